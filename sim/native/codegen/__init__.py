@@ -2,7 +2,7 @@
 
 Read the files in this order:
 
-    launch_state, symbols             the state of a launch; the names that generated code may use
+    launch_state, symbols             the state of a launch; the names available to generated code
     int64, int64_translation          int64 helpers, and their translation to LLVM
     linking, cache                    Numba's compiler passes; the disk cache
     scalars, half_operators, vectors  the types of values
@@ -11,5 +11,5 @@ Read the files in this order:
     shadow, access_log                the checks of an access, and its entry in the access log
     isa_functions, lanes              the instructions of sim.isa, for one thread and for a warp
     thread_index, synchronization     the current thread; barriers, divergence, iteration limits
-    direct                            the translation of a PTX kernel's generated code without Numba
+    direct                            translation of a PTX kernel's generated code, bypassing Numba
 """

@@ -8,8 +8,8 @@ The fields of an entry, from the lowest bit:
     12 bits   index of the site in `module.sites`
 
 Site indices from MAX_SITES on denote *marker entries*. Their low bits contain the data of another event: a
-switch to another thread, a barrier that opens, an instruction that the lanes of a warp execute together,
-up to 4 bytes of a written value, the end of a block.
+switch to another thread, the opening of a barrier, an instruction executed jointly by the lanes of a warp, up
+to 4 bytes of a written value, or the end of a block.
 """
 
 from numba.core.imputils import impl_ret_borrowed
@@ -36,8 +36,8 @@ DTYPES = tuple(
 def append(state, entry):
     """Append an entry to the log if there is room.
 
-    `log_count` is incremented even if there is none. The launch compares it with `log_room` to detect an
-    overflow.
+    `log_count` is incremented even if there is no room: the launch compares `log_count` with `log_room` to
+    detect an overflow.
     """
     length = state.log_count
     if length < state.log_room:
@@ -65,13 +65,13 @@ def log_block(state):
 
 @int64_helper
 def log_collective(state, site):
-    """Log an instruction that the lanes of a warp execute together."""
+    """Log an instruction executed jointly by the lanes of a warp."""
     append(state, COLLECTIVE << SITE_SHIFT | site)
 
 
 @int64_helper
 def log_warp(state, site, warp, threads):
-    """Log an instruction that a warp executes at this site, unless all of its lanes have returned."""
+    """Log an instruction executed by a warp at this site, unless all lanes of the warp have returned."""
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
         if not state.returned[thread]:
             log_collective(state, site)

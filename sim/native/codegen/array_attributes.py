@@ -39,7 +39,7 @@ def real_type(x):
 
 
 def imaginary_type(x):
-    """Return the type of `x.imag`, or None for a real array, for which Numba then rejects `imag`."""
+    """Return the type of `x.imag`, or None for a real array. None makes Numba reject the attribute."""
     return real_type(x) if isinstance(x.dtype, types.Complex) else None
 
 
@@ -59,7 +59,7 @@ def strides(array):
     return [array.builder.mul(stride, I64(array.x.pitch)) for stride in array.each_axis(array.stride)]
 
 
-# attribute -> (function that returns its Numba type for a GuardedType, function that emits its value)
+# attribute -> (function from a GuardedType to the attribute's Numba type, emitter of its value)
 ATTRIBUTES = {
     "shape": (extents_type, lambda array: packed(array.builder, array.each_axis(array.extent))),
     "strides": (extents_type, lambda array: packed(array.builder, strides(array))),
@@ -95,7 +95,7 @@ class Attributes(AttributeTemplate):
 
 @lower_getattr_generic(GuardedType)
 def attribute(context, builder, x, value, name):
-    """Emit the value of an array's attribute, or the column of a record array's field."""
+    """Emit the value of an array's attribute, or the column for a field of a record array."""
     array = Array(context, builder, x, value)
     return ATTRIBUTES[name][1](array) if name in ATTRIBUTES else column(array, name).value
 

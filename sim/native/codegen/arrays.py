@@ -21,7 +21,7 @@ from sim.native.codegen.shadow import BARE, BOUNDED, LOCAL
 
 
 class Guarded:
-    """An ndarray in the form in which compiled code accepts it as an argument.
+    """An ndarray packaged as an argument for compiled code.
 
     watch: the kind of check (sim.native.codegen.shadow).
     shadow: the address of the shadow memory, which has two int64 per element, or one uint8 for local memory.
@@ -132,7 +132,7 @@ class Array:
         return function.helper.call(self.context, self.builder, *codes)
 
     def extent(self, axis):
-        """Return the size of a dimension, as a constant where the type contains it."""
+        """Return the size of a dimension, as a constant if the size is part of the array's type."""
         # A constant size lets LLVM fold the index arithmetic.
         constant = self.x.sizes[axis]
         return I64(constant) if constant is not None else self.builder.extract_value(self.members.shape, axis)
@@ -184,13 +184,12 @@ class Array:
         return part
 
     def element_parts(self, result, offset):
-        """Return the array of the parts that begin at byte `offset` of each element, such as a column of
-        records."""
+        """Return a view of the part at byte `offset` in each element, such as a column of records."""
         return self.subarray(result, I64(0), self.each_axis(self.extent), self.each_axis(self.stride), offset)
 
 
 def product(builder, numbers):
-    """Return the product of i64 values, which is 1 for an empty list."""
+    """Return the product of i64 values, or 1 for an empty list."""
     return reduce(builder.mul, numbers, I64(1))
 
 
@@ -205,8 +204,8 @@ def packed(builder, numbers):
 def spill_array_bytes(threads):
     """Return the size in bytes of one array in the spill buffer.
 
-    An array has 16 bytes for each thread, rounded up to whole warps, and one extra cache line. The extra line
-    makes one thread's entries in different arrays map to different cache sets.
+    An array has 16 bytes per thread, with the number of threads rounded up to whole warps, plus one cache
+    line. The extra line makes one thread's entries in different arrays map to different cache sets.
     """
     return 16 * (-(-threads // 32) * 32) + 64
 
@@ -216,7 +215,7 @@ SPILL_ARRAY_BYTES = int64_helper(spill_array_bytes)  # the same function, for co
 
 @functools.cache
 def spill_array(name):
-    """Return the intrinsic (spill_buffer, position, threads) -> array that selects an array of the spill
+    """Return the intrinsic (spill_buffer, position, threads) -> array, which selects an array in the spill
     buffer by its index.
 
     name: the name of the element's dtype.
@@ -242,9 +241,9 @@ def spill_array(name):
 
 
 class Referenced:
-    """A record (numpy.void) in the form in which compiled code accepts it as an argument.
+    """A record (numpy.void) packaged as an argument for compiled code.
 
-    array: a view of the record's memory with no dimensions.
+    array: a 0-dimensional view of the record's memory.
     """
 
     __slots__ = ("records", "_numba_type_")
@@ -255,9 +254,9 @@ class Referenced:
 
 
 class ReferenceType(types.Type):
-    """The Numba type of a reference to a record, which consists of an array of records and an index.
+    """The Numba type of a reference to a record: an array of records and an index.
 
-    An access to a field of the record is an access to an element of the array's column.
+    An access to a field of the record accesses one element of the array's column for that field.
     """
 
     def __init__(self, array):

@@ -119,7 +119,7 @@ def run_text(text, names, path="<string>"):
 
 
 def load(path, text):
-    """Return the module for generated text. The text is executed the first time.
+    """Return the module for generated text. The text is executed on the first call.
 
     The module is registered in sys.modules, because Numba's cache looks it up there.
     """
@@ -152,7 +152,7 @@ class MachineCodeCache(NullCache):
         return Path(self.function.__code__.co_filename).parent
 
     def path(self, signature):
-        """Return the path of the file with the machine code for a signature on this type of CPU."""
+        """Return the path of the machine-code file for a signature on this type of CPU."""
         function, machine = self.function, cpu_target.target_context.codegen().magic_tuple()
         key = digest(repr((signature, machine)).encode())[:20]
         name = f"{function.__module__}.{function.__qualname__}-{function.__code__.co_firstlineno}"
@@ -169,8 +169,7 @@ class MachineCodeCache(NullCache):
         """Save the compiled code for a signature, unless it contains an address that is valid only in this
         process.
 
-        Numba compiles such an address into functions that are recursive through another function, or with
-        different argument types.
+        Numba emits such an address for mutual recursion, and for recursion with different argument types.
         """
         if not any(name.startswith(RuntimeLinker.PREFIX) for name in global_names(result.library)):
             with suppress(OSError):

@@ -27,7 +27,7 @@ def direct(numba_types):
     """Return a decorator that turns a generated function into an intrinsic. Only compiled code can call it.
 
     numba_types: {variable: name of its type} for floats and predicates. Any other variable is int64, or has
-        the type of the first value that is assigned to it.
+        the type of the first value assigned to it.
     """
 
     def decorate(function):
@@ -74,7 +74,7 @@ class Function:
 
 
 def call_emitted(context, builder, symbol, signature, codes, emit, *attributes):
-    """Emit a call of the function called `symbol`. Add the function to the current LLVM module if it is
+    """Emit a call to the LLVM function `symbol`. Define the function in the current LLVM module if it is
     missing there.
 
     emit: a function (context, builder, signature, arguments) that emits the function's body.
@@ -91,7 +91,8 @@ def call_emitted(context, builder, symbol, signature, codes, emit, *attributes):
         inner = ir.IRBuilder(function.append_basic_block("entry"))
         emit(context, inner, signature, convention.decode_arguments(inner, argument_types, function))
     status, result = convention.call_function(builder, function, signature.return_type, argument_types, codes)
-    # A function with Numba's calling convention returns a status. An error must be returned to the caller.
+    # A function with Numba's calling convention returns a status. An error status must be passed on to the
+    # caller.
     with cgutils.if_unlikely(builder, status.is_error):
         convention.return_status_propagate(builder, status)
     return result
@@ -113,8 +114,8 @@ class Body:
             self.give_back((int64, I64(0)))
 
     def run(self, statements):
-        """Emit statements up to the first one that ends the basic block. The statements after it are
-        unreachable, and LLVM allows no instruction after a terminator."""
+        """Emit statements up to and including the first one that ends the basic block. The statements after
+        it are unreachable, and LLVM allows no instruction after a terminator."""
         for node in statements:
             if self.builder.block.is_terminated:
                 return
@@ -126,13 +127,14 @@ class Body:
         """Return (type, stack slot) of a variable. The slot is allocated on first use."""
         if name not in self.cells:
             numba_type = self.function.numba_types.get(name, numba_type)
-            # zfill: a variable that the executed path has not assigned reads as 0.
+            # zfill: a variable not yet assigned on the executed path reads as 0.
             code = cgutils.alloca_once(self.builder, self.context.get_value_type(numba_type), zfill=True)
             self.cells[name] = numba_type, code
         return self.cells[name]
 
     def assign_name(self, name, value):
-        # Only parameters and spill arrays are arrays, and generated code assigns each of them once.
+        # The only array variables are parameters and spill arrays, and generated code assigns each of them
+        # once.
         if isinstance(value[0], GuardedType):
             self.arrays[name] = value
             return
@@ -304,8 +306,8 @@ class Body:
         return signature.return_type, result
 
     def call_shared(self, name, signature, codes, code):
-        """Emit a call to a warp or block operation. Its body is large, so it is emitted once per module as a
-        function that all calls share."""
+        """Emit a call to a warp or block operation. Its body is large, so it is emitted once per module, as a
+        function shared by all calls."""
 
         def emit(context, builder, signature, codes):
             result = code(context, builder, signature, codes)

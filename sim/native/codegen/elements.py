@@ -19,7 +19,7 @@ from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.scalars import convert, dtype_of, numba_type_of
 from sim.native.codegen.shadow import BARE, BOUNDED, resolve_index, watch_load, watch_store
 
-# the names that generated code may use
+# the names available to generated code
 EXPORTED = {"from_end"}
 
 
@@ -60,7 +60,7 @@ def is_index(x, index, *also):
 
     x: the type of the array.
     index: the type of the index.
-    also: further types that a component may have.
+    also: further types allowed for a component.
     """
     parts = index_parts(index)
     return (
@@ -71,7 +71,7 @@ def is_index(x, index, *also):
 
 
 def is_element(x, index):
-    """Return whether an index selects a single element, and not a subarray."""
+    """Return whether an index selects a single element rather than a subarray."""
     return is_index(x, index) and len(index_parts(index)) == x.ndim
 
 
@@ -96,9 +96,9 @@ def index_value(context, builder, numba_type, code):
 
 
 def axis_position(array, axis, numba_type, code):
-    """Return the position along an axis that a component of an index selects.
+    """Return the position along an axis selected by one component of an index.
 
-    A component that is out of range gives a position that is out of range.
+    An out-of-range component gives an out-of-range position.
     """
     if not isinstance(numba_type, FromEnd):
         return index_value(array.context, array.builder, numba_type, code)
@@ -112,7 +112,7 @@ def axis_position(array, axis, numba_type, code):
 
 
 def locate_element(context, builder, x, value, index, code):
-    """Return the Element that an index selects.
+    """Return the Element selected by an index.
 
     value: the LLVM value of the array, of type `x`.
     code: the LLVM value of the index, of type `index`.
@@ -136,7 +136,7 @@ class Element:
     def flat_index(self, missing):
         """Return the offset of the element from the first element, in elements.
 
-        missing: the basic block to which to branch if the index is out of range.
+        missing: the basic block to branch to if the index is out of range.
         """
         builder, axes, extents = self.builder, range(self.x.ndim), self.array.each_axis(self.array.extent)
         # Compared as an unsigned integer, a negative position exceeds every extent.
@@ -153,7 +153,7 @@ class Element:
         self.slow_path = builder.block
         builder.position_at_end(merge)
         for axis in axes:
-            # Merge the original position with the position that the slow path resolved.
+            # Merge the original position with the position resolved by the slow path.
             at = builder.phi(I64)
             at.add_incoming(self.given[axis], before)
             at.add_incoming(positions[axis], self.slow_path)
@@ -178,7 +178,7 @@ class Element:
         if not writes:
             return
         header = I64(VALUE << SITE_SHIFT | DTYPES.index(dtype.name) << VALUE_BITS)
-        # Each log entry takes up to 4 bytes of the value.
+        # Each log entry holds at most 4 bytes of the value.
         part_type = ir.IntType(8 * min(dtype.itemsize, 4))
         for offset in range(0, dtype.itemsize, 4):
             part = builder.inttoptr(builder.add(address, I64(offset)), part_type.as_pointer())
@@ -193,13 +193,13 @@ class Element:
         otherwise: the result for an element that does not exist, or None for an access without a result.
         """
         builder, members = self.builder, self.array.members
-        # A 0-dimensional array always has its element.
+        # A 0-dimensional array has exactly one element, so no bounds check is needed.
         missing = builder.append_basic_block("missing") if self.given else None
         flat = self.flat_index(missing) if self.given else I64(0)
         if self.x.watch not in (BARE, BOUNDED):
             self.array.call(check, I64(self.x.watch), members.shadow, flat, members.state)
         value = do(flat)
-        # The entry of a store contains the new value, so append it after the access.
+        # The log entry for a store contains the new value, so append it after the access.
         if self.x.site is not None:
             self.log(flat, writes=check is not watch_load)
         after = builder.block
@@ -215,7 +215,7 @@ class Element:
         return result
 
     def read(self):
-        """Emit a checked load. An element that is out of range reads as poison."""
+        """Emit a checked load. An out-of-range element reads as poison."""
         return self.access(watch_load, self.array.load, poison_of(self.context, self.x.dtype))
 
     def write(self, numba_type, value):
@@ -225,7 +225,7 @@ class Element:
 
 
 def fresh_byte(numba_type):
-    """Return the byte that fills uninitialised memory with elements of this type."""
+    """Return the fill byte for uninitialised memory whose elements have this type."""
     return int(fresh_bytes(1, dtype_of(numba_type))[0])
 
 
@@ -263,7 +263,7 @@ def column(array, name):
 
 
 def field(context, builder, x, value, name):
-    """Return the Element for the field of a record.
+    """Return the Element for a field of a record.
 
     x: the record's ReferenceType.
     value: its LLVM value.

@@ -16,7 +16,7 @@ float16, bfloat16 = HALVES["float16"], HALVES["bfloat16"]
 
 
 def overload_halves(called, entry):
-    """Overload a Python operator or function for operands of which at least one is a Half.
+    """Overload a Python operator or function for calls in which at least one operand is a Half.
 
     called: the operator or function.
     entry: the entry of sim.isa that defines the semantics.

@@ -31,17 +31,17 @@ def int64_helper(function=None, *, inline=True):
 
 
 def variant(function, suffix, **known):
-    """Return a helper that is a plain function specialised for known values of some parameters.
+    """Return a helper: a plain function specialised for known values of some parameters.
 
     function: the plain function.
-    suffix: a text that distinguishes the symbol of the helper from its other variants.
+    suffix: a text that distinguishes the helper's symbol from those of the other variants.
     known: {parameter: constant or helper}.
     """
     return make_intrinsic(Function(function, False, f"_{suffix}", known))
 
 
 def make_intrinsic(function):
-    """Return an intrinsic that generated code calls by the function's name, with integers of any type.
+    """Return an intrinsic through which generated code calls the function by name, with integers of any type.
 
     function: a Function or Primitive. The intrinsic's attribute `helper` refers to it, for calls from LLVM
         code.
@@ -58,7 +58,7 @@ def make_intrinsic(function):
 
 
 def convert_result(context, builder, found, numba_type):
-    """Convert the int64 results of a helper to the Numba type that it declares."""
+    """Convert the int64 results of a helper to its declared Numba type."""
     if not isinstance(numba_type, types.BaseTuple):
         return context.cast(builder, found, int64, numba_type)
     parts = [builder.extract_value(found, position) for position in range(len(numba_type))]
@@ -87,7 +87,7 @@ class Function:
         self.library = None
 
     def call(self, context, builder, *codes):
-        """Emit a call from code that Numba compiles, and link the helper's library into that code."""
+        """Emit a call from code compiled by Numba, and link the helper's library into that code."""
         if self.library is None:
             build(self)
         context.active_code_library.add_linking_library(self.library)
@@ -107,8 +107,8 @@ class Function:
 
 
 def build(helper):
-    """Translate a helper into a new library. Include each helper that it calls, unless another library
-    contains it."""
+    """Translate a helper into a new library. Include every helper called by it, except those already in
+    another library."""
     library = LinkedLibrary(cpu_target.target_context.codegen(), helper.symbol)
     module, waiting = library.create_ir_module(library.name), [helper]
     # Helpers can call each other, so set the library before the translation.
@@ -130,7 +130,7 @@ def build(helper):
 
 
 class Primitive:
-    """A helper whose few LLVM instructions are emitted at each call."""
+    """A helper of a few LLVM instructions, which are emitted inline at each call."""
 
     result = library = None
 

@@ -70,7 +70,7 @@ class Body(ast.NodeVisitor):
 
     def cell(self, name):
         """Return the stack slot of a variable. It is allocated on first use."""
-        # A slot that is allocated inside a loop would grow the stack in each iteration, so use the entry
+        # A slot allocated inside a loop would grow the stack in each iteration, so allocate it in the entry
         # block.
         if name not in self.cells:
             with self.builder.goto_entry_block():
@@ -78,7 +78,7 @@ class Body(ast.NodeVisitor):
         return self.cells[name]
 
     def translate(self):
-        """Translate the helper, and return the helpers that it calls."""
+        """Translate the helper, and return the helpers called by it."""
         self.run(self.function.tree.body)
         if not self.builder.block.is_terminated:
             self.emit_return(I64(0))
@@ -108,7 +108,8 @@ class Body(ast.NodeVisitor):
         pairs = [(node.targets[0], node.value)]
         if isinstance(node.value, ast.Tuple):
             pairs = zip(node.targets[0].elts, node.value.elts, strict=True)
-        # Evaluate all values before the first store, because `a, b = b, a` reads what it assigns.
+        # Evaluate all values before the first store, because `a, b = b, a` reads the variables that it
+        # assigns.
         for target, value in [(target, self.int64_value(value)) for target, value in pairs]:
             self.builder.store(value, self.pointer_to(target))
 
@@ -182,8 +183,8 @@ class Body(ast.NodeVisitor):
             # Offsets are in bytes, and every field consists of int64 values.
             position = I64(FIELDS[node.attr].offset // 8)
             return pointer(self.builder, self.int64_value(node.value), position, I64)
-        # A field with several int64 values is an array inside the structure. Any other field that is
-        # subscripted contains an address.
+        # A field with several int64 values is an array inside the structure. Any other subscripted field
+        # contains an address.
         if isinstance(node.value, ast.Attribute) and FIELDS[node.value.attr].size > 8:
             return self.builder.gep(self.pointer_to(node.value), [self.int64_value(node.slice)])
         return pointer(self.builder, self.int64_value(node.value), self.int64_value(node.slice), I64)

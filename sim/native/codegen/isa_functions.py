@@ -1,5 +1,5 @@
-"""Compiled forms of the functions in sim.isa. A form converts its operands, calls the function that the entry
-declares for Numba, and converts the result."""
+"""Compiled forms of the functions in sim.isa. A form converts its operands, calls the function declared for
+Numba by the entry, and converts the result."""
 
 import functools
 import hashlib
@@ -27,8 +27,8 @@ def compiles(entry):
 
 @functools.cache
 def function_of(entry):
-    """Return the intrinsic that generated code calls for an entry of sim.isa. It accepts every combination of
-    operand types that the entry supports."""
+    """Return the intrinsic called by generated code for an entry of sim.isa. It accepts every combination of
+    operand types supported by the entry."""
 
     def typed(typing, *given):
         scalars = [*map(scalar_of, given)]
@@ -79,7 +79,7 @@ def resolve_call(typing, function, operands, result=None):
     LLVM values of the arguments.
 
     operands: the Numba types of the arguments.
-    result: the Numba type to which the result is converted, or None to keep the type that the callee returns.
+    result: the Numba type to which the result is converted, or None to keep the callee's result type.
     """
     typing.refresh()  # the function may have been registered after Numba's last refresh
     callee = typing.resolve_value_type(function)
@@ -100,7 +100,7 @@ OF_TWO = {max: inline_always(lambda a, b: max(a, b)), min: inline_always(lambda 
 
 
 def compiled_form(version, result):
-    """Return the function that computes a Version from operands that are already converted."""
+    """Return the function that computes a Version from operands already converted."""
     if version.native is BITS:
         return reinterpreter(result)
     form = compiled_value(version.semantics if version.native is SAME else version.native)
@@ -112,8 +112,8 @@ def compiled_form(version, result):
 
 @functools.cache
 def compiled_copy(function):
-    """Return a copy of a Python function for Numba, in which compiled forms replace the functions that it
-    calls.
+    """Return a copy of a Python function for Numba, in which each called function is replaced by its compiled
+    form.
 
     Numba does not support keyword-only parameters, so they become positional parameters at the end.
     """
@@ -126,7 +126,7 @@ def compiled_copy(function):
 
 
 def compiled_value(value):
-    """Return the object that replaces a global variable of a reference implementation in compiled code.
+    """Return the object that compiled code uses in place of a global variable of a reference implementation.
 
     Entries of sim.isa, lookup tables and functions are replaced. Any other value is returned unchanged.
     """
@@ -202,7 +202,7 @@ def describe(value, seen=frozenset()):
 
     A function is identified by its bytecode and, recursively, by the values to which it refers.
 
-    seen: the functions that are being described. It ends the recursion at a function that refers to itself.
+    seen: the functions being described. It ends the recursion at a function that refers to itself.
     """
     value = value.function if isinstance(value, LookupTable) else getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType) and value not in seen:

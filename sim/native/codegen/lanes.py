@@ -1,13 +1,13 @@
 """Instructions of whole warps and blocks in compiled code: shuffles, votes, matrix operations. sim.isa.table
 defines their semantics.
 
-Operands and results are arrays with one element per thread. The 32 consecutive elements that belong to one
-warp are called a *row*.
+Operands and results are arrays with one element per thread. The 32 consecutive elements of one warp are
+called a *row*.
 
 A lane is *present* if its thread has not returned. If an instruction takes a mask, all present lanes must
 pass the same mask, and the mask must include every present lane. An instruction declared with mask=ALL
-requires all 32 lanes. If a warp violates these rules, its block stops. If a lane reads from an absent lane,
-it sets an error flag.
+requires all 32 lanes. A block stops if one of its warps violates these rules. A read from an absent lane sets
+an error flag.
 """
 
 import functools
@@ -43,7 +43,7 @@ def check_mask(state, present, masks):
     """Stop the block unless all present lanes pass the same mask, and the mask includes every present lane.
 
     present: the mask of the present lanes.
-    masks: the address of 32 int64 values, the mask that each lane passes.
+    masks: the address of 32 int64 values: the masks passed by the lanes.
     """
     first = -1
     # `first` is -1 until a present lane has been found. A mask is never negative.
@@ -75,7 +75,7 @@ def check_read(state, present, lane, source):
 
 @int64_helper
 def next_segment(state, warp):
-    """Start a new segment of a warp. Later accesses of its lanes are ordered after the accesses of the
+    """Start a new segment of a warp. Accesses in the new segment are ordered after the warp's accesses in
     earlier segments."""
     # A shadow entry has 16 bits for the segment, so the counter wraps around.
     state.segments[warp] = (state.segments[warp] + 1) & 0xFFFF
@@ -90,17 +90,17 @@ def row_type(numba_type):
 
 
 def element_type(x):
-    """Return the element type of an array over threads. A uniform number has its own type."""
+    """Return the element type of an array over threads, or the type of a uniform number itself."""
     return x.dtype if isinstance(x, GuardedType) else x
 
 
 def thread_operand(context, builder, x, value, thread):
-    """Load a thread's operand: its element of an array over threads, or the number that is uniform."""
+    """Load a thread's operand: the thread's element of an array over threads, or the uniform number."""
     return Array(context, builder, x, value).load(thread) if isinstance(x, GuardedType) else value
 
 
 class Warp:
-    """Code generator for one warp. An operand is an array over threads, or a number that all threads share.
+    """Code generator for one warp. An operand is an array over threads, or a number shared by all threads.
     All numbers and addresses are LLVM values."""
 
     def __init__(self, context, builder, state, warp):
@@ -139,7 +139,7 @@ class Warp:
             Array(self.context, self.builder, x, array).store(self.builder.add(first, loop.index), value)
 
     def check_mask(self, present, x, value):
-        """Emit the function `check_mask` for the masks that the lanes pass."""
+        """Emit a call to `check_mask` for the masks passed by the lanes."""
         masks = Array(self.context, self.builder, row_type(int64), self.row(int64, x, value))
         self.call(check_mask, present, masks.members.data)
 
@@ -176,14 +176,14 @@ class Warp:
 @functools.cache
 def lane_intrinsic(entry, has_results):
     """Return the intrinsic (state, warp, threads, mask, *operands, *results) that executes a warp instruction
-    and stores its results. An instruction without a mask has no such parameter.
+    and stores its results. `mask` is omitted if the instruction takes none.
 
     has_results: whether the kernel uses any result. If not, the intrinsic has no parameters for results, and
         only performs the checks: an invalid mask is an error even if the value is unused.
     """
-    # names of the mask parameter and results that the intrinsic takes
+    # names of the intrinsic's parameters for the mask and the results
     masks, results = ["mask"] * (entry.mask == GIVEN), list(entry.results.items()) if has_results else []
-    # None marks an operand of any type, and a result that has the type of an operand (Like).
+    # None marks an operand of any type, and a result with the type of an operand (Like).
     declared = [*entry.operands.values(), *(None if isinstance(of, Like) else of for _, of in results)]
     names = [*masks, *(f"x_{name}" for name in [*entry.operands, *dict(results)])]
 

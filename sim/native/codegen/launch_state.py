@@ -27,7 +27,7 @@ FIELD_SIZES = {
     "position": 1,  # linear index of the current block in the grid, x fastest
     "first_epochs": 1,  # address of an array over blocks: first epoch of each block
     "block_errors": 1,  # address of an array over blocks: `errors` at the end of each block
-    "pairs": 1,  # address of an array of (linear block index, epoch of a block that it races with)
+    "pairs": 1,  # address of an array of pairs: linear index of a block, epoch of a block it races with
     "pair_count": 1,  # number of pairs recorded so far
     "pair_room": 1,  # capacity of `pairs`
     "log": 1,  # address of the access log (sim.native.codegen.access_log)
@@ -35,9 +35,11 @@ FIELD_SIZES = {
     "log_room": 1,  # capacity of `log`, in entries
     "segments": WARPS,  # number of synchronisations within each warp so far, modulo 2**16
     "indices": THREADS,  # threadIdx of each thread, as x | y << 16 | z << 32
-    # For each checked read: 0, or 1 + 1024 * block + thread of the first read without a value.
+    # For each checked read: 0, or 1 + 1024 * block + thread for the first thread whose variable was
+    # unassigned.
     "unset": MAX_UNSET,
-    # Epoch and segment at which each thread returned, then those of the last thread of each warp.
+    # Epoch and segment at which each thread returned, then the same for the last thread of each warp to
+    # return.
     "returned_at": THREADS + WARPS,
     "returned": THREADS,  # 1 for each thread that has returned
 }

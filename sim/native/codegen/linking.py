@@ -1,8 +1,8 @@
-"""Numba compiler pipelines for functions that only compiled code calls.
+"""Numba compiler pipelines for functions called only by compiled code.
 
 By default, Numba compiles each function to machine code, and links a copy of it into each of its callers. The
-functions that are compiled here stay LLVM IR until they are linked into the grid function. LLVM then
-optimises everything together, once. This halves the time spent in LLVM, and saves memory.
+functions compiled here remain LLVM IR until they are linked into the grid function. LLVM then optimises
+everything together, once. This halves the time spent in LLVM, and saves memory.
 """
 
 import functools
@@ -28,8 +28,8 @@ from sim.native.codegen.cache import MachineCodeCache
 class NoEnvironment:
     """A stand-in for the code generator of a library that never becomes machine code.
 
-    Numba registers each function's environment with the code generator. LowerToRun registers it instead with
-    the library that the function is linked into.
+    Numba registers each function's environment with the code generator. LowerToRun instead registers it with
+    the library into which the function is linked.
     """
 
     def set_env(self, name, environment):
@@ -37,7 +37,7 @@ class NoEnvironment:
 
 
 class LinkedLibrary(JITCodeLibrary):
-    """A library for a function that is not compiled to machine code by itself. It contains LLVM IR."""
+    """A library for a function that is not compiled to machine code separately. It contains LLVM IR."""
 
     codegen = NoEnvironment()
 
@@ -66,7 +66,7 @@ class LinkedLibrary(JITCodeLibrary):
 
 
 class RunLibrary(JITCodeLibrary):
-    """A library for a function that Python calls. Each of its dependencies is linked in once."""
+    """A library for a function called by Python. Each of its dependencies is linked in once."""
 
     def add_llvm_module(self, module):
         self._final_module.link_in(module)
@@ -83,7 +83,7 @@ class RunLibrary(JITCodeLibrary):
 
 
 def link_needed(module, library):
-    """Link all libraries that `library` needs into `module`, and return the module.
+    """Link all libraries needed by `library` into `module`, and return the module.
 
     Callers are linked before their callees, because LLVM drops a function that has no caller yet.
     """
@@ -94,8 +94,8 @@ def link_needed(module, library):
 
 
 def collect_libraries(library, found):
-    """Add all libraries that `library` needs, directly or indirectly, to the dictionary `found`, and return
-    it.
+    """Add all libraries needed by `library`, directly or indirectly, to the dictionary `found`, and return
+    `found`.
 
     Callees come before their callers.
     """
@@ -109,7 +109,7 @@ def collect_libraries(library, found):
 
 class NonLiteralDispatcher(CPUDispatcher):
     """A Numba dispatcher that ignores literal types. Otherwise, Numba would compile a function once for each
-    constant that a caller passes."""
+    constant passed by a caller."""
 
     def get_call_template(self, arguments, keywords):
         return super().get_call_template([*map(types.unliteral, arguments)], keywords)
@@ -128,7 +128,7 @@ class Lower(lowering.Lower):
     """Numba's lowering to LLVM, with two changes that save compile time.
 
     Reference counting is disabled in functions that do not need it. (A reference implementation that creates
-    a list does.) The sizes of types are cached, because Numba asks LLVM for the size of every variable.
+    a list needs it.) The sizes of types are cached, because Numba asks LLVM for the size of every variable.
     """
 
     def init(self):
@@ -146,7 +146,7 @@ class Lower(lowering.Lower):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class LowerToLink(NativeLowering):
-    """The final compiler pass for functions that only compiled code calls."""
+    """The final compiler pass for functions called only by compiled code."""
 
     _name = "lower_to_link"
     lowering_class = Lower
@@ -158,7 +158,7 @@ class LowerToLink(NativeLowering):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class LowerToRun(NativeLowering):
-    """The final compiler pass for functions that Python calls."""
+    """The final compiler pass for functions called by Python."""
 
     _name = "lower_to_run"
     lowering_class = Lower
@@ -178,7 +178,8 @@ class LowerToRun(NativeLowering):
 def remove_dead_code(function):
     """Run Numba's dead-code elimination on a function's IR, but keep all stores to arrays.
 
-    Numba mistakes an array that a runtime function returns for a local object, and would drop its stores.
+    Numba mistakes an array returned by a runtime function for a local object, and would drop the stores to
+    it.
     """
     stored = {
         store.target.name for block in function.blocks.values() for store in block.find_insts(ir.SetItem)
@@ -259,9 +260,9 @@ SKIPPED_PASSES = {NopythonRewrites, IRLegalization}
 
 
 class Compiler(CompilerBase):
-    """Numba's compiler, without the passes that kernels do not need.
+    """Numba's compiler, without the passes unnecessary for kernels.
 
-    lower: the final pass, which subclasses set.
+    lower: the final pass, set by subclasses.
     """
 
     def define_pipelines(self):
@@ -276,19 +277,19 @@ class Compiler(CompilerBase):
 
 
 class Internal(Compiler):
-    """The compiler for functions that only compiled code calls."""
+    """The compiler for functions called only by compiled code."""
 
     lower = LowerToLink
 
 
 class External(Compiler):
-    """The compiler for functions that Python calls."""
+    """The compiler for functions called by Python."""
 
     lower = LowerToRun
 
 
 def kernel(function):
-    """Compile a function that Python calls, and cache its machine code on disk (sim.native.codegen.cache)."""
+    """Compile a function called by Python, and cache its machine code on disk (sim.native.codegen.cache)."""
     dispatcher = njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, pipeline_class=External)(
         function
     )
@@ -301,8 +302,8 @@ def intrinsic_of(name, parameters, typed, **options):
 
     name: the intrinsic's name.
     parameters: the names of its parameters.
-    typed: a function (typing, *types) that returns (signature, code generator), or None for types that the
-        intrinsic does not accept.
+    typed: a function (typing, *types) that returns (signature, code generator), or None for types not
+        accepted by the intrinsic.
     options: keyword arguments for numba.extending.intrinsic.
     """
     # Numba reads the parameters from the function's signature, so generate a function that lists them.
@@ -313,8 +314,8 @@ def intrinsic_of(name, parameters, typed, **options):
 
 
 def typed_without_none(typed, typing, *given):
-    """Return `typed(typing, *given)`. If no signature accepts operands that may be None, return the signature
-    for operands that are not None.
+    """Return `typed(typing, *given)`. If no signature accepts operands that can be None, return the signature
+    for operands that are never None.
 
     A None then raises TypeError at run time. Numba has the same fallback, but its own fails for intrinsics.
     """
@@ -334,7 +335,7 @@ LIKE_CODE = {"jit_options": INTERNAL}  # keyword arguments for numba.extending.o
 
 
 def linked(**options):
-    """Return a decorator for functions that only compiled code calls.
+    """Return a decorator for functions called only by compiled code.
 
     options: further options of Numba's compiler.
     """

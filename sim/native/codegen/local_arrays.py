@@ -12,13 +12,13 @@ from sim.native.codegen.scalars import dtype_of
 from sim.native.codegen.shadow import LOCAL
 from sim.native.codegen.subscripts import subarray_type
 
-# the names that generated code may use
+# the names available to generated code
 EXPORTED = {"declare_local", "local_array", "fill_poison"}
 
 
 @intrinsic
 def fill_poison(typing, x):
-    """Fill an array with poison, the contents that the simulator gives to uninitialised memory."""
+    """Fill an array with poison, the simulator's fill pattern for uninitialised memory."""
 
     def code(context, builder, signature, arguments):
         poison(Array(context, builder, x, arguments[0]))

@@ -67,7 +67,7 @@ class HalfModel(models.PrimitiveModel):
 
 
 class HalfNumber:
-    """A float16 or bfloat16 scalar in the form in which compiled code accepts it as an argument."""
+    """A float16 or bfloat16 scalar packaged as an argument for compiled code."""
 
     __slots__ = ("packed", "_numba_type_")
 
@@ -79,13 +79,12 @@ HALF_NUMBERS = np.float16, ml_dtypes.bfloat16
 
 
 def type_of_number(value):
-    """Return the Numba type of a number that the host passes. Raise ValueError if Numba has no type for
-    it."""
+    """Return the Numba type of a number passed by the host. Raise ValueError if Numba has no type for it."""
     return HALVES[value.dtype.name] if isinstance(value, HALF_NUMBERS) else typeof(value)
 
 
 def argument_of(value):
-    """Return a number in the form in which compiled code accepts it as an argument."""
+    """Return a number packaged as an argument for compiled code."""
     return HalfNumber(value) if isinstance(value, HALF_NUMBERS) else value
 
 
@@ -157,7 +156,7 @@ def cast_half_to_integer(context, builder, source, target, value):
 
     float16 follows Numba on CUDA (`cvt.rni`): it rounds to the nearest integer, ties to even, and saturates.
     bfloat16 is truncated like the other floating-point types. NaN becomes 0, or, for 64-bit integers, the
-    value in which only the top bit is set.
+    value with only the top bit set.
     """
     double = to_double(builder, source, value)
     if source.numpy != np.float16:
@@ -170,8 +169,8 @@ def to_integer(builder, target, double, wide, width):
     """Emit a conversion from an integral float64 to a Numba integer type.
 
     target: the integer type.
-    wide: the width in bits from which NaN becomes the value in which only the top bit is set; else it becomes
-        0.
+    wide: the smallest width in bits at which NaN becomes the value with only the top bit set. In narrower
+        types, NaN becomes 0.
     width: the width in bits to which the conversion saturates.
     """
     integer = ir.IntType(width)

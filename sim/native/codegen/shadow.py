@@ -15,7 +15,7 @@ last reads. The fields of an entry, from the lowest bit:
 Epochs increase throughout a launch. An entry of an earlier block is therefore smaller than the first epoch of
 the current block, and shadow memory need not be reset between blocks.
 
-In global memory, the read or atomic of a later block does not overwrite the entry for a read or atomic of an
+In global memory, a read or atomic by a later block does not overwrite the entry for a read or atomic by an
 earlier block. Any access that races with the later block also races with the earlier block, and the entry
 identifies the earlier block.
 
@@ -94,7 +94,7 @@ def is_same_epoch(before, own):
 @int64_helper
 def left_before_sync(before, state):
     """Return whether the thread of a shadow entry returned before the next synchronisation of its warp. For
-    an entry of several threads, return whether one of them did.
+    an entry that represents several threads, return whether any of them did.
 
     A later `syncwarp` does not order the access of a thread that has already returned.
     """
@@ -134,7 +134,7 @@ def check_order(before, state, between_blocks):
 
 @int64_helper
 def add_reader(before, state, between_blocks):
-    """Return the shadow entry for the reads of an element, after another read by the current thread.
+    """Return the new shadow entry for the reads of an element, after another read by the current thread.
 
     before: the current entry.
     between_blocks: whether several blocks can access the memory.
@@ -173,7 +173,7 @@ def watch_load(watch, shadow, flat, state):
     if watch != GLOBAL and is_from_earlier_block(written, state):
         set_error(state, UNWRITTEN)
     check_order(written, state, watch != SHARED)
-    # A thread often reads an element repeatedly. Skip the update then.
+    # A thread often reads an element repeatedly. Skip the update for a repeated read.
     if read != state.own_entry:
         shadow[2 * flat + 1] = add_reader(read, state, watch != SHARED)
 
@@ -231,9 +231,10 @@ def watch_atomic(watch, shadow, flat, state):
 
 @int64_helper
 def watch_local(written, flat, state):
-    """Set an error flag for a load of an element of local memory that has not been written.
+    """Set an error flag if a load reads an unwritten element of local memory.
 
-    written: the address of the shadow memory, one byte per element, which is 1 for a written element.
+    written: the address of the shadow memory, which has one byte per element: 1 if the element has been
+        written.
     """
     if byte(written, flat) == 0:
         set_error(state, UNWRITTEN)

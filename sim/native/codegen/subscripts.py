@@ -31,7 +31,7 @@ from sim.native.codegen.shadow import BARE, clamp_index
 @infer_global(operator.getitem)
 class Getitem(AbstractTemplate):
     """Typing rule for `x[...]`. The result is an element, a reference to a record, a subarray, or a column of
-    records. An index that is a FromEnd also selects from a tuple."""
+    records. A FromEnd index also selects from a tuple."""
 
     def generic(self, arguments, keywords):
         x, index = arguments
@@ -181,7 +181,8 @@ def slice_bounds(context, builder, numba_type, code, extent):
 
 
 def fill(part, numba_type, value):
-    """Fill a subarray with one number, or with the elements of an array that is broadcast to its shape."""
+    """Fill a subarray with one number, or with the elements of an array, which is broadcast to the subarray's
+    shape."""
     context, builder = part.context, part.builder
     with cgutils.loop_nest(builder, part.each_axis(part.extent), I64) as positions:
         number = value

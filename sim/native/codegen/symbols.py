@@ -1,11 +1,11 @@
-"""The names that generated code may use, and the modules that define them."""
+"""The names available to generated code, and the modules that define them."""
 
 import functools
 import importlib
 
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 
-# The modules that export functions to generated code. EXPORTED in each module lists these functions.
+# The modules that export functions to generated code. Each module lists these functions in EXPORTED.
 HOMES = (
     "sim.native.codegen.thread_index",
     "sim.native.codegen.synchronization",
@@ -17,13 +17,13 @@ HOMES = (
     "sim.native.codegen.vectors",
 )
 GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
-# the names that a generated function may take in addition to the parameters of the source function
+# the names that a generated function can take as parameters besides those of the source function
 SPECIAL = ("state", "thread", *GEOMETRY)
 # the parameters of the grid function that precede `state`
 GRID_PARAMETERS = ("first_position", "end_position", "grid_shape", "block_shape", "while_limit", "for_limit")
-# library module that kernels may use -> its name in generated code
+# library module available to kernels -> its name in generated code
 MODULES = {"math": "math", "cmath": "cmath", "numpy": "np", "operator": "operator", "_operator": "operator"}
-# The names that the templates of generated code use. A kernel's variable is renamed if it has such a name.
+# The names used by the templates of generated code. A kernel variable with such a name is renamed.
 RESERVED = {
     *SPECIAL,
     *MODULES.values(),
@@ -58,7 +58,7 @@ MAKERS = {
 
 
 def in_text(name, maker="isa"):
-    """Return the name that an entry of sim.isa has in generated code.
+    """Return the name of an entry of sim.isa in generated code.
 
     maker: the prefix, a key of MAKERS.
     """
@@ -78,12 +78,12 @@ def entries_by_text(count):
 
 
 def entry_of(name):
-    """Return the entry of sim.isa that has this name in generated code, or None if there is no such entry."""
+    """Return the entry of sim.isa with this name in generated code, or None if there is none."""
     return entries_by_text(len(INSTRUCTIONS)).get(name)
 
 
 def home_of(name):
-    """Return the module that defines this name of generated code, or None if no module defines it."""
+    """Return the module that defines this name used in generated code, or None if no module does."""
     return MAKERS[name.partition("_")[0]] if entry_of(name) else exported_functions().get(name)
 
 

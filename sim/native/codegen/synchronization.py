@@ -25,7 +25,8 @@ EXPORTED = set(
 )
 
 REPLAY_THRESHOLD = 1 << 16  # at the end of a block, a launch pauses if its log has more entries than this
-# Exit codes of a region. A region that evaluates a test returns 0 or 1 (see `is_true`), so they begin at 10.
+# Exit codes of a region. A region that evaluates a test returns 0 or 1 (see `is_true`), so these codes begin
+# at 10.
 NO_THREAD, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 
 
@@ -72,8 +73,8 @@ def diverge(state):
 def barrier(state) -> bool:
     """Pass a block-wide barrier. Return False if the block must stop.
 
-    A thread that has returned never reaches the barrier, so the others would wait forever. This counts as
-    divergence, and the interpreter produces the finding.
+    If a thread has returned, the other threads would wait forever at the barrier. This counts as divergence,
+    and the interpreter produces the finding.
     """
     if state.returned_count:
         diverge(state)
@@ -93,11 +94,11 @@ def is_stopped(state) -> bool:
 
 @int64_helper
 def agree(state, before, now, thread):
-    """Combine a thread's exit code with the exit code on which the threads before it agreed.
+    """Combine a thread's exit code with the code agreed on by the threads before it.
 
-    Return the code on which they now agree. Threads diverge if their codes differ. A thread that has returned
-    takes no part in later decisions, so END agrees with every other code. The result is END only if every
-    thread returned END.
+    Return the code now agreed on. Threads diverge if their codes differ. A thread that has returned takes no
+    part in later decisions, so END agrees with every other code. The result is END only if every thread
+    returned END.
 
     before: the code of the threads so far, or NO_THREAD.
     now: the code of this thread.
@@ -135,7 +136,7 @@ def span(start, stop, step):
 
 @inline_always
 def agree_span(state, before, now):
-    """Combine the range of a thread with the range on which the threads before it agreed, and return the
+    """Compare the range of a thread with the range agreed on by the threads before it, and return the
     thread's range. Threads diverge if their ranges differ.
 
     before, now: (start, stop, step). A step of 0 in `before` means that no thread has been seen yet.
@@ -147,9 +148,10 @@ def agree_span(state, before, now):
 
 @int64_helper
 def step_of(step):
-    """Return the step of a loop on which the threads agreed.
+    """Return the step agreed on for a loop.
 
-    If all threads have returned, it is 0, which Python rejects. Return 1 instead: the loop body does nothing.
+    If all threads have returned, the step is 0, which Python rejects. Return 1 instead: the loop body then
+    does nothing.
     """
     return step if step != 0 else 1
 
@@ -195,8 +197,8 @@ def range_length(start, stop, step):
 
 @int64_helper
 def count_iterations(state, count) -> bool:
-    """Subtract the iterations of a `for` loop from the number that the block has left. Return False if none
-    is left or the block has stopped."""
+    """Subtract the iterations of a `for` loop from the block's remaining iterations. Return False if none
+    remain or the block has stopped."""
     before = state.for_left
     state.for_left -= count
     if state.for_left < 0:

@@ -79,7 +79,7 @@ def record_unset(state, is_set, slot):
 def check_assigned(typing, state, value, is_set, slot):
     """Return the value of a variable, and record the read if the thread has not assigned the variable.
 
-    A number that has not been assigned reads as 0, because LLVM would treat it as undefined.
+    An unassigned number reads as 0, because LLVM would otherwise treat it as undefined.
     """
 
     def code(context, builder, signature, arguments):

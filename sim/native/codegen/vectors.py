@@ -28,7 +28,8 @@ def constructor(vector):
         numbers = [f"parts[{i}]{member}" for i, part in enumerate(parts) for member in members(part)]
         if len(numbers) != len(vector.names):
             return None
-        # Numba unrolls no loop over a tuple of mixed types, so generate code with one expression per number.
+        # Numba does not unroll loops over tuples of mixed types, so generate code with one expression per
+        # number.
         exec(
             f"def made(*parts):\n    return vector_type({', '.join(f'number({text})' for text in numbers)})",
             names := {"vector_type": vector_type, "number": number},

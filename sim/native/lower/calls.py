@@ -35,8 +35,8 @@ POSITIONS = {
 class Calls(Names):
     """A transformer for the calls in one function.
 
-    The roles of a call are defined in sim.frontend.resolve. There is one method for each role that requires
-    more than a new name for the called function.
+    The roles of a call are defined in sim.frontend.resolve. Each role that requires more than renaming the
+    called function has its own method.
     """
 
     def visit_Call(self, node):
@@ -48,7 +48,7 @@ class Calls(Names):
         return getattr(self, f"call_{getattr(node, 'calls', '')}", self.generic_visit)(node)
 
     def call_same(self, node):
-        """Replace a call that returns its first argument unchanged by that argument."""
+        """Replace a call that only returns its first argument by that argument."""
         return self.visit(first_argument(node))
 
     def call_position(self, node):
@@ -60,7 +60,7 @@ class Calls(Names):
         return located([ast.Expr(made)], node)[0].value
 
     def call_lanes(self, node):
-        """Lower a call that returns the mask of the lanes below the thread's own."""
+        """Lower a call that returns the mask of the lanes below the thread's own lane."""
         return self.call("lanemask_lt", [self.as_name("thread", node)], node)
 
     def call_atomic(self, node):
@@ -71,8 +71,8 @@ class Calls(Names):
         return self.call(called, arguments, node)
 
     def call_builtin(self, node):
-        """Lower a call to a Python builtin. sim.isa defines the builtins of numbers; Numba compiles all other
-        calls."""
+        """Lower a call to a Python builtin. sim.isa defines the builtins for numbers; Numba compiles all
+        other calls."""
         name = f"builtins.{node.func.referent.name}.{len(node.args)}"
         numbers = not any(
             isinstance(part, ast.Starred) or isinstance(getattr(part, "value", None), str)
@@ -126,7 +126,7 @@ class Calls(Names):
         """Lower a call to a device function.
 
         If the function has to be inlined, the result is a placeholder call with the attribute
-        `inlined_function`, which sim.native.lower.hoisting expands.
+        `inlined_function`. sim.native.lower.hoisting expands the placeholder.
         """
         found = node.func.referent
         function, signature = found.function, only_signature(found.value)
@@ -149,13 +149,13 @@ class Calls(Names):
         return self.convert(signature.return_type, made) if signature else made
 
     def device_call(self, device, function, arguments, node):
-        """Return a call to a device function, which passes the names in `device.needs` as first arguments.
+        """Return a call to a device function. Its first arguments are the names in `device.needs`.
 
         device: the function's Device.
         function: the Python function.
         arguments: the other arguments, as lowered syntax trees.
         """
-        if device.tree is None:  # the function is being lowered right now, so this call is recursive
+        if device.tree is None:  # the function is still being lowered, so this call is recursive
             if self.source.function is not function:
                 raise self.cannot_lower(f"{function.__name__} calls itself through {self.source.name}", node)
             device.recursive = True

@@ -15,7 +15,7 @@ from sim.native.lower.liveness import names_assigned
 def insert_checks(lowering, tree):
     """Insert flags and checks into a function's tree, before the tree is lowered.
 
-    A launch has room for MAX_UNSET reads. Any further read is not checked.
+    A launch can record MAX_UNSET reads. Further reads are not checked.
 
     lowering: the Lowering of the function.
     """
@@ -61,8 +61,8 @@ class Flags(ast.NodeTransformer):
         return ast.fix_missing_locations(lowering.call("check_assigned", given, node))
 
     def visit_Assign(self, node):
-        """Insert statements that set the flags of the variables that an assignment or a loop header
-        assigns."""
+        """Insert statements that set the flags of the variables assigned by an assignment or a loop
+        header."""
         targets = [node.target] if isinstance(node, ast.For) else node.targets
         set_now = self.set_to(True, sorted(names_assigned(targets) & self.flags.keys()), node)
         node = self.generic_visit(node)
@@ -75,8 +75,8 @@ class Flags(ast.NodeTransformer):
 
 
 def decode_unassigned(unset, module):
-    """Yield (site, variable, linear block index, thread) for each read of an unassigned variable that a
-    launch recorded, and clear the records.
+    """Yield (site, variable, linear block index, thread) for each recorded read of an unassigned variable,
+    and clear the records.
 
     unset: the array of records in the launch's State.
     module: the lowered module.

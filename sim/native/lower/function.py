@@ -138,7 +138,7 @@ class Lowering(Calls):
         """Lower a binary operator.
 
         In LLVM, a division by zero is undefined, and so is a shift by at least the width of the operand.
-        These operators therefore call a runtime function unless the right operand is a literal that is safe.
+        These operators therefore call a runtime function unless the right operand is a safe literal.
         """
         node = self.generic_visit(node)
         if type(node.op) in SAFE and not (
@@ -170,7 +170,7 @@ class Lowering(Calls):
     visit_ImportFrom = visit_Import
 
     def visit_While(self, node):
-        """Lower a `while` loop, and mark it with the index of its site, which findings report."""
+        """Lower a `while` loop, and mark it with the index of its site, for findings."""
         site = self.number("loop", node).value
         node = self.visit_If(node)
         node.loop_site = site

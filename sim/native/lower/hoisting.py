@@ -2,9 +2,9 @@
 as `syncthreads()` or `x = shfl_xor_sync(mask, value, lane)`.
 
 A synchronisation point inside an expression is executed before the statement, and its result is stored in a
-new variable. A conditional expression that contains a synchronisation point becomes an `if` statement, and
-the test of such a `while` loop moves into the loop's body. Device functions that contain synchronisation
-points are inlined.
+new variable. A conditional expression that contains a synchronisation point becomes an `if` statement. The
+test of a `while` loop moves into the loop's body if it contains one. Device functions that contain
+synchronisation points are inlined.
 
 In this package, the attribute `sync` of a call node marks a synchronisation point and contains the name of
 its instruction. The attribute `inlined_function` marks a call that has to be inlined.
@@ -27,8 +27,7 @@ def contains_sync(node):
 
 
 def find_sync_call(statement):
-    """Return the synchronising call of a statement that consists only of it, or None for any other
-    statement."""
+    """Return the call if a statement consists of a single synchronising call, otherwise None."""
     call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
     return call if hasattr(call, "sync") else None
 
@@ -49,12 +48,12 @@ def result_names(statement):
 class Hoisting:
     """A transformer for the statements of one kernel.
 
-    Many of its methods take a list `before`. They append the statements to it that must run before the
+    Many of its methods take a list `before`, and append to it the statements that must run before the
     statement being rewritten.
     """
 
     def __init__(self, module):
-        # `inlining` is the stack of the device functions that are being inlined. It detects recursion.
+        # `inlining`, the stack of device functions being inlined, detects recursion.
         self.module, self.inlining = module, []
 
     def kernel(self, function):
@@ -81,7 +80,7 @@ class Hoisting:
             )
         after = handler(node, before)
         for part in before + as_list(after):
-            # A new statement gets the line number of the original statement, which findings report.
+            # A new statement gets the line number of the original statement, for findings.
             ast.fix_missing_locations(ast.copy_location(part, node) if not hasattr(part, "lineno") else part)
         return before + as_list(after)
 
@@ -143,9 +142,9 @@ class Hoisting:
     # --- expressions ----------------------------------------------------------------------------------------
 
     def expression(self, node, before):
-        """Return an expression without synchronisation points, whose value equals that of `node`.
+        """Return an expression equivalent to `node` that contains no synchronisation points.
 
-        Append the statements that execute the synchronisation points to `before`.
+        Append statements that execute the synchronisation points of `node` to `before`.
         """
         if node is None or not contains_sync(node):
             return node
@@ -162,7 +161,7 @@ class Hoisting:
                 "threads synchronise within a lambda or a comprehension, which has no compiled form",
                 site_in(node, self.module),
             )
-        # Only the branch that is selected may execute its synchronisation point.
+        # Only the selected branch is allowed to execute its synchronisation points.
         if isinstance(node, ast.IfExp) and contains_sync(ast.Tuple([node.body, node.orelse], ast.Load())):
             name, then, otherwise = self.module.fresh_name("chosen"), [], []
             test = self.expression(node.test, before)
@@ -267,7 +266,7 @@ def record_breaks(statement, broken):
 
 
 def remove_returns(statements, result, site):
-    """Return the statements of a function body in which `result = x` replaces `return x`.
+    """Return the statements of a function body, with `result = x` in place of each `return x`.
 
     The statements after an `if` that contains a `return` move into those of its branches that do not return.
     Raise CannotLower for a `return` inside a loop.

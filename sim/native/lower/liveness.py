@@ -1,5 +1,5 @@
-"""Liveness analysis on syntax trees: which variables statements may read before they assign them, and which
-variables they assign."""
+"""Liveness analysis on syntax trees: the variables that statements may read before assigning them, and the
+variables that statements assign."""
 
 import ast
 
@@ -9,7 +9,7 @@ EVERYTHING = None
 
 
 def names_read(node):
-    """Return the names that an expression or a simple statement reads. `node` may be None."""
+    """Return the names read by an expression or a simple statement. `node` may be None."""
     return (
         {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
         if node is not None

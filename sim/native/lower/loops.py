@@ -1,5 +1,5 @@
-"""Lowering of loops. A loop over an array becomes a loop over its indices, and a loop that may not end counts
-its iterations."""
+"""Lowering of loops. A loop over an array becomes a loop over its indices, and a potentially endless loop
+counts its iterations."""
 
 import ast
 
@@ -44,8 +44,8 @@ def pairing_builtin(node):
 def element(lowering, node, position, before, lengths):
     """Return an expression for the element of an iterable at index `position`.
 
-    before: a list to which the statements are appended that must run before the loop.
-    lengths: a list to which expressions for the lengths of the iterables are appended.
+    before: a list that receives the statements to run before the loop.
+    lengths: a list that receives expressions for the lengths of the iterables.
     """
     builtin = pairing_builtin(node)
     if builtin == "zip":
@@ -65,7 +65,7 @@ def element(lowering, node, position, before, lengths):
 
 
 class LoopCounter(ast.NodeTransformer):
-    """A transformer that counts the iterations of loops that may not end.
+    """A transformer that counts the iterations of potentially endless loops.
 
     A `while` loop counts each iteration. A `for` loop subtracts all its iterations from the block's budget
     when it begins; if it may be long, it also checks for Ctrl-C regularly.

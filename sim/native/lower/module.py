@@ -1,6 +1,6 @@
 """The generated module of a kernel. Lowering collects its parts.
 
-The values that the kernel captures (globals and free variables) become constants at the top of the generated
+The values captured by the kernel (globals and free variables) become constants at the top of the generated
 file. `cuda.threadIdx.x` becomes `threadIdx.x`, and device functions become functions of the same file. A
 device function is inlined instead if it contains a synchronisation point (a barrier, a shuffle, ...) or
 declares shared memory, and each synchronisation point becomes a statement by itself
@@ -36,7 +36,7 @@ class CannotLower(Exception):
         self.what, self.site = what, site
 
     def message(self):
-        """Return the reason, and the line of the kernel that causes it if it is known."""
+        """Return the reason and, if known, the line of the kernel that causes it."""
         if self.site is None:
             return self.what
         return f"{self.what} ({self.site.function} line {self.site.line}  {self.site.source})"
@@ -44,7 +44,7 @@ class CannotLower(Exception):
 
 @dataclass(frozen=True)
 class Declared:
-    """A shared or local array that the kernel declares.
+    """A shared or local array declared by the kernel.
 
     shape: the shape, or None for dynamic shared memory.
     name: the variable of the kernel to which the array is assigned.
@@ -62,7 +62,7 @@ class Declared:
 class Device:
     """A device function of the generated file.
 
-    needs: the names that it takes as extra parameters: names in SPECIAL, and arrays of the module.
+    needs: the names passed to it as extra parameters: names in SPECIAL, and arrays of the module.
     recursive: whether it calls itself.
     """
 
@@ -85,7 +85,7 @@ class GeneratedModule:
     taken: the names that are already in use.
     logs: whether the generated code writes the access log.
     prints: whether the kernel calls `print`.
-    unset: a list of (site, variable) for the reads that some path reaches before any assignment.
+    unset: a list of (site, variable) for the reads to which some path leads without an assignment.
     """
 
     def __init__(self, taken, logs=False):
@@ -96,7 +96,7 @@ class GeneratedModule:
         # `operations` maps the index of a site to the name of the synchronising instruction at that site.
         self.sites, self.operations = [], {}
         self.prints, self.unset = False, []
-        # A new name must hide neither a name that generated code uses nor a builtin.
+        # A new name must hide neither a name used by generated code nor a builtin.
         self.taken = {*taken, *RESERVED, *dir(builtins)}
 
     def fresh_name(self, name):
@@ -121,8 +121,8 @@ class GeneratedModule:
         return name
 
     def stem(self, name):
-        """Return `name` with as many underscores appended as it takes until no other name begins with
-        `<result>_`. The names of generated functions begin with it, and cannot collide."""
+        """Return `name`, with underscores appended until no other name begins with `<result>_`. Generated
+        functions use this prefix, so their names cannot collide with other names."""
         while any(known.startswith(f"{name}_") for known in (*self.taken, *self.constants)):
             name += "_"
         return name
@@ -133,7 +133,7 @@ class GeneratedModule:
         return name
 
     def array(self, value, name):
-        """Return the name of the parameter with which a global array is passed to the kernel."""
+        """Return the name of the parameter through which a global array is passed to the kernel."""
         for known, array in self.arrays.items():
             if array is value:
                 return known
@@ -193,7 +193,7 @@ class Module(GeneratedModule):
         It has to be if it contains a synchronisation point or declares shared memory, or if a function that
         it calls does so.
 
-        seen: the functions that are being searched. It ends the search at a recursive call.
+        seen: the functions being searched. It ends the search at a recursive call.
         """
         source, seen = self.reachable[function], seen | {function}
         return (
@@ -207,14 +207,14 @@ class Module(GeneratedModule):
         )
 
     def value(self, node):
-        """Return the value of the constant of the generated file that a node names, or MISSING."""
+        """Return the value of the generated file's constant named by a node, or MISSING."""
         try:
             return ast.literal_eval(self.constants[node.id])
         except (AttributeError, KeyError, ValueError):
             return MISSING
 
     def fresh_function(self, name):
-        """Return a name for a device function that is not in use."""
+        """Return an unused name for a device function."""
         names = {device.name for device in self.devices.values()}
         return name if name not in names | RESERVED and not home_of(name) else self.fresh_name(name)
 

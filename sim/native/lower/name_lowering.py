@@ -33,7 +33,7 @@ class Names(ast.NodeTransformer):
 
     source: the Source of the function (sim.frontend.resolve).
     rename: {variable: its name in the lowered text}.
-    needs: a set that collects the names that the function needs in addition to its parameters.
+    needs: a set that collects the names needed by the function in addition to its parameters.
     """
 
     def __init__(self, module, source, rename):
@@ -42,7 +42,7 @@ class Names(ast.NodeTransformer):
     def number(self, action, node):
         """Return a constant node that contains the index of a node's site.
 
-        action: what the code does there: "load", "store", "branch", "atomic", "loop" or "call".
+        action: the kind of operation: "load", "store", "branch", "atomic", "loop" or "call".
         """
         return ast.Constant(self.module.site(self.source.site(action, node)))
 
@@ -90,8 +90,7 @@ class Names(ast.NodeTransformer):
         return ast.copy_location(ast.Attribute(self.as_name(ref.name, node), name, node.ctx), node)
 
     def of_member(self, ref, name, node):
-        """Lower an attribute of a value, which may be a dtype, a record field, or an attribute of an
-        array."""
+        """Lower an attribute of a value: a dtype, a record field, or an attribute of an array."""
         if isinstance(referent_of(node.value).value, ModuleType):
             raise self.cannot_lower(f"{ast.unparse(node)} has no compiled form", node)
         if name == "dtype" and (dtype := self.dtype_given(node)) is not None:
@@ -103,7 +102,7 @@ class Names(ast.NodeTransformer):
         raise self.cannot_lower(FIELDS, node)
 
     def of_geometry(self, ref, name, node):
-        """Lower a name that gives the position of a thread or a size of the grid, such as `threadIdx` or
+        """Lower a name for the position of a thread or a size of the grid, such as `threadIdx` or
         `laneid`."""
         if ref.name in GEOMETRY:
             return self.as_name(ref.name, node)
@@ -112,7 +111,7 @@ class Names(ast.NodeTransformer):
         return self.call("lane_of", [self.as_name("thread", node)], node)
 
     def of_function(self, ref, name, node):
-        """Lower a function that is defined in sim.isa."""
+        """Lower a function defined in sim.isa."""
         if not compiles(ref.entry):
             raise self.cannot_lower(
                 f"{ref.entry.name} has no compiled form; its entry in sim.isa may declare one: native=...",
@@ -149,7 +148,7 @@ class Names(ast.NodeTransformer):
         return self.as_name(ref.name, node)
 
     def of_device(self, ref, name, node):
-        """Lower a device function that is used as a value."""
+        """Lower a device function used as a value."""
         device = self.device(ref.function)
         if device.needs:
             raise self.cannot_lower(

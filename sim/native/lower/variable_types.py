@@ -1,4 +1,4 @@
-"""Type inference for the variables of a lowered kernel. Numba performs it."""
+"""Type inference for the variables of a lowered kernel, performed by Numba."""
 
 import functools
 import inspect
@@ -19,7 +19,7 @@ RESULT = "the result"
 
 @register_pass(mutates_CFG=False, analysis_only=True)
 class KeepTypes(AnalysisPass):
-    """A compiler pass that ends the compilation, and makes the inferred types its result."""
+    """A compiler pass that ends the compilation, with the inferred types as its result."""
 
     _name = "keep_types"
 
@@ -44,10 +44,10 @@ class OnlyTypes(compiler.CompilerBase):
 
 
 def variable_types(function, arguments):
-    """Return {variable: set of the Numba types that its assignments have}.
+    """Return {variable: set of Numba types assigned to it}.
 
     function: a Python function.
-    arguments: the Numba types of the arguments with which it is called.
+    arguments: the Numba types of its arguments.
     """
     found = {}
     for name, numba_type in infer_types(function, arguments).items():

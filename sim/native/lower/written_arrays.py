@@ -1,5 +1,5 @@
-"""Analysis of which arrays a lowered kernel may write. An array that is only read needs no shadow memory for
-races, and need not be saved for a rerun."""
+"""Analysis of the arrays that a lowered kernel may write. An array that is only read needs no shadow memory
+for races, and need not be saved for a rerun."""
 
 import ast
 
@@ -10,7 +10,8 @@ from sim.native.lower.liveness import names_assigned
 class Writes:
     """A search through the statements of a kernel, and of the device functions that it calls.
 
-    The search is conservative: a variable may refer to each array that occurs in any of its assignments.
+    The search is conservative: it assumes that a variable refers to every array that occurs in any of its
+    assignments.
     """
 
     def __init__(self, module):

@@ -1,4 +1,4 @@
-"""Python's operators on the values that sim.native.ptx.values defines. They emit LLVM code."""
+"""Python's operators on the values defined in sim.native.ptx.values. The operators emit LLVM code."""
 
 from llvmlite import ir
 
@@ -82,7 +82,7 @@ class Arithmetic:
         return self.emit("mul", a, b, *result_bounds(a, b, lambda x, y: x * y))
 
     def and_(self, a, b):
-        """Emit a bitwise and. The result is at most as large as an operand that is not negative."""
+        """Emit a bitwise and. A nonnegative operand is an upper bound of the result."""
         masks = [x.high for x in (a, b) if x.low is not None and x.low >= 0]
         return self.emit("and_", a, b, *((0, min(masks)) if masks else signed_bits(a, b)))
 
@@ -155,7 +155,7 @@ class Arithmetic:
         return self.bounded(found, max(0, a.low, -a.high), found.high)
 
     def bounded(self, a, low, high):
-        """Return `a` with tighter bounds, which the caller guarantees."""
+        """Return `a` with tighter bounds, guaranteed by the caller."""
         return Integer(self.resize(a, integer_width(low, high)), low, high)
 
     def widen_both(self, a, b):
@@ -272,7 +272,7 @@ class Arithmetic:
     # --- conversions and comparisons ------------------------------------------------------------------------
 
     def of_code(self, code, ptx_type):
-        """Return the value that an LLVM value from a register or from memory represents as a PTX type."""
+        """Return the value of this PTX type represented by an LLVM value from a register or from memory."""
         if ptx_type in FLOATS or ptx_type in HALF:
             return Float(code, ptx_type)
         if ptx_type == "pred":
@@ -280,7 +280,7 @@ class Arithmetic:
         return self.of_register(code, WIDTHS[ptx_type], ptx_type[0] == "s")
 
     def code_of(self, value, ptx_type):
-        """Return the LLVM value that represents a value in a register, or in memory, of this PTX type."""
+        """Return the LLVM value for a value of this PTX type, held in a register or in memory."""
         if ptx_type in FLOATS or ptx_type in HALF:
             return self.to_float(value, ptx_type).code
         return self.to_predicate(value) if ptx_type == "pred" else self.resize(value, WIDTHS[ptx_type])

@@ -46,7 +46,7 @@ COMPARISONS = {
 PLAIN = {plain: operation for operation, (*_, plain) in (OPERATORS | COMPARISONS).items()}
 # the types of values that are not known during compilation
 CODE = (Integer, Predicate, Float)
-# the Python builtins that reference implementations may call
+# the Python builtins available to reference implementations
 BUILTINS = {known.__name__: known for known in (min, max, abs, int, bool, range, float, type)}
 
 
@@ -54,8 +54,8 @@ class Evaluator(Arithmetic):
     """An evaluator of Python statements.
 
     names: {name: a Python value, or a value of sim.native.ptx.values}.
-    special: a function (name, arguments) that emits a call which sim.isa does not define and returns its
-        value, or returns NotImplemented.
+    special: a function (name, arguments) that emits a call not defined in sim.isa, and returns its value. For
+        any other call, it returns NotImplemented.
     """
 
     def __init__(self, context, builder, names, special=None):
@@ -229,7 +229,7 @@ class Evaluator(Arithmetic):
         return self.apply(self.value(node.func), given, {k.arg: self.value(k.value) for k in node.keywords})
 
     def call_named(self, name, given):
-        """Return the result of a call whose callee is a plain name, and not a variable."""
+        """Return the result of a call whose callee is a plain name that is not a variable."""
         found = self.special(name, given) if self.special else NotImplemented
         if found is not NotImplemented:
             return found

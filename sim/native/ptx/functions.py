@@ -1,4 +1,4 @@
-"""LLVM code for PTX's floating-point instructions, and for the functions that reference implementations call.
+"""LLVM code for PTX's floating-point instructions, and for the functions called by reference implementations.
 
 sim.isa defines the semantics. This module selects LLVM instructions with identical results. An instruction
 that is missing here is compiled by evaluating its reference implementation (sim.native.ptx.evaluate). If that
@@ -20,7 +20,7 @@ from sim.native.lower.module import CannotLower
 from sim.native.ptx.arithmetic import Arithmetic
 from sim.native.ptx.values import DOUBLE, I64, Float, Integer, Predicate
 
-# function that reference implementations call -> emitter (Evaluator, *operands) -> value
+# function called by reference implementations -> emitter (Evaluator, *operands) -> value
 BUILTIN = {
     "min": Arithmetic.minimum,
     "max": Arithmetic.maximum,
@@ -36,7 +36,7 @@ BUILTIN = {
 
 
 def builtin(function):
-    """Register an emitter for the function that has the same name. Use it as a decorator."""
+    """Register an emitter for the function of the same name. Use it as a decorator."""
     BUILTIN[function.__name__] = function
     return function
 
@@ -100,7 +100,7 @@ def two_halves(e, high, low, scalar, mode, relu):
 
 @builtin
 def bit_length(e, x):
-    """Emit the bit length of an integer that is not negative."""
+    """Emit the bit length of a nonnegative integer."""
     zeros = call_external(e, f"llvm.ctlz.i{x.width}", x.code.type, x.code, ir.IntType(1)(0))
     return e.sub(e.to_integer(x.width), Integer(zeros, 0, x.width))
 
@@ -241,7 +241,7 @@ def round_directed(e, total, error, mode):
     mode: "rd" (down), "ru" (up) or "rz" (towards zero).
     """
     b, single = e.builder, ir.FloatType()
-    # `near` is the f32 that is nearest to `total`. Determine whether it lies above or below `total + error`.
+    # `near` is the f32 nearest to `total`. Determine whether it lies above or below `total + error`.
     near = b.fptrunc(total, single)
     back = b.fpext(near, DOUBLE)
     equal = b.fcmp_ordered("==", back, total)
@@ -321,7 +321,7 @@ def emit_entry(e, entry, given):
         found = next(filter(None, map(pattern.match, entry.ptx)), None)
         if found:
             return function(e, found, *given)
-    # If the entry declares an LLVM intrinsic, it is better than the code that evaluation would produce.
+    # If the entry declares an LLVM intrinsic, the intrinsic is better than code produced by evaluation.
     if not isinstance(entry.native, LLVM):
         try:
             return e.apply(bind_width(entry.semantics, entry.operands), given, {})
@@ -332,7 +332,7 @@ def emit_entry(e, entry, given):
 
 
 def compile_by_numba(e, entry, given):
-    """Emit a call to the function that Numba compiles for an entry of sim.isa."""
+    """Emit a call to the function compiled by Numba for an entry of sim.isa."""
     call = resolve_call(e.context.typing_context, function_of(entry), map(numba_type_of, entry.operands))
     codes = [e.code_of(x, type_name(dtype)) for x, dtype in zip(given, entry.operands)]
     return e.of_code(call(e.context, e.builder, codes), type_name(entry.results))

@@ -118,8 +118,8 @@ class PtxAttempt(Attempt):
 
 
 def as_number(value, ptx_type):
-    """Return a per-launch constant in the form in which compiled code accepts it. An integer becomes the
-    int64 with the same 64 bits."""
+    """Return a per-launch constant packaged as an argument for compiled code. An integer becomes the int64
+    with the same 64 bits."""
     if ptx_type in ("f32", "f64"):
         return value
     return int(np.uint64(int(value) & (1 << 64) - 1).astype(np.int64))

@@ -1,10 +1,10 @@
 """Memory of a compiled PTX launch: translation of simulated addresses to addresses on the host, and the
 checks of accesses.
 
-The *table* lists the regions of memory that the launch can access. A region has a simulated address, a size,
-an address on the host, and shadow memory (sim.native.codegen.shadow). A shadow entry covers a *granule* of 1,
-2, 4 or 8 bytes, the size of the narrowest access to the region. Each access site caches the region of its
-last access, so the table is rarely searched.
+The *table* lists the memory regions accessible to the launch. A region has a simulated address, a size, an
+address on the host, and shadow memory (sim.native.codegen.shadow). A shadow entry covers a *granule* of 1, 2,
+4 or 8 bytes, the size of the narrowest access to the region. Each access site caches the region of its last
+access, so the table is rarely searched.
 """
 
 import functools
@@ -40,7 +40,7 @@ REGIONS, COUNT, SCRATCH, SITE_REGIONS = 0, 1, 2, 8
 # WATCH    kind of check (sim.native.codegen.shadow)
 # FIXED    WRITABLE, READ_ONLY, or OF_BLOCK for memory that is new in each block
 # STRIDE   bytes between the copies of consecutive threads, or 0
-# ALIGNED  alignment in bytes that is certain on any GPU, a power of two up to 16
+# ALIGNED  alignment in bytes guaranteed on any GPU, a power of two up to 16
 # WIDTHS   host address of the shadow entries for atomics of each width; 0 if all atomics have one width
 BASE, SIZE, HOST, SHADOW, SHIFT, WATCH, FIXED, STRIDE, ALIGNED, WIDTHS = range(10)
 WRITABLE, READ_ONLY, OF_BLOCK = range(3)
@@ -146,7 +146,7 @@ def watch_ptx_load(watch, shadow, flat, state):
 
 @int64_helper(inline=False)
 def is_undefined(table, address, thread, size):
-    """Return 1 if the thread's local memory contains any of the bytes and they are undefined, else 0."""
+    """Return 1 if any of the bytes is an undefined byte of the thread's local memory, else 0."""
     region = region_of(table, address, thread)
     if region == 0 or region[WATCH] != LOCAL:
         return 0
@@ -224,7 +224,7 @@ class Table:
     def add(self, allocation, memory, watch, itemsize, fixed=WRITABLE, stride=0):
         """Add the region of an allocation.
 
-        memory: all its bytes, as a uint8 array.
+        memory: all bytes of the region, as a uint8 array.
         watch: the kind of check.
         itemsize: the number of bytes of the narrowest access to the region.
         fixed: WRITABLE, READ_ONLY, or OF_BLOCK.

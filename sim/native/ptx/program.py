@@ -109,9 +109,10 @@ class Lowering(Program):
     # --- memory ---------------------------------------------------------------------------------------------
 
     def number_access(self, ptx_type, space):
-        """Return the index of a new memory access, and update the narrowest access of its state space.
+        """Return the index of a new memory access, and update the narrowest access width seen in its state
+        space.
 
-        A generic access may address shared or local memory.
+        A generic access can address shared or local memory.
         """
         for of in ("shared", "local"):
             if space in (of, "generic"):
@@ -120,7 +121,7 @@ class Lowering(Program):
         return self.site_count - 1
 
     def add_call(self, operation, *arguments):
-        """Return a new name for the call of an operation of sim.native.ptx.runs with these arguments."""
+        """Return a new name for a call to an operation in sim.native.ptx.runs with these arguments."""
         name = f"{operation}_{next(self.counter)}"
         self.calls[name] = operation, *arguments
         return name
@@ -179,7 +180,7 @@ class Lowering(Program):
     # --- synchronisation points -----------------------------------------------------------------------------
 
     def whole_barrier(self, vote, number):
-        """Return the name of a function for a block-wide barrier, which may take a vote."""
+        """Return the name of a function for a block-wide barrier, optionally with a vote."""
         name = f"barrier_{next(self.counter)}"
         operands, results = (("pred",), ("s64",)) if vote else ((), ())
         self.sync_points[name] = vote.name if vote else "syncthreads", operands, results
@@ -298,7 +299,7 @@ class Statements:
         module.
 
         The inputs of a run are the variables that it may read before assigning them. Its outputs are the
-        variables that it assigns and that any other code may read.
+        variables that it assigns and other code may read.
         """
         wanted = set().union(
             *(exposed_reads(nodes) for _, nodes in self.runs), *map(tested_names, self.statements)
@@ -328,7 +329,7 @@ class Statements:
 
 
 def tested_names(node):
-    """Return the names that the tests and the synchronisation points in a statement read."""
+    """Return the names read by the tests and synchronisation points in a statement."""
     found = set()
     for part in ast.walk(node):
         if isinstance(part, (ast.If, ast.While)):
@@ -359,7 +360,7 @@ def replace_node(node, other):
 
 
 def compile_kernel(kernel):
-    """Return (Lowering, CompiledKernel) of a kernel that load_ptx has loaded.
+    """Return (Lowering, CompiledKernel) for a kernel loaded by load_ptx.
 
     Raise CannotLower if the kernel has no compiled form, and LaunchError if it is invalid.
     """

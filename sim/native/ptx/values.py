@@ -74,7 +74,7 @@ def clip_bounds(low, high):
 
 
 def all_ones(number):
-    """Return the smallest number of the form 2**n - 1 that is not less than `number`."""
+    """Return the smallest number of the form 2**n - 1 that is at least `number`."""
     return (1 << number.bit_length()) - 1
 
 

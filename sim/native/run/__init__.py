@@ -2,7 +2,7 @@
 
 Read the files in this order:
 
-    memory       the arrays in the form that compiled code accepts, and their shadow memory
+    memory       the arrays packaged for compiled code, and their shadow memory
     launch       the execution of the blocks, and the decision whether errors need an explanation
     access_log   the replay of logged accesses to the observers
     explain      the rerun of blocks with errors in the interpreter, which produces the findings

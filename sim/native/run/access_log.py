@@ -45,7 +45,7 @@ def replay_observers(observers):
 
 
 def hooks_without_log(observers):
-    """Return {name of an observer: sorted list of the hooks that it overrides and no replay can call}."""
+    """Return {name of an observer: sorted list of its overridden hooks that no replay can call}."""
     found = {
         observer_class(observer).__name__: {*overridden_hooks(observer)} - REPLAYED
         for observer in replay_observers(observers)
@@ -59,7 +59,7 @@ def is_logged(observers):
 
 
 class Replay:
-    """The observers of one compiled launch, and the totals of the chunks that have been replayed.
+    """The observers of one compiled launch, and the totals of the chunks replayed so far.
 
     launch: the launch.
     module: the lowered module. The log identifies a site by its index in `module.sites`.
@@ -108,7 +108,7 @@ class Replay:
         return Outcome(found, counters, self.notes(), trace=self.context.trace, columns=columns)
 
     def notes(self):
-        """Return a note if the log of some blocks overflowed, so that these blocks were not replayed."""
+        """Return a note if some blocks were not replayed because their log overflowed."""
         if not self.skipped:
             return ()
         tools = ", ".join(type(observer).__name__ for observer in self.observers)
@@ -127,7 +127,7 @@ class Replay:
             Chunk(self, log).replay()
 
     def skip(self, log):
-        """Replay a chunk whose last block is incomplete because the log overflowed, except for that block."""
+        """Replay a chunk except for its last block, which is incomplete because the log overflowed."""
         ends = np.flatnonzero(log >> SITE_SHIFT == BLOCK_ENDS)
         if len(ends):
             self.add(log[: ends[-1] + 1])
@@ -135,7 +135,7 @@ class Replay:
 
 
 class Chunk:
-    """A part of the access log that is replayed at once, with its entries decoded.
+    """A part of the access log, decoded and replayed as a whole.
 
     `kind` contains the upper 16 bits of each entry, and `region` the number of thread switches before it. A
     region is the work of one thread between two synchronisation points.
@@ -172,7 +172,7 @@ class Chunk:
         address &= DATA_MASK
         address += launch.moved[np.searchsorted(launch.low, address, side="right") - 1]
         if not launch.local:
-            # If no observer counts local memory, drop its accesses and the values that they wrote.
+            # If no observer counts local memory, drop the accesses to it and the values written.
             wanted = address >> SPACE_SHIFT != LOCAL
             if not wanted.all():
                 values = values[wanted[np.searchsorted(at, values) - 1]]
@@ -211,7 +211,7 @@ class Chunk:
 
     def announce_before(self, mark, block, epoch):
         """Pass the accesses and branches before the entry at position `mark` to the observers, except for
-        those that an earlier call has passed on."""
+        those passed on by an earlier call."""
         self.mark = mark
         for hook, run, make in self.announced:
             columns = run.before(mark)
@@ -219,14 +219,14 @@ class Chunk:
                 self.launch.context.announce(hook, make(block, epoch, *columns))
 
     def batch(self, block, epoch, *columns):
-        """Return a Batch of accesses, with the values that they wrote."""
+        """Return a Batch of accesses with the values written."""
         return Batch(block, epoch, *columns, Values(*self.values.before(self.mark)))
 
 
 class Cursor:
     """A cursor over entries of a chunk.
 
-    at: the positions of the entries in the chunk, which increase.
+    at: the positions of the entries in the chunk, in increasing order.
     columns: parallel arrays that describe the entries.
     """
 
@@ -240,7 +240,7 @@ class Cursor:
 
 
 class Values(Sequence):
-    """The values that the accesses of a Batch wrote. They are decoded on first use, because most observers do
+    """The values written by the accesses of a Batch. They are decoded on first use, because most observers do
     not read them."""
 
     def __init__(self, entries):
@@ -266,8 +266,7 @@ class Values(Sequence):
 
 
 def values_of(entries, name):
-    """Return the values that consecutive entries of one dtype contain, in the type with which a kernel
-    computes.
+    """Return the values in consecutive entries of one dtype, in the type with which a kernel computes.
 
     name: the name of the dtype.
     """

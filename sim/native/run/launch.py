@@ -40,8 +40,8 @@ class Attempt(Memory):
     """An attempt to run one launch in compiled code.
 
     The constructor compiles the kernel and allocates memory, and `run` executes the blocks. Either raises
-    CannotLower if the interpreter has to run the launch instead. After `run`, `is_clean` tells whether
-    `outcome` is final. If it is False, `sim.native.run.explain` has to rerun blocks.
+    CannotLower if the interpreter has to run the launch instead. After `run`, `outcome` is final if
+    `is_clean` is True. Otherwise, `sim.native.run.explain` has to rerun blocks.
     """
 
     may_raise = True  # whether the kernel can raise Python exceptions
@@ -135,7 +135,7 @@ class Attempt(Memory):
 
     @property
     def is_small(self):
-        """True if the interpreter, after an error, reruns the whole launch instead of only some blocks."""
+        """True if the interpreter, after an error, reruns the whole launch instead of selected blocks."""
         return self.launch.blocks * self.launch.threads <= MAX_RERUN_THREADS and not self.has_replayed
 
     def enabled_flags(self):
@@ -150,7 +150,7 @@ class Attempt(Memory):
         return shadow.BOUNDS | shadow.DIVERGED | shadow.EXHAUSTED | subscribed
 
     def compile(self):
-        """Compile the grid function to machine code, unless it is compiled for these argument types."""
+        """Compile the grid function to machine code, unless that has been done for these argument types."""
         run = self.program.run
         if run.overloads:
             return
@@ -202,7 +202,7 @@ class Attempt(Memory):
             raise CannotLower(f"one block has more than {LOG_CAPACITY:,} accesses to log")
 
     def restore(self):
-        """Restore the arrays to the contents that they had before the launch."""
+        """Restore the arrays to their contents before the launch."""
         for name, array in self.saved.items():
             self.arrays[name][...] = array
         self.next = self.state.barriers = 0

@@ -1,5 +1,4 @@
-"""Memory of a compiled launch: its arguments, the arrays that the kernel declares, and their shadow
-memory."""
+"""Memory of a compiled launch: its arguments, the arrays declared by the kernel, and their shadow memory."""
 
 from math import prod
 
@@ -39,7 +38,7 @@ class Memory:
         ]
 
     def argument(self, argument):
-        """Return one argument of the kernel in the form that compiled code accepts."""
+        """Return one argument of the kernel, packaged for compiled code."""
         if argument.parts is not None:
             return of_parts(argument.value, map(self.argument, argument.parts))
         if argument.array is None:
@@ -87,7 +86,7 @@ class Memory:
         )
 
     def guarded(self, array, watch, shadow=None, sizes=None):
-        """Return the Guarded of an array that the engine allocated, with new shadow memory.
+        """Return the Guarded for an array allocated by the engine, with new shadow memory.
 
         If no observer is subscribed, only bounds are checked.
 
@@ -117,7 +116,7 @@ class Memory:
         return np.zeros(self.launch.shared, np.uint8), np.zeros(2 * count, np.int64)
 
     def declared(self, declared, dynamic):
-        """Return the Guarded of a shared or local array that the kernel declares.
+        """Return the Guarded for a shared or local array declared by the kernel.
 
         declared: the Declared of the array.
         dynamic: the result of `dynamic_memory`.
@@ -171,7 +170,7 @@ def first_byte(array):
 
 
 def check_declared(module, launch):
-    """Raise LaunchError if the arrays that the kernel declares do not fit into the device's memory."""
+    """Raise LaunchError if the arrays declared by the kernel do not fit into the device's memory."""
     nbytes = {"shared": 0, "local": 0}
     for declared in module.declared.values():
         if declared.shape is not None:

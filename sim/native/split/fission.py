@@ -1,5 +1,5 @@
-"""Loop fission: splits the statements of one thread at its synchronisation points. Each piece is called a
-region, and runs in a loop over threads.
+"""Loop fission: splits the statements of one thread at its synchronisation points. The resulting regions each
+run in a loop over threads.
 
 A block executes its regions one after another. Between two block-wide barriers, each warp executes regions of
 its own, which end at its synchronisation points (shuffles, votes, `syncwarp`). Control flow around a
@@ -49,7 +49,7 @@ class Fission(Rematerializer):
     The constructor fills `functions` with the definitions of the regions, as lists of lines, and `lines` with
     the body of the block function. `spilled` maps each spilled variable to the name of its dtype.
 
-    name: the kernel's name, with which the names of all regions begin.
+    name: the kernel's name, the prefix of all region names.
     """
 
     def __init__(self, module, name, parameters, statements, numba_types):
@@ -122,7 +122,7 @@ class Fission(Rematerializer):
     def thread_loop(self, at):
         """Return the first lines of a loop over the threads of a block or warp.
 
-        The loop skips a thread that has returned, and makes each other thread the current one.
+        The loop skips threads that have returned, and makes each remaining thread the current one.
         """
         iterable = "range(threads)" if at == BLOCK else "range(32 * warp, min(32 * warp + 32, threads))"
         return [
@@ -157,8 +157,8 @@ class Fission(Rematerializer):
         """Return the lines for a statement that contains a synchronisation point at level `at`."""
         if find_sync_call(node):
             return self.lower_sync_point(node, at)
-        # A stopped block must leave its loops at once, because its threads would diverge at later barriers
-        # too.
+        # A stopped block must leave its loops at once, because its threads would also diverge at later
+        # barriers.
         check = ["if is_stopped(state):", f"    return{' END' if at == WARP else ''}"]
         if isinstance(node, ast.If):
             before, test = self.uniform_test(node.test, at)
@@ -217,8 +217,8 @@ class Fission(Rematerializer):
         return lines, "range(bounds[0], bounds[1], step_of(bounds[2]))"
 
     def lower_sync_point(self, node, at):
-        """Return the lines for a synchronisation point, which is a barrier of the block or an instruction of
-        a warp."""
+        """Return the lines for a synchronisation point: a barrier of the block or an instruction of a
+        warp."""
         call, results = node.value, result_names(node)
         names = {argument.id for argument in call.args if isinstance(argument, ast.Name)} | set(results)
         self.needed |= names
@@ -248,12 +248,12 @@ class Fission(Rematerializer):
         """Add a function that runs statements for one thread, and return the text of a call to it.
 
         group: the statements.
-        result: the text of the expression that the function returns, or None.
-        expression: the syntax tree of `result`, which shows the variables that it reads.
+        result: the text of the returned expression, or None.
+        expression: the syntax tree of `result`, which shows the variables read.
         """
         wanted = exposed_reads(group) | names_read(expression)
         changed = names_assigned(group)
-        # The region stores each variable that it may assign on all paths. If some path does not assign the
+        # On every path, the region stores each variable that it may assign. If some path does not assign the
         # variable, load its old value first.
         needed = wanted | changed - certain_assignments(group)
         self.needed |= wanted
@@ -271,7 +271,7 @@ class Fission(Rematerializer):
         return self.add_function(f"{self.name}_{len(self.functions) + 1}", body)
 
     def rematerialize(self, wanted):
-        """Return the assignments that recompute the variables among `wanted` that can be rematerialised.
+        """Return the assignments that recompute the rematerialisable variables among `wanted`.
 
         The assignments are in the order of their dependencies.
         """
@@ -286,8 +286,8 @@ class Fission(Rematerializer):
         return list(dict.fromkeys(lines))
 
     def statement_lines(self, group, stores):
-        """Return the lines of statements for one thread. In these, exits from the region become exit codes,
-        and loops count their iterations."""
+        """Return the lines of statements for one thread. Exits from the region become exit codes, and loops
+        count their iterations."""
         counted, exits = LoopCounter(self.module), Exits(stores)
         parts = [exits.visit(counted.visit(copy.deepcopy(statement))) for statement in group]
         return unparse_lines([part for statement in parts for part in as_list(statement)])
@@ -330,7 +330,7 @@ class Exits(ast.NodeTransformer):
     `return`, and `break` and `continue` of a loop that encloses the region.
 
     stores: the statements that store the thread's spilled variables. They run before the exit from a loop. A
-        thread that returns needs none, because it runs no other region.
+        thread that returns needs no stores, because it runs no further region.
     """
 
     def __init__(self, stores):

@@ -214,7 +214,7 @@ def split_by_type(module, statements, parameters, types_of):
 
     Return (a copy of the statements, {variable: its type}).
 
-    types_of: a function (statements) -> {variable: set of the types that Numba infers}.
+    types_of: a function (statements) -> {variable: set of the types inferred by Numba}.
     """
     found = types_of(statements)
     mixed = {name for name, types_ in found.items() if len(types_) > 1}
@@ -248,7 +248,7 @@ def thread_lines(module, name, parameters, statements):
 
 
 def types_in(module, name, parameters, numba_types):
-    """Return a function (statements) -> {variable: set of the types that Numba infers}.
+    """Return a function (statements) -> {variable: set of the types inferred by Numba}.
 
     Each device function is typed once, for all of its calls.
     """
@@ -309,8 +309,8 @@ def kernel_text(module, name, parameters, split, decorator="@compiled", renewing
 
 
 def first_line(error):
-    """Return the line of a NumbaError that describes the problem, and the line of lowered text to which it
-    refers."""
+    """Return the line of a NumbaError's message that describes the problem, and the line of lowered text to
+    which the error refers."""
     lines = [line.strip() for line in str(error).split("\n")]
     lines = [line for line in lines if line and not line.startswith("Failed in ")]
     pointed = re.findall(r"\n\s*(\S[^\n]*)\n\s*\^", str(error))

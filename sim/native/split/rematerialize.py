@@ -145,8 +145,7 @@ class Rematerializer:
         )
 
     def is_constant_part(self, node):
-        """Return whether a subscript selects an element of a shape or of a constant tuple, which is not in
-        memory."""
+        """Return whether a subscript selects from a shape or a constant tuple; neither is in memory."""
         of = node.value
         return (
             isinstance(of, ast.Attribute)

@@ -1,5 +1,5 @@
-"""Cache of a kernel's programs. A kernel is lowered once for each set of values that it captures, and
-compiled once for each tuple of argument types."""
+"""Cache of a kernel's programs. A kernel is lowered once for each set of captured values, and compiled once
+for each tuple of argument types."""
 
 import inspect
 import weakref
@@ -60,7 +60,7 @@ def argument_type(argument):
 
 
 def example_type(argument):
-    """Return the Numba type of an argument of `source`, which is an example value or a Numba type itself."""
+    """Return the Numba type for an argument of `source`, which is either an example value or a Numba type."""
     value = argument.value
     if isinstance(value, types.Array):
         return GuardedType(value.dtype, value.ndim, value.layout == "C", BARE)
