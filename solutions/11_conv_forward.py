@@ -1285,7 +1285,7 @@ for pitch in (32, 36):
 #
 # Two more tricks don't show up in a counter. The tiles of rows are handed out **last tile first**: under a
 # causal mask, the last one has the most work, and the GPU should not end with it. And each thread is limited
-# to 128 registers, so that two blocks fit on a multiprocessor (lesson 08: 16384 / (128 · 32) = 4 warps in
+# to 128 registers, so that two blocks fit on a multiprocessor (lesson 08b: 16384 / (128 · 32) = 4 warps in
 # each partition, 16 in total, 2 blocks of 8).
 #
 # ## What it takes on a GPU
@@ -1365,7 +1365,7 @@ print(
 # the size of two tensors like Q. We have not examined which tensors these are.
 #
 # How far is the kernel from the limit of the GPU? Count multiply-adds: for each score that a query sees, d
-# for QKᵀ, c_q · c_k for the convolution, and d for PV. Each counts as two operations, and lesson 08's H200
+# for QKᵀ, c_q · c_k for the convolution, and d for PV. Each counts as two operations, and lesson 08b's H200
 # performs 66.9 · 10¹² operations per second in float32.
 #
 # **Predict.** For B = 1, H = 8, N = 4096, d = 64 and 7 × 7 taps, how many milliseconds does it take at least?
@@ -1384,7 +1384,7 @@ print(
 # (This count leaves out the halo: with 7 × 7 taps, a tile of 64 × 64 computes 64² / 58² = 1.2 times as many
 # scores as it owns. It also leaves out the exponentials, and the upper half of the tiles on the diagonal.)
 # And shared memory? Each multiply-add loads half a value, and a multiprocessor serves one wavefront, at best
-# 32 values, per cycle (lesson 08):
+# 32 values, per cycle (lesson 08b):
 
 # %%
 fewest = 64**2 / 58**2 * multiply_adds / 2 / 32

@@ -291,7 +291,7 @@ check.ex14_1(window_scores)
 # and d = 64, that is 7 · 64 + 49 + 64 = 561 multiply-adds, or 1122 operations, for 512 bytes. (The kernel of
 # section 9 computes eight rows instead of seven. We don't count that.)
 #
-# **Predict.** That is 2.2 operations per byte. In lesson 08 you saw what an H200 can do: 67 · 10¹² operations
+# **Predict.** That is 2.2 operations per byte. In lesson 08b you saw what an H200 can do: 67 · 10¹² operations
 # per second in float32, and a copy moves a little over 4 · 10¹² bytes per second. Which of the two does a
 # token wait for?
 #
@@ -578,7 +578,7 @@ for splits in (1, 2, 3, 4, 6, 12):
 # it, while two slots are empty. A good choice fills the last wave without letting the overhead dominate.
 #
 # Now the same for an H200. It has 132 multiprocessors, and each holds four blocks of the package's kernel
-# (the registers limit it, as in lesson 08), so there are 528 slots. We guess that the overhead is worth 64
+# (the registers limit it, as in lesson 08b), so there are 528 slots. We guess that the overhead is worth 64
 # keys; the model is only a sketch.
 #
 # The dots show the choice of `choose_splits`, the package's rule. The two crosses are measurements: on an

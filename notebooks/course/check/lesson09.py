@@ -147,8 +147,8 @@ OTHER = (
     " i, and column (c_k - 1) // 2 of the taps belongs to column j."
 )
 TURNED = (
-    "The taps are turned by 180°: w[0, 0] must meet the oldest query and the leftmost key, not the newest and"
-    " rightmost."
+    "The taps are rotated by 180°: w[0, 0] belongs to the oldest query and the leftmost key, not to the"
+    " newest and rightmost."
 )
 CENTRED = (
     "Some rows come from queries after i. All rows of taps look back: the last one belongs to query i itself."
@@ -158,9 +158,7 @@ WRAPPED = (
     "A row or column before the first was read at the end of the matrix: s0[-1] is the last row in Python."
     " Outside, the score is 0."
 )
-NO_MASK = (
-    "Equal to what comes out without the first mask: a future key's score must be 0 before the convolution."
-)
+NO_MASK = "Equal to the result without the first mask: a future key's score must be 0 before the convolution."
 NO_SCALE = "Equal to the result without the division of q kᵀ by √d."
 SCALED = "Equal to the result with scores q kᵀ / {}. Divide by √d, where d is the number of columns of q."
 SWAPPED = "Equal to the result with k qᵀ. Rows of T are queries and columns are keys: q @ k.T."
@@ -276,8 +274,8 @@ LEAK_HINT = (
     " part, and look at every earlier row."
 )
 NAN_HINT = (
-    "Its rows are NaN, and nothing can be said for them. A comparison with NaN is false: ask `difference <="
-    " limit`, not `difference > limit`."
+    "Its rows are NaN, so nothing can be concluded from them. A comparison with NaN is false: ask"
+    " `difference <= limit`, not `difference > limit`."
 )
 ROUNDED, NAN = (
     "causal attention, rounded otherwise where the later tokens are others",

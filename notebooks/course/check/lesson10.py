@@ -128,7 +128,7 @@ SIDES = (
     "For even c_k the two sides differ: P_k = (c_k - 1) // 2 columns to the left, P_r = c_k - 1 - P_k to the"
     " right."
 )
-CLIPPED = "Do not clip: rows before 0 and columns outside stay in, and whoever loads them puts zeros there."
+CLIPPED = "Do not clip: rows before 0 and columns outside stay in, and load_rows fills in zeros there."
 ABOVE_ONLY = (
     "Rows are needed above only: i - P_q to i, P_q = c_q - 1, for the first owned row and for the last."
 )
@@ -171,8 +171,7 @@ def reach_hint(got, wanted, c_k):
 # 10.2 -------------------------------------------------------------------------------------------------------
 
 NO_ZERO = (
-    "Equal to what comes out without the first mask: before the convolution, the score of a future key must"
-    " be 0."
+    "Equal to the result without the first mask: before the convolution, the score of a future key must be 0."
 )
 SHIFTED_MASK = (
     "The first mask is off: row 0 of the loaded scores is query i0 - P_q, column 0 is key j0 - P_k. Which"
@@ -182,8 +181,8 @@ PADDED = (
     "A sum is short: the halo is loaded already, so convolve where the taps fit wholly inside, without"
     " padding."
 )
-TURNED = "The taps are turned round: w[0, 0] must meet the oldest query and the leftmost key."
-NO_SCALE = "Equal to what comes out when q kᵀ is not divided by √d."
+TURNED = "The taps are flipped: w[0, 0] belongs to the oldest query and the leftmost key."
+NO_SCALE = "Equal to the result when q kᵀ is not divided by √d."
 NOT_A_NUMBER = "NaN: has -inf met a tap? The mask before the convolution writes 0."
 HALO = halo_of, Halo.across.fget
 TILE_ONLY = (

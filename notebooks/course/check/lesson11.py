@@ -101,7 +101,7 @@ def ex11_5(conv_kernel, rng):
 # 11.1 -------------------------------------------------------------------------------------------------------
 
 OWN_CORNER = (
-    "Equal to what comes out if the tile's first row were query i0 and its first column key j0. The halo"
+    "Equal to the result if the tile's first row were query i0 and its first column key j0. The halo"
     " comes first: i0 - P_q and j0 - P_k."
 )
 SIDE = (
@@ -110,7 +110,7 @@ SIDE = (
 )
 UNMASKED = "A key after its query must give 0: its score would get into sums of others."
 NOT_ZERO = "Masked with -inf? Before the convolution the mask writes 0."
-NO_SCALE = "Equal to what comes out without the scale."
+NO_SCALE = "Equal to the result without the scale."
 TRANSPOSED = "x is the column, the key; y is the row, the query."
 SCORE = "Row y of q_tile times row x of k_tile; the query is i0 - P_q + y, the key is j0 - P_k + x."
 
@@ -166,7 +166,7 @@ NOT_HIDDEN = (
     " used up."
 )
 HALO_CORNER = "The second mask begins at query i0 and key j0: it is for T, which has no halo."
-TURNED = "The taps are turned round: w[0, 0] meets s_tile[y, x], the oldest query and the leftmost key."
+TURNED = "The taps are flipped: w[0, 0] belongs to s_tile[y, x], the oldest query and the leftmost key."
 CONVOLUTION = (
     "T = Σ w[a, b] · s_tile[y + a, x + b]: the halo stands above and to the left, so the sum begins at the"
     " thread's own cell."
@@ -306,7 +306,7 @@ def after_tile(t, m, l):
 # 11.4 -------------------------------------------------------------------------------------------------------
 
 FORGOTTEN = "The old o counts too: it shrinks, and is not thrown away."
-NOT_SHRUNK = "Equal to what comes out if the old o does not shrink."
+NOT_SHRUNK = "Equal to the result if the old o does not shrink."
 VALUES = "o · shrink + Σ_j p_tile[y, j] · v_tile[j, x]: row y of P times column x of V."
 
 

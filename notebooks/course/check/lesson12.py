@@ -214,14 +214,16 @@ def diagnose(got, wanted, mistakes):
 
 def pair(answer, call):
     if not isinstance(answer, tuple | list) or len(answer) != 2:
-        fail("two results, please: P and dT", call=call, hint="End with `return p, ...`.")
+        fail(
+            "softmax_backward must return two tensors, P and dT", call=call, hint="End with `return p, ...`."
+        )
     return answer
 
 
 def four(answer, call):
     if not isinstance(answer, tuple | list) or len(answer) != 4:
         fail(
-            "four results, please: dQ, dK, dV, dW",
+            "the result must be four tensors: dQ, dK, dV, dW",
             call=call,
             hint="End with a return of four tensors, in this order.",
         )
@@ -346,19 +348,19 @@ READERS = (
     " sides."
 )
 FORWARD = (
-    "Equal to the convolution of the forward pass. Who READ this score? The rows below it, with the taps"
-    " turned round."
+    "Equal to the convolution of the forward pass. Which T read this score? The rows below, with the taps"
+    " flipped."
 )
-NOT_TURNED = "The rows are right, but the taps are not turned round."
-FROM_ABOVE = (
-    "The taps are turned round, but the rows come from above: S0[r, c] is read by the rows r and below."
-)
+NOT_TURNED = "The rows are correct, but the taps are not flipped."
+FROM_ABOVE = "The taps are flipped, but the rows come from above: S0[r, c] is read by the rows r and below."
 NOT_SWAPPED = (
     "Off by a column where c_k is even: seen from S0 the sides are swapped, c_k - 1 - P_k columns left and"
     " P_k right."
 )
 SHIFTED = "Off by a column where c_k is even: (c_k - 1) // 2 columns to the left of j, the rest to the right."
-MET = "The tap (a, b) meets S0[i - P_q + a, j - P_k + b] in T[i, j]; P_q = c_q - 1, P_k = (c_k - 1) // 2."
+MET = (
+    "The tap (a, b) multiplies S0[i - P_q + a, j - P_k + b] in T[i, j]; P_q = c_q - 1, P_k = (c_k - 1) // 2."
+)
 NO_D = (
     "This is P * dP: D is missing. A score also moves all other weights of its row, since they share one sum."
 )
@@ -375,17 +377,16 @@ LINES = {
 ORDER = "return dQ, dK, dV, dW, in this order."
 UNTURNED = "This is P dO. V[j] contributed to every row i of O, with strength P[i, j]: dV = Pᵀ dO."
 NO_MASK = (
-    "Equal to what comes out when dS0 is not masked: a score of the future was replaced by a constant, so its"
+    "Equal to the result when dS0 is not masked: a score of the future was replaced by a constant, so its"
     " dS is 0."
 )
 TRANSPOSE = {
     "dQ": (
-        "Equal to what comes out with dS transposed: dQ sums over keys, and dS has a column for each key"
-        " already."
+        "Equal to the result with dS transposed: dQ sums over keys, and dS has a column for each key already."
     ),
-    "dK": "Equal to what comes out without the transpose: dK sums over queries, so dS is transposed.",
+    "dK": "Equal to the result without the transpose: dK sums over queries, so dS is transposed.",
 }
-TAPS_OF_S = "Equal to what comes out with S in the place of S0: the convolution read zeros in the future."
+TAPS_OF_S = "Equal to the result with S in the place of S0: the convolution read zeros in the future."
 NO_SCALE = "The scale is missing: S = scale · Q Kᵀ, so dQ and dK have it as a factor."
 UNSCALED = "The scale is missing in the scores: masked_scores(q, k) has it."
 SCALED_TWICE = "The scale is in there twice."
@@ -408,12 +409,8 @@ def convolution_mistakes(d_t, w):
         NOT_TURNED: scatter(d_t, turned),
         FROM_ABOVE: convolve(d_t, turned),
         NOT_SWAPPED: conv2d(room[None, None], turned[None, None])[0, 0],
-        "The taps are turned round in their columns only: flip(0, 1) turns both directions.": scatter(
-            d_t, w.flip(0)
-        ),
-        "The taps are turned round in their rows only: flip(0, 1) turns both directions.": scatter(
-            d_t, w.flip(1)
-        ),
+        "The taps are flipped in their columns only: flip(0, 1) flips both.": scatter(d_t, w.flip(0)),
+        "The taps are flipped in their rows only: flip(0, 1) flips both.": scatter(d_t, w.flip(1)),
     }
 
 

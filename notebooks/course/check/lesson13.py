@@ -466,7 +466,7 @@ S_LINE = (
     "Row i, column j of dS: Σ w[a, b] · d_t_tile[i + P_q - a, j + c_k - 1 - b], and 0 where the key j0 + j"
     " comes after the query i0 + i."
 )
-NO_MASK = "Equal to what comes out without the mask: in the future S0 is a constant 0, so dS is 0."
+NO_MASK = "Equal to the result without the mask: in the future S0 is a constant 0, so dS is 0."
 NOT_TURNED = (
     "Equal to the convolution of the forward pass. Which T read this score? Lower rows, with the taps"
     " reversed."

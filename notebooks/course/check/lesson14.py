@@ -164,7 +164,7 @@ def slid(s, w, left, right, above=None):
 # 14.1 -------------------------------------------------------------------------------------------------------
 
 UNMASKED = (
-    "Equal to what comes out without a mask. The last query sees every key, the older ones do not: each masks"
+    "Equal to the result without a mask. The last query sees every key, the older ones do not: each masks"
     " the keys after its own position."
 )
 SHORT = (
@@ -187,8 +187,8 @@ BELOW = (
     "The window is shorter than c_q, and the missing rows are those above it: the last row of taps meets the"
     " newest query."
 )
-TURNED = "The taps are turned round: w[0, 0] must meet the oldest query and the leftmost key."
-NO_SCALE = "Equal to what comes out when q kᵀ is not divided by √d."
+TURNED = "The taps are flipped: w[0, 0] belongs to the oldest query and the leftmost key."
+NO_SCALE = "Equal to the result when q kᵀ is not divided by √d."
 NOT_FINITE = (
     "NaN or infinity: before the convolution the mask writes 0. With -inf in the window, sums become -inf or"
     " NaN. T needs no exponentials, so nothing can overflow."
@@ -234,11 +234,11 @@ def check_scores(window_scores, n, taps, rng, draw=random):
 # 14.2 -------------------------------------------------------------------------------------------------------
 
 NO_HALO = (
-    "Equal to what comes out if the split knows its own keys alone. It loads P_k more to the left and P_r to"
+    "Equal to the result if the split loads only its own keys. It loads P_k more to the left and P_r to"
     " the right, for the convolution."
 )
 UNMASKED_SPLIT = (
-    "Equal to what comes out without a mask. If there is one: the first row of the window is query N - R, and"
+    "Equal to the result without a mask. If there is one: the first row of the window is query N - R, and"
     " the first column of what is loaded is key start - P_k. The mask has to know both."
 )
 SHIFTED = "Column 0 of what is loaded is key start - P_k, not key start: the mask has to know."
@@ -621,7 +621,7 @@ EACH_DIVIDED = (
     " must count little."
 )
 UNSCALED = (
-    "Equal to what comes out without the weights: each split has a unit of its own, and its l and o must"
+    "Equal to the result without the weights: each split has a unit of its own, and its l and o must"
     " shrink by exp(m_s - m)."
 )
 NOBODY_WRITES = (

@@ -123,8 +123,9 @@ LARGE = (
     " lesson 01 do."
 )
 STRONGEST = (
-    "Strongest is largest without regard to the sign. Row c_q - 1 of the taps meets the query itself, row 0"
-    " the oldest; column (c_k - 1) // 2 meets the key itself, and the columns after it the keys to its right."
+    "Strongest means the largest absolute value. Row c_q - 1 of the taps belongs to the query itself, row 0"
+    " to the oldest. Column (c_k - 1) // 2 belongs to the key itself, and the columns after it to the keys to"
+    " its right."
 )
 
 
