@@ -1,7 +1,7 @@
 """The course: builds the lessons, checks the learner's answers, and provides the helpers that lessons import.
 
-What enters are the lessons' sources (solutions/NN_topic.py), and the learner's answers in notebooks. What
-leaves are the published notebooks, and a verdict for each answer. `from course import ...` gives a lesson the
+The inputs are the lessons' sources (solutions/NN_topic.py) and the learner's answers in notebooks. The
+outputs are the published notebooks and a verdict for each answer. `from course import ...` gives a lesson the
 checks, the progress list, the progress bar, figures, tables, GPU cells, and functions brought over from other
 lessons.
 

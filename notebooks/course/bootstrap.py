@@ -28,7 +28,7 @@ OLDEST_PYTHON = (3, 11)
 CUDA_13 = ("numba-cuda[cu13]", "cuda-toolkit==13.0.3.0", "cuda-bindings==13.5.0", "nvidia-nvjitlink==13.0.88")
 NVCC = ("nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-crt==13.0.88")  # for python -m sim run; Linux only
 CUDA_12 = ("numba-cuda[cu12]", "cuda-bindings==12.9.10")
-NEWEST_12 = 9  # newest minor version of CUDA 12 that we install
+NEWEST_12 = 9  # newest minor version of CUDA 12 to install
 
 PIP = "pip==26.3"  # The pip that comes with Python takes twice as long, mostly to choose among wheels.
 
@@ -78,7 +78,7 @@ def set_up(root: Path, run=None) -> None:
         with step(f"PyTorch without CUDA libraries, as there is no NVIDIA driver: {TORCH_FOR_CPU}") as result:
             for_cpu = install_torch_for_cpu(root, run)
             result.append("" if for_cpu else "not to be had here, so the one with CUDA libraries follows")
-    # unpack has installed setuptools
+    # `unpack` has already installed setuptools
     built_with = ["--no-build-isolation"] if unpack(root, run, step, for_cpu) else []
     with step(f"the course, and the packages that are still missing: {missing_size(for_cpu)}"):
         require_success(install(root, run, [*built_with, "-e", f"{root}[course,dev]"]), NO_INSTALL)
@@ -103,7 +103,7 @@ def make_venv(root: Path, run) -> str:
 
 
 def unpack(root: Path, run, step, has_torch: bool) -> bool:
-    """Install the blocks of constraints.txt in parallel, and return whether all of them were installed.
+    """Install the blocks of constraints.txt in parallel. Return whether all of them were installed.
 
     Each block gets its own pip process, because pip uses one core. Dependencies are not resolved here;
     installing the course adds any missing package. uv uses all cores by itself.
@@ -265,7 +265,7 @@ def is_set_up(root: Path) -> bool:
 
 def fingerprint(root: Path) -> str:
     """Return a hash of all inputs of the set-up. If the hash changes, the set-up has to run again."""
-    import tomllib  # tomllib exists since Python 3.11; the set-up refuses older versions before this line
+    import tomllib  # tomllib exists since Python 3.11; the set-up rejects older versions before it gets here
 
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     installed = [
@@ -295,7 +295,7 @@ def runs_in_venv(root: Path) -> bool:
 
 
 def pip_arguments() -> list[str]:
-    """Return the extra pip arguments that the user has set in PIP_ARGS."""
+    """Return the additional pip arguments that the user has set in PIP_ARGS."""
     return shlex.split(os.environ.get("PIP_ARGS", ""), posix=os.name != "nt")
 
 

@@ -1,4 +1,4 @@
-"""Implementations of the course's commands, which run inside .venv. `course.manual` describes them."""
+"""Implements the course's commands, which run inside .venv. `course.manual` describes them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 
 def answer(arguments: list[str]) -> str:
-    """Return the help text that the arguments request, or "".
+    """Return the help text if the arguments ask for it, else "".
 
     A command that parses its own options also prints its own help.
     """
@@ -127,7 +127,7 @@ def test_all(arguments: list[str]) -> int:
 
 
 def power(arguments: list[str]) -> int:
-    """Print a table of exercises with the answers that the checks judge wrongly."""
+    """Print a table of exercises with the answers that their checks misjudge."""
     return run("tests/course/power/survey.py", *arguments)
 
 

@@ -203,7 +203,7 @@ WAYS = {
 def hours(numbers):
     """Format the total duration of these lessons, such as "5 h 10".
 
-    A "+" at the end says that the duration of at least one lesson is unknown.
+    A "+" at the end means that the duration of at least one lesson is unknown.
     """
     times = [LESSONS[number].minutes for number in numbers]
     whole, minutes = divmod(sum(filter(None, times)), 60)
@@ -260,7 +260,7 @@ def draw_map():
         ).get_bbox_patch()
     for x, (way, colour) in zip((-0.45, 0.6, 1.85), colours.items()):
         axes.text(x, -3.9, f"■ {way}", color=colour, fontsize=12, weight="bold")
-    figure.canvas.draw()  # Drawing computes the box sizes, which the arrows need.
+    figure.canvas.draw()  # Drawing the figure computes the box sizes, which the arrows need.
     for number, lesson in LESSONS.items():
         for before in lesson.after:
             ends = {"patchA": boxes[before], "patchB": boxes[number], "shrinkA": 2, "shrinkB": 2}

@@ -1,4 +1,4 @@
-"""The learner's copies of the lessons in my_lessons/, which are created once and never overwritten."""
+"""Creates the learner's copies of the lessons in my_lessons/, which are never overwritten."""
 
 import json
 from hashlib import sha256
@@ -8,7 +8,7 @@ from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.kernelspec import KernelSpecManager
 
 KERNEL = "python3"
-RECORD = ".as_copied.json"  # maps each copy to the published text that it was made from
+RECORD = ".as_copied.json"  # file that maps each copy to the published text from which it was made
 
 
 def copy_lessons(published: Path, copies: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Compiler for CUDA C++ source strings. NVRTC compiles them to PTX without a GPU, and sim runs the PTX.
+"""Compiles CUDA C++ source strings. NVRTC compiles them to PTX without a GPU, and sim runs the PTX.
 
 NVRTC is installed with numba-cuda on Linux and Windows. If it is missing, as on macOS, the module uses PTX
 that was recorded when the lessons were built (recorded/NN_topic.json, see course.ptx).
@@ -24,8 +24,7 @@ MISSING = (
 def cuda_cpp(source, name="kernel.cu", *options, **headers):
     """Compile a string of CUDA C++ and return its kernels as a Module of sim.
 
-    If NVRTC is missing and the text was not recorded, compile the published solution instead and print a line
-    that says so.
+    If NVRTC is missing and the text was not recorded, use the published solution instead and print a message.
 
     name: file name under which findings refer to the source.
     options: additional NVRTC options, such as "-DWIDTH=8".
@@ -51,7 +50,10 @@ def cuda_cpp(source, name="kernel.cu", *options, **headers):
 
 @functools.cache
 def ptx_of(source, name="kernel.cu", *options, **headers):
-    """Return the compiled or recorded PTX of a text. Raises the same errors as `cuda_cpp`."""
+    """Return the PTX of a CUDA C++ string, freshly compiled or from the recording.
+
+    Raises the same errors as `cuda_cpp`.
+    """
     text, *others = map(without_marks, (source, *headers.values()))
     what = title(name, options, headers) + digest("".join(map(without_comments, (text, *others))))
     included = dict(zip(headers, others))

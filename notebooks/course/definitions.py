@@ -1,4 +1,4 @@
-"""Extraction of definitions from a lesson's source, together with the definitions that they depend on."""
+"""Extracts definitions from a lesson's source, together with the definitions that they depend on."""
 
 import ast
 import dis
@@ -9,7 +9,7 @@ from course.bootstrap import ROOT
 
 
 def source(lesson):
-    """Return the source text of a lesson, given its number, such as "05", with those of its further notebooks
+    """Return the source text of the lesson with this number, such as "05", including its further notebooks
     (08b)."""
     parts = sorted(ROOT.joinpath("solutions").glob(f"{lesson}[a-z_]*.py"))
     return "\n".join(part.read_text(encoding="utf-8") for part in parts)

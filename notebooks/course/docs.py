@@ -1,4 +1,5 @@
-"""HTML documentation: the public API of sim and kernels (pdoc), the lessons, and a check for dead links.
+"""Builds the HTML documentation of the public API of sim and kernels (pdoc) and of the lessons, and finds
+dead links.
 
 Usage: python notebooks/course docs [FOLDER]
 """
@@ -48,7 +49,7 @@ def write_api(folder: Path) -> None:
 
     vars(kernels).update(
         {name: getattr(kernels, name) for name in kernels.__all__}
-    )  # Reading the attributes imports the functions, which kernels otherwise imports on first use.
+    )  # Access the attributes, because `kernels` imports its functions on first use.
     pdoc.render.configure(docformat="markdown", show_source=False)
     pdoc.pdoc(*API, *(f"!{name}" for name in INNER), output_directory=folder)
 

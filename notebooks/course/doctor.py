@@ -18,8 +18,8 @@ from course.processes import started
 
 SHOWN = ("numpy", "torch", "numba", "numba-cuda")
 NO_GPU = "no GPU: every lesson runs in the simulator"
-# Packages that generate PTX, the newest generation first.
-# The driver must support the CUDA version of the installed one.
+# Packages that generate PTX, the newest generation first. The driver must support the CUDA version of the
+# package that is installed.
 PTX_WRITERS = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12")
 # Each import runs in its own process, because a broken package may crash Python.
 # The doctor collects the text that the process prints.
@@ -33,12 +33,13 @@ IMPORTS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about this machine. CUDA versions are (major, minor); None means that a component is missing."""
+    """Facts about this machine. CUDA versions are pairs (major, minor); None means that the component is
+    missing."""
 
     python: tuple[int, ...] = (3, 11, 0)
     system: str = "Linux"
     versions: dict[str, str] = field(default_factory=dict)  # package name -> version, for installed packages
-    # name in IMPORTS -> last line of the error message
+    # name in IMPORTS -> last line of the error message of an import that failed
     broken: dict[str, str] = field(default_factory=dict)
     driver: tuple[int, int] | None = None  # newest CUDA version that the driver supports
     gpus: tuple[str, ...] = ()

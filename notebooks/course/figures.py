@@ -1,4 +1,4 @@
-"""Accessible figures: colours that colour-blind readers can distinguish, and a description in words."""
+"""Makes figures accessible: colours that colour-blind readers can distinguish, and a description in words."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Find the block: a task in which attention has to match two keys at once, and a small transformer for it.
+"""Find the block: a task in which attention must match several keys at once, and a small transformer for it.
 
 A text consists of blocks of letters, followed by a question of a few letters. The answer is the only block
 that contains all letters of the question:
@@ -167,8 +167,8 @@ def share_wrong(model, task, texts=2048, seed=10**6, batch=256):
 class Plan:
     """Length and settings of the training.
 
-    There are few taps, and they start as the identity, so their learning rate is tap_factor times the
-    others'.
+    There are few taps, and they start as the identity, so their learning rate is tap_factor times that of the
+    other parameters.
     """
 
     steps: int = 600
@@ -176,7 +176,8 @@ class Plan:
     rate: float = 3e-3
     tap_factor: float = 10.0
     warm_up: int = 50
-    cool_down: float = 0.3  # fraction of the steps, at the end, during which the learning rate falls to 0
+    # fraction of the steps, at the end of the training, over which the learning rate falls to 0
+    cool_down: float = 0.3
 
     def rate_at(self, step):
         """Return the learning rate of a step: a linear warm-up, a constant phase, then a linear decay."""
@@ -197,7 +198,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(
             [{"params": rest}, {"params": taps}], betas=(0.9, 0.98), weight_decay=0.01, fused=True
         )
-        # Losses stay tensors on the model's device, because reading a value would wait for the GPU.
+        # Losses are kept as tensors on the model's device, because reading a value would wait for the GPU.
         self.losses = []
 
     @property

@@ -68,7 +68,8 @@ def lane_map(report, title="which lane holds what"):
 
 
 def registers(*lanes):
-    """Return a View of the elements that some lanes hold, labelled with their registers as in the PTX ISA."""
+    """Return a View of the elements that the given lanes hold, labelled with their registers as in the PTX
+    ISA."""
     steps = []
     for lane in lanes:
         g, t = divmod(lane, 4)

@@ -30,7 +30,7 @@ def main(jupyter_arguments: list[str]) -> int:
     component is missing that every lesson needs."""
     if doctor.main():
         return 1
-    # imported after the doctor, which reports a missing Jupyter
+    # imported after the doctor has run, which reports a missing Jupyter
     from course.copies import RECORD, copy_lessons, copy_solutions
 
     adopted = adopt_users_ledger() if (COPIES / RECORD).exists() else ""
@@ -147,7 +147,7 @@ def in_order(number: str) -> tuple[int, ...]:
 def write_settings(environment: Path) -> None:
     """Disable JupyterLab's news prompt, update check and date column in .venv.
 
-    An overrides.json that exists is left unchanged.
+    An existing overrides.json is left unchanged.
     """
     file = environment / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
     if file.parent.parent.is_dir():

@@ -1,4 +1,4 @@
-"""Decorator for cells that need a GPU. Without one, they show recorded output with its date."""
+"""Decorator for cells that need a GPU. Without a GPU, they show recorded output with its date."""
 
 import functools
 import json

@@ -1,7 +1,7 @@
 """Table of the course's commands, with their descriptions and their arguments for make and for Python.
 
-`help` and CONTRIBUTING.md list them. Help works before the set-up, so this module imports only the standard
-library.
+`help` and CONTRIBUTING.md list them. `help` must work before the set-up, so this module imports only the
+standard library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Detection of outdated definitions.
+"""Detects outdated definitions.
 
-If a cell fails, the functions from its last successful run remain defined. A check would judge those instead
-of the code on the screen.
+If a cell fails, the functions from its last successful run remain defined. A check would then judge these
+functions instead of the code on the screen.
 """
 
 import ast
@@ -28,7 +28,7 @@ class Cells:
         self.before = {name: self.names[name] for name in defined_names(self.cell) if name in self.names}
 
     def end(self, result):
-        """Mark each name that still has its old value after an error. A redefined name is up to date."""
+        """Mark each name as outdated that still has its old value after an error."""
         error = result.error_before_exec or result.error_in_exec
         for name, value in self.before.items():
             if error and self.names.get(name) is value:
@@ -37,8 +37,8 @@ class Cells:
                 self.outdated.pop(name, None)
 
     def used(self):
-        """Return why a name that the running cell uses, directly or through its functions, is outdated, or
-        ""."""
+        """Return why a name that the running cell uses, directly or through a function, is outdated. Return
+        "" if none is."""
         seen, to_do = set(), [*used_names(self.cell)]
         while self.outdated and to_do:
             name = to_do.pop()
@@ -65,7 +65,7 @@ def used_names(text):
 
 
 def called_names(value):
-    """Return the global names that a function uses. Other values have none."""
+    """Return the global names that a function uses, or an empty set if the value is not a function."""
     function = inspect.unwrap(getattr(value, "py_func", value)) if callable(value) else None
     code = getattr(function, "__code__", None)
     return {name for part in nested_code(code) for name in part.co_names} if code else set()
@@ -96,5 +96,5 @@ def watch_cells():
 
 
 def why_outdated():
-    """Return why a name in the running cell is outdated, or ""."""
+    """Return why a name in the running cell is outdated, or "" if none is."""
     return WATCHED[0].used() if WATCHED else ""

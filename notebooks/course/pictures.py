@@ -86,7 +86,7 @@ def moments_of(recording):
 def draw_times(rows, marks=()):
     """Draw a timeline with one row of bars per stream or thread.
 
-    rows: {name: [(begin, end, words, colour)]}, from the top; colour None means waiting.
+    rows: {name: [(begin, end, words, colour)]}, from top to bottom; the colour None means waiting.
     marks: (time, name of the row that reaches the mark, name of the row that waits for it).
     """
     figure, axes = plt.subplots(figsize=(WIDE, 0.3 + 0.85 * len(rows)))

@@ -1,4 +1,4 @@
-"""Child processes that end together with the command that started them.
+"""Starts child processes that end together with the command that started them.
 
 This module imports only the standard library.
 """
@@ -19,7 +19,7 @@ HAS_GROUPS = os.name != "nt"
 def end_on_sigterm() -> None:
     """Make SIGTERM raise SystemExit in this process, so that `started` can stop its children.
 
-    A process that replaces this one with exec regains the default behaviour.
+    A program that replaces this one through exec has the default behaviour again.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, raise_exit)

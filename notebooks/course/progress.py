@@ -105,7 +105,7 @@ def tick(number):
 
 
 def alone():
-    """Lock the progress list, so that two notebooks that update it at the same time lose no entry."""
+    """Lock the progress list, so that no entry is lost if two notebooks update it at the same time."""
     from filelock import FileLock  # imported here so that the doctor runs even if filelock is missing
 
     path = ledger_path()

@@ -1,5 +1,5 @@
-"""Compiler output for a kernel, with or without a GPU: inferred types, and PTX to read and to count
-instructions in.
+"""Returns compiler output for a kernel, with or without a GPU: inferred types, and PTX in which to read and
+count instructions.
 
 Compilation needs NVIDIA's library libNVVM, which is installed with numba-cuda on Linux and Windows, but no
 GPU or driver. If libNVVM is missing, as on macOS, `compiled` and `type_of` use results recorded during the
@@ -28,7 +28,7 @@ from numba.cuda import dispatcher
 from numba.cuda.compiler import compile_cuda
 from numba.cuda.cudadrv import nvvm
 
-ARCHITECTURE = "sm_80"  # the architecture of an A100, whose PTX newer GPUs run too
+ARCHITECTURE = "sm_80"  # the architecture of an A100; newer GPUs also run its PTX
 
 
 class NoCompiler(RuntimeError):
@@ -346,7 +346,7 @@ SPOKEN = {
 def spoken(line):
     """Describe one instruction in words.
 
-    Return nothing for labels, and for instructions that SPOKEN lacks.
+    Return "" for a label or an instruction that SPOKEN does not contain.
     """
     guard, operation, operands = re.fullmatch(r"(?:@(!?%\w+) +)?(\S+)\s*(.*)", line).groups()
     beginnings = [name for name in SPOKEN if f"{operation}.".startswith(f"{name}.")]
@@ -365,7 +365,7 @@ def spoken(line):
 
 
 def value_of(operand):
-    """Return a readable operand.
+    """Format an operand for display.
 
     %rd1 becomes rd1, %tid.x becomes threadIdx.x, and 0d3FF0000000000000 becomes the float64 1.0.
     """

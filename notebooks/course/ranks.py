@@ -1,4 +1,4 @@
-"""Local process groups for torch.distributed on the CPU. Every process runs the same function."""
+"""Starts local process groups for torch.distributed on the CPU. Every process runs the same function."""
 
 import contextlib
 import os
@@ -52,7 +52,7 @@ def run_ranks(function, ranks, *arguments, timeout=60):
 
 
 def started(folder, ranks, timeout, share):
-    """Start a process that runs these ranks."""
+    """Start a process that runs the ranks in `share`."""
     paths = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, "-W", "ignore::UserWarning", "-m", "course.ranks"]
     return subprocess.Popen(
@@ -103,7 +103,7 @@ def main(folder, ranks, timeout, *share):
     if len(share) == 1:
         return run(folder, ranks, timeout, share[0])
     import_module("torch.distributed")
-    with contextlib.suppress(Exception):  # Each rank reports an error of this call itself.
+    with contextlib.suppress(Exception):  # If this call fails, each rank reports the error itself.
         # Unpickling imports the modules that the function needs.
         pickle.loads((folder / "call").read_bytes())
     forked = {rank: fork(run, folder, ranks, timeout, rank) for rank in share}

@@ -16,7 +16,8 @@ from sim.viz import Scene, ranges
 # Between global memory and the chip -------------------------------------------------------------------------
 
 ARRAYS = ("Q", "K", "V", "O", "m, l")
-LANES = 8  # maximum number of lines in an arrow, each two pixels thick; a full arrow represents a d-wide tile
+# maximum number of lines in an arrow, each two pixels thick; a full arrow represents a tile of width d
+LANES = 8
 BAR = 64  # number of segments in the bar that shows the total data moved
 # (whether elements are read, whether elements are written) -> look
 MOVED = {(True, False): "load", (False, True): "store", (True, True): "atomic"}
@@ -164,7 +165,7 @@ class Panel:
         return len(self.scene.cells) - 1
 
     def arrow(self, x, y, tip):
-        """Return the lines of an arrow, from the middle outwards.
+        """Return the line segments that draw an arrow, ordered from the middle outwards.
 
         The arrow points right, or left if `tip` is negative.
         """

@@ -1,5 +1,4 @@
-"""Display of PTX from several languages side by side, with the instructions of selected source lines
-highlighted."""
+"""Shows PTX from several languages side by side, and highlights the instructions of selected source lines."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Detection of unfinished exercises, and the short message that a notebook shows for them."""
+"""Detects unfinished exercises, and makes a notebook show a short message for them."""
 
 import sys
 
@@ -18,7 +18,7 @@ def advise(stub):
 
 
 def shorten_in_notebook():
-    """Make a notebook show this advice instead of a traceback when a stub is called. Outside a notebook, do
+    """Make a notebook show advice instead of a traceback when a stub is called. Outside a notebook, do
     nothing."""
     ipython = sys.modules.get("IPython")
     if shell := ipython and ipython.get_ipython():
@@ -26,7 +26,7 @@ def shorten_in_notebook():
 
 
 def show(shell, kind, error, trace, tb_offset=None):
-    """Show an error as IPython does, but show the advice if a stub caused the error."""
+    """Show an error as IPython does, or only the advice if a stub caused the error."""
     if stub := stub_of(error):
         error._render_traceback_ = lambda: [
             f"✗ {stub} is not written yet, and this cell needs it.",

@@ -10,8 +10,8 @@ NUMBER = re.compile(r"[-−+]?\d.*|")  # matches cells that are aligned to the r
 def show_table(header, *rows, title=""):
     """Show a table.
 
-    header and each row: the same number of cells. Numbers are already formatted, and are aligned to the
-    right.
+    `header` and each row have the same number of cells. Numbers must already be formatted; they are aligned
+    to the right.
     """
     # imported here so that the package loads without Jupyter
     from IPython.display import display

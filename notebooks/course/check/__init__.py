@@ -1,11 +1,11 @@
 """The checks of the exercises, by name: `check.ex01_2` checks exercise 1.2.
 
-What enters is the learner's answer: a function, a kernel, a module or a text. What leaves is one line of
-success, or CheckFailed with the call, the expected and actual values, and a hint. A lesson's module is
-imported on first use. Read the files in this order:
+The input is the learner's answer: a function, a kernel, a module or a string. The output is a line that
+reports success, or CheckFailed with the call, the expected and actual values, and a hint. A lesson's module
+is imported on first use. Read the files in this order:
 
     harness               runs a check, and explains exceptions in the learner's code
-    words                 the text of a verdict, and the comparison of values
+    words                 the messages of verdicts, and the comparison of values
     inputs                test inputs that expose subtle errors
     kernels, contract     launches of a learner's kernel, and limits on its accesses
     dialect, trial        rejection of Python that no GPU supports, and the compilation of a correct kernel

@@ -18,11 +18,11 @@ GRID_BARRIER = "grid.sync"
 
 @dataclass(frozen=True)
 class Contract:
-    """Requirements for one launch. A field that is left out imposes no limit.
+    """Requirements for one launch. A field with its default value imposes no requirement.
 
     An access is a load, store or atomic of a single element.
 
-    names: the arrays in the order of the kernel's parameters, under the check's names ("x y out").
+    names: the check's names of the arrays, in the order of the kernel's parameters ("x y out").
         By default, these are the kernel's parameter names. "shared" refers to all shared arrays together.
     """
 
@@ -53,7 +53,7 @@ class Contract:
 
     def translation(self, kernel):
         """Return a dict from the kernel's parameter names to the names that the check uses."""
-        # PTX kernels have no Python function whose parameter names could be read.
+        # PTX kernels have no Python function from which to read parameter names.
         if (names := getattr(kernel, "names", None)) is None:
             code = getattr(kernel, "py_func", kernel).__code__
             names = code.co_varnames[: code.co_argcount]
@@ -166,8 +166,8 @@ def times(count):
 
 
 class Work:
-    """Number of accesses per thread in a launch, counted in its trace as tables (blocks, threads per
-    block)."""
+    """Number of accesses per thread in a launch, counted from its trace, as tables of shape (blocks, threads
+    per block)."""
 
     def __init__(self, report, translation=None):
         self.trace, self.threads = report.trace, int(np.prod(report.block))
@@ -190,7 +190,7 @@ class Work:
         self.at_work = self.everything > 0
 
     def table(self, chosen):
-        """Return a table of how many of the chosen events each thread executed."""
+        """Return a table with the number of selected events that each thread executed."""
         blocks = int(np.prod(self.grid))
         place = self.block_number[chosen] * self.threads + self.trace.thread[chosen]
         return np.bincount(place, minlength=blocks * self.threads).reshape(blocks, self.threads)

@@ -5,7 +5,7 @@ INFINITY = """
 #define MINUS_INFINITY __int_as_float(0xff800000)
 """
 
-# exercise 22.3: the file of a kernel includes this text as tiles.cuh
+# exercise 22.3: the kernel files #include this text as tiles.cuh
 LOAD_TILE = """
 __device__ void load_tile(float* tile, const float* array, int start, int length, int size) {
     for (int e = threadIdx.x; e < length; e += blockDim.x)
@@ -33,7 +33,7 @@ __device__ void visit(int row, const float* q_tile, const float* k_tile,
 }
 """
 
-# exercise 22.4: kernels include this text as rows.cuh
+# exercise 22.4: the kernel files #include this text as rows.cuh
 ROWS = """
 #define MINUS_INFINITY __int_as_float(0xff800000)
 

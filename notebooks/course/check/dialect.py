@@ -1,4 +1,4 @@
-"""Search of a kernel's bytecode for Python features that no GPU supports, such as lists, generators and numpy
+"""Searches a kernel's bytecode for Python features that no GPU supports, such as lists, generators and numpy
 functions on whole arrays. The search needs no compiler."""
 
 import builtins
@@ -45,7 +45,7 @@ def python_function(kernel):
 
 
 def of_package(kernel, package, allowed=()):
-    """Yield the names of a package's functions that a kernel or one of its device functions calls."""
+    """Yield the names of the package's functions that a kernel or one of its device functions calls."""
     free = {python_function(function) for function in allowed}
     waiting, seen = [python_function(kernel)], set()
     while waiting:
@@ -75,8 +75,8 @@ def found(function, seen):
 
 
 def asks_for(code):
-    """Yield a description of each operation in a code object and its nested ones that needs the Python
-    runtime."""
+    """Yield a description of each operation that needs the Python runtime, in a code object or in code nested
+    inside it."""
     steps = [*dis.get_instructions(code)]
     made = [MAKES[step.opname] for step in steps if step.opname in MAKES]
     for _ in filter(ends_a_tuple, steps):

@@ -125,7 +125,7 @@ def say_how_far(number):
 HERE = Path(__file__).resolve().parents[1]
 LAUNCHES = tuple(str(HERE.parents[1] / package) for package in ("sim", "kernels"))
 NOT_THE_LEARNERS = ("<frozen", str(HERE), *LAUNCHES, sysconfig.get_path("stdlib"))
-# installed packages, including those of another Python
+# folders of installed packages, including those of another Python
 PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
@@ -141,7 +141,7 @@ def explain(error):
 
 
 def describe_position(stop, how):
-    """Describe at which line the learner's code was stopped.
+    """Describe the line at which the learner's code was stopped.
 
     No line is shown if the check's own code was running.
     """

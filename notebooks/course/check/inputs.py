@@ -10,7 +10,8 @@ from numpy import float32
 from course.check.trial import tried
 
 FAR = 1000  # Largest absolute score. exp overflows above 88 in float32 and above 709 in float64.
-SENTINEL = 12345.0  # Guard value after outputs. It is finite, because NaN would hide an off-by-one bound.
+# Guard value stored after outputs. It is finite, because NaN would hide an off-by-one bound.
+SENTINEL = 12345.0
 
 
 def normal(rng, *shape):
@@ -70,7 +71,7 @@ def loud_scores(rng, n):
 
 
 def attention(rng, queries, keys, d, scores="scores about 0", future=None):
-    """Return float32 (q, k, v, scale) whose scores approximate one of the patterns in LOUD.
+    """Return float32 (q, k, v, scale) with scores that approximate one of the patterns in LOUD.
 
     Extreme scores are multiples of 1/8, which float32 represents exactly. The answer then differs from the
     reference only by its own rounding.

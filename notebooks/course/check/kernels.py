@@ -17,8 +17,9 @@ from sim.observers import DEFAULT
 from sim.observers.trace import Trace
 from sim.observers.traffic import Traffic
 
-EVENTS = 3_000_000  # limit on accesses for a launch with a contract, far above the number in any check
-STEPS = 50_000  # limit on the total iterations of while loops before any thread ends
+# limit on accesses for a launch with a contract, far above the number that any check needs
+EVENTS = 3_000_000
+STEPS = 50_000  # limit on the total number of iterations of while loops before any thread ends
 
 
 def launch(
@@ -30,7 +31,7 @@ def launch(
     including warnings). An unfinished stub raises its own NotImplementedError.
 
     float64: maximum number of float64 instructions in the compiled kernel.
-    options: further options of sim.simulate.
+    options: additional options of sim.simulate.
     """
     dialect.refuse(kernel)
     try:
@@ -49,7 +50,7 @@ def launch(
 
 
 def first(messages, shown=2):
-    """Return the first messages in full, followed by the number of further messages."""
+    """Return the first messages in full, followed by the number of remaining messages."""
     more = len(messages) - shown
     return "\n\n".join([*messages[:shown], *([f"and {plural(more, 'more finding')}"] if more > 0 else [])])
 

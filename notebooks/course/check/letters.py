@@ -1,4 +1,4 @@
-"""Letters for the faulty versions of a bug hunt, and the check of a learner's assignment."""
+"""Assigns letters to the faulty versions of a bug hunt, and checks the learner's assignment."""
 
 import random
 
@@ -7,7 +7,7 @@ from course.progress_bar import quiet
 
 
 def drawn(names):
-    """Return {letter: name}, in an order that is drawn again in each session.
+    """Return {letter: name} in a random order that differs between sessions.
 
     In builds and tests (COURSE_QUIET=1), the order is that of `names`, so that stored outputs can be
     compared.
@@ -19,7 +19,7 @@ def drawn(names):
 
 
 def judge(answer, truth, hint):
-    """Reject an assignment {letter: name} that is not `truth`, without naming a wrong letter."""
+    """Reject an assignment {letter: name} that differs from `truth`, without saying which letter is wrong."""
     letters = ", ".join(truth)
     if not isinstance(answer, dict) or answer.keys() != truth.keys():
         wanted = "{" + ", ".join(f"{letter!r}: ..." for letter in truth) + "}"

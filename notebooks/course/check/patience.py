@@ -22,7 +22,8 @@ class DoesNotEnd(BaseException):
 def patience(is_theirs, is_launch):
     """Yield a Watch that raises DoesNotEnd when the learner's code exceeds a time limit.
 
-    Only time inside the learner's functions counts, so a slow reference implementation does not use it up.
+    Only time inside the learner's functions counts towards the limit; time in the reference implementation
+    does not.
     `watch.waited` is the limit that was exceeded, in seconds.
 
     is_theirs: predicate for the learner's frames.
@@ -54,7 +55,7 @@ class Watch:
                 self.waited = PATIENCE if self.alone >= PATIENCE else WITH_LAUNCHES
                 if self.alone >= PATIENCE or self.in_all >= WITH_LAUNCHES:
                     self.throw(DoesNotEnd)
-                    # Raise the exception again in case a bare `except` has caught it.
+                    # Raise the exception again in case a bare `except` caught it.
                     self.alone = self.in_all = 0
 
     def look(self):

@@ -1,4 +1,5 @@
-"""Instrumentation for answers in PyTorch: tensor sizes, memory, operation counts and forbidden functions."""
+"""Instruments answers in PyTorch: measures tensor sizes, memory and operations, and detects forbidden
+functions."""
 
 import sys
 import weakref
@@ -16,7 +17,7 @@ from course.check.harness import is_theirs
 from course.check.words import fail
 from kernels.reference.tiled import Traffic
 
-# Methods that export values from PyTorch, where the check can no longer track them.
+# Methods that move values out of PyTorch, where the check can no longer track them.
 OFF = {"numpy", "tolist", "__array__", "save"}
 READY_MADE = {"scaled_dot_product_attention", "softmax", "log_softmax"}
 KERNELS = str(Path(kernels.__file__).parent)
@@ -107,7 +108,7 @@ def watched():
 def global_memory():
     """Exclude the enclosed operations from the counts.
 
-    The course's model of global memory performs them, not the answer.
+    These operations belong to the course's model of global memory, not to the answer.
     """
     before = [seen.looks_away for seen in WATCHING]
     for seen in WATCHING:
@@ -179,7 +180,7 @@ def within(
         result = answer(*given)
     code = getattr(answer, "__code__", None)
     if allowed is not None and code and code.co_filename.startswith(KERNELS):
-        ours.insert(0, f"{answer.__module__}.{code.co_name}")  # the package's function itself is the answer
+        ours.insert(0, f"{answer.__module__}.{code.co_name}")  # the answer is the package's function itself
     kept = kept(result) if callable(kept) else kept
     bounded = largest or kept or operations
     for name in ours:

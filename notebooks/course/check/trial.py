@@ -1,5 +1,4 @@
-"""Record of one check: facts for the success message, and the kernel to compile once all values are
-correct."""
+"""Records facts for a check's success message, and the kernel to compile once all values are correct."""
 
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,10 +30,11 @@ class Trial:
     def compiles(self):
         """Reject a kernel that Numba cannot compile or that uses too many float64 instructions.
 
-        Return a fact for the success message.
+        Return a line for the success message.
         """
         kernel, arguments, most = self.launch
-        if hasattr(kernel, "module"):  # A kernel from PTX was compiled before it ran.
+        # A kernel built from PTX has already been compiled, so there is nothing to check here.
+        if hasattr(kernel, "module"):
             from course.cuda_cpp import have_nvrtc
 
             return f"compiles for {ARCHITECTURE}" if have_nvrtc() else "not compiled: NVRTC is not installed"
@@ -46,7 +46,7 @@ class Trial:
             made = compiled_here(kernel, *arguments, architecture=ARCHITECTURE)
         except NoCompiler:
             return "not compiled: libNVVM is not installed"
-        except Exception as error:  # Any exception that Numba raises here is about the kernel.
+        except Exception as error:  # Any exception that Numba raises here is caused by the kernel.
             fail(
                 "the result is correct in the simulator, but Numba cannot compile the kernel for a GPU",
                 hint=reason(error),

@@ -1,4 +1,4 @@
-"""Text of a verdict: the test, the call, expected and actual values, and a hint."""
+"""Formats a verdict: the test, the call, expected and actual values, and a hint."""
 
 import textwrap
 
@@ -33,11 +33,11 @@ class CheckFailed(MessageAlone, AssertionError):
 
 
 class Interrupted(MessageAlone, KeyboardInterrupt):
-    """Exception that reports that the learner interrupted a check."""
+    """Exception that says that the learner interrupted a check."""
 
 
 class NotChecked(Exception):
-    """Exception that reports that this machine lacks something that a check needs. The message names it."""
+    """Exception that says which requirement of a check this machine lacks."""
 
 
 def fail(what, *, call=None, hint=None, wanted=None, got=None):
@@ -86,7 +86,7 @@ FEW = 6  # Arrays with more elements than this are not shown in full; only their
 
 
 def agree(mine, theirs, tolerance):
-    """Return a boolean array that says where two arrays agree within the tolerance.
+    """Return a boolean array that is true where two arrays agree within the tolerance.
 
     The tolerance is relative for values above 1. NaN agrees only with NaN.
     """
@@ -97,7 +97,7 @@ def agree(mine, theirs, tolerance):
 
 
 def explained(got, mistakes, otherwise, tolerance=1e-6):
-    """Return the hint for the mistake that produces exactly `got`, or `otherwise`. `mistakes` is {hint:
+    """Return the hint for the mistake that produces exactly `got`, or else `otherwise`. `mistakes` is {hint:
     value}."""
     try:
         found = numbers(got)

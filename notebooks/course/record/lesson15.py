@@ -53,10 +53,10 @@ class Recorder:
         return self.options.limit - (time.time() - self.began)
 
     def model(self, candidate, convolution):
-        """Return a model.
+        """Return a model with or without convolution.
 
-        With convolution, each head has asked × (2 size - 1) taps. Without it, each head has one tap. Both use
-        the same class, kernels and initial weights.
+        With convolution, each head has asked × (2 size - 1) taps. Without it, each head has one tap. Both
+        models use the same class, kernels and initial weights.
         """
         task, (width, heads, layers), _ = candidate
         taps = (task.asked, 2 * task.size - 1) if convolution else (1, 1)

@@ -1,9 +1,10 @@
-"""Measure on an H200 what lesson 17 shows, and print it as the JSON of kernels/data/lesson17.json.
+"""Measure the results of lesson 17 on an H200, and print them as the JSON of kernels/data/lesson17.json.
 
     python -m course.record.lesson17 > lesson17.json
 
-The script times the flash kernels of solutions/17_fast_forward.py with larger tiles, and for comparison those
-of the package and of PyTorch. (bench.json has the times of the convolutions.) Progress goes to stderr.
+The script times the flash kernels of solutions/17_fast_forward.py with larger tiles and, for comparison, the
+kernels of the package and of PyTorch. (bench.json has the times of the convolutions.) Progress goes to
+stderr.
 """
 
 import json
