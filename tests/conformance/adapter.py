@@ -16,7 +16,7 @@ from sim.host import Host, Options
 def install(engine):
     """Replace the GPU by a simulated one, and return a list to which every launch appends its Report.
 
-    The entry is None if the launch raised an exception.
+    A launch that raised an exception appends None.
     """
     host = Host(Options(engine), compiled=True)
     host.install()

@@ -28,7 +28,7 @@ def outcomes(modules):
 
 
 def mistakes(found):
-    """Return sentences that describe how the results deviate from the expected ones."""
+    """Return sentences that describe how the results differ from the expected ones."""
     for test, (word, _, kinds, why) in found.items():
         if word != "passed":
             yield f"{test} {word}\n{why}"

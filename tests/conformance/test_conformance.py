@@ -1,6 +1,6 @@
-"""Tests that run numba-cuda's own test suite, a part of its package, on our simulator and on Numba's.
+"""Tests that run the test suite in numba-cuda's package on our simulator and on Numba's.
 
-Each CI run covers some modules (QUICK), and on the native engine fewer (NATIVE). With --all, "fibers" and
+Each CI run covers some modules (QUICK), and fewer on the native engine (NATIVE). With --all, "fibers" and
 Numba's simulator run all modules. `python tests/conformance/native.py` runs all modules on the native engine.
 """
 
@@ -123,7 +123,7 @@ def outcomes(packages, everything):
 
 
 def of(tests, outcomes):
-    """Return those of `tests` that were selected to run."""
+    """Return the tests in `tests` that were selected to run."""
     modules = {test.split(".")[0] for test in outcomes}
     return [test for test in tests if test.split(".")[0] in modules]
 

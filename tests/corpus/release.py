@@ -1,6 +1,6 @@
 """Corpus: control flow that depends on the result of an atomic.
 
-For most cases, a single run under one schedule does not reveal the bug.
+In most cases, a single run under one schedule does not reveal the bug.
 """
 
 import numpy as np

@@ -1,6 +1,7 @@
 """Tests that run every kernel of the corpus under several seeds and engines.
 
-The buggy kernel must produce exactly its findings. Its fixed twin must produce none, and numpy's result. With
+The buggy kernel must produce exactly its findings. Its fixed twin must produce no finding, and numpy's
+result. With
 --all, every case also runs compiled and with 20 seeds on both interpreted engines.
 
 A case is a class, and its docstring names the bug:
@@ -11,7 +12,7 @@ A case is a class, and its docstring names the bug:
     findings: (kind, severity, array, *(source line, action)) per finding
     options: passed to `simulate`
     hangs: whether the buggy kernel may hang a GPU
-    fixed_launch etc.: values for the fixed twin, if they differ
+    fixed_launch etc.: the same for the fixed twin, if it differs
 """
 
 import numpy as np
@@ -40,8 +41,8 @@ EQUAL_WRITES = [
 def runs(name, twin):
     """Return (RUNS, number of runs in a CI run), with the runs of a CI run first.
 
-    A CI run executes all cases on fibers. For each tenth case, one twin also runs compiled and the other on
-    threads.
+    A CI run executes all cases on fibers. For every tenth case, it also runs one twin compiled and the other
+    twin on threads.
     """
     place = list(CASES).index(name)
     compiled = (place + (twin == "fixed")) % 2

@@ -1,5 +1,4 @@
-"""Fixtures that the course tests share: a temporary progress list, and the number of mutants in the last
-line."""
+"""Fixtures that the course tests share, and a last line of output with the number of mutants tested."""
 
 import pytest
 
@@ -16,7 +15,7 @@ def state_dir(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def compiler(request):
-    """Skip an answer in CUDA C++ if NVRTC is missing, because its check would only report that it did not
+    """Skip an answer in CUDA C++ if NVRTC is missing, because its check would only report that it could not
     run."""
     given = getattr(request.node, "callspec", None)
     name = str(given and (given.params.get("name") or given.params.get("check")))

@@ -17,12 +17,12 @@ IMPORTED = [
     "sim.native.engine",
     "torch",
 ]
-# The environment of a kernel sets matplotlib's backend, which must be known before the import.
+# A kernel's environment selects matplotlib's backend, which must be known before the import.
 INLINE = "module://matplotlib_inline.backend_inline"
 
 
 def install():
-    """Make jupyter_client fork each kernel that it starts from now on."""
+    """Make jupyter_client fork every kernel that it starts after this call."""
     from jupyter_client.provisioning import local_provisioner
 
     context = multiprocessing.get_context("forkserver")
@@ -40,7 +40,7 @@ class Forked:
         here, there = context.Pipe(duplex=False)
         self.process = context.Process(target=run, args=(arguments, env, cwd, stderr is not None, there))
         self.process.start()
-        here.recv()  # By now the child leads its own process group, so signals reach only that group.
+        here.recv()  # The child now leads its own process group, so signals reach only that group.
         self.pid = self.process.pid
 
     def poll(self):

@@ -182,7 +182,7 @@ def test_without_a_driver_linux_gets_the_torch_that_needs_no_cuda_libraries(root
     assert not bootstrap.wants_torch_for_cpu(None, "Linux")
     monkeypatch.delenv("PIP_ARGS")
     assert not bootstrap.wants_torch_for_cpu((13, 0), "Linux")
-    # The ordinary wheel of torch needs no CUDA on this system.
+    # On this system, the standard wheel of torch needs no CUDA.
     assert not bootstrap.wants_torch_for_cpu(None, "Windows")
 
 
@@ -334,7 +334,7 @@ def test_only_setup_lab_and_test_install(root, monkeypatch, capsys, command, the
 
 
 def test_a_second_set_up_installs_nothing(tmp_path):
-    """Run the real command in a project with an empty .venv and a stamp, where pip could not even start."""
+    """Run the real command in a project with an empty .venv and a stamp. pip could not even start there."""
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "notebooks" / "course", tmp_path / "notebooks" / "course")

@@ -1,4 +1,4 @@
-"""Tests of functions brought over from another lesson: the learner's version if it is done, else the
+"""Tests of functions brought over from another lesson: the learner's version if it is finished, else the
 solution's."""
 
 import json

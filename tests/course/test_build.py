@@ -1,7 +1,7 @@
 """Tests of the build.
 
-It creates stubs and solutions from one source, its output is reproducible, and it writes nothing for a lesson
-that fails.
+The build must create stubs and solutions from one source, reproduce its output, and write nothing for a
+lesson that fails.
 """
 
 import shutil

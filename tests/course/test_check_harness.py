@@ -205,7 +205,8 @@ def test_an_interrupt_shows_the_learners_line_and_one_sentence():
         '      call=f"double({number})", tolerance=0, hint="Twice.")',
         "  The check did not finish, so there is no verdict on your answer.",
     ]
-    assert caught.value.__suppress_context__  # no frame between the harness and the interrupt
+    # the traceback has no frame between the harness and the interrupt
+    assert caught.value.__suppress_context__
 
 
 def test_the_line_of_an_interrupt_in_a_compiled_package_is_the_learners():
@@ -281,7 +282,7 @@ def test_nothing_is_thrown_once_the_check_is_over(impatient):
     watch = patience.Watch(threading.get_ident(), None, lambda frame: True, lambda frame: False)
     watch.stop()
     watch.throw(patience.DoesNotEnd)
-    # executes bytecode, during which a pending exception would be raised
+    # run enough bytecode that a pending exception would be raised
     assert sum(range(10_000)) == 49_995_000
 
 
@@ -325,7 +326,8 @@ def test_the_checks_own_time_does_not_count(impatient):
         time.sleep(0.5)
         return "nothing"
 
-    body.__code__ = body.__code__.replace(co_filename=patience.__file__)  # attributes of the course
+    # attribute the function's time to the course, not to the learner
+    body.__code__ = body.__code__.replace(co_filename=patience.__file__)
     exercise("9.3", "oracle")(body)(None)
     assert "9.3" in done()
 

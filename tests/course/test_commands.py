@@ -23,7 +23,7 @@ needs_groups = pytest.mark.skipif(os.name == "nt", reason="Windows has no signal
 
 @pytest.fixture
 def untouched(monkeypatch):
-    """Fail a test in which a command runs the set-up or checks whether it is needed."""
+    """Fail the test if a command runs the set-up or checks whether it is needed."""
     monkeypatch.setattr(command_line, "set_up", lambda root: pytest.fail("nothing was to be set up"))
     monkeypatch.setattr(command_line, "is_set_up", lambda root: pytest.fail("nobody asked for a command"))
 
@@ -60,8 +60,7 @@ def test_help_of_make_lists_what_make_takes():
 @needs_make
 @pytest.mark.parametrize(("name", "arguments"), USES)
 def test_make_runs_what_python_runs(name, arguments):
-    """Compare the command that make would run, without running it, with the line that help shows for
-    Python."""
+    """Compare the command that make would run (it does not run) with the line that help shows for Python."""
     _, target, *variable = COMMANDS[name].in_make(arguments).split(" ", 2)
     given = [each.replace('"', "") for each in variable]
     assert make("-n", "PYTHON=python", target, *given).stdout.strip() == COMMANDS[name].in_python(arguments)

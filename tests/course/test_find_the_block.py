@@ -188,8 +188,8 @@ def test_training_learns(attention):
 
 
 def test_what_is_taken_up_again_ends_as_if_never_stopped(tmp_path):
-    """Stop after 4 of 6 steps and resume as another process would, with other initial weights and another
-    generator."""
+    """Stop after 4 of 6 steps and resume as another process would, with different initial weights and a
+    different generator."""
     whole, path = training(), tmp_path / "run.pt"
     *_, last = whole.run()
     stopped = training()
@@ -215,7 +215,7 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     run.step()
     run.save(path)
     before = path.read_bytes()
-    # simulates a disk that fails while the draft is written
+    # simulate a disk that fails while the temporary file is written
     monkeypatch.setattr(os, "fsync", lambda descriptor: 1 / 0)
     run.step()
     with pytest.raises(ZeroDivisionError):

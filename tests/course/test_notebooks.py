@@ -1,6 +1,6 @@
 """Tests of the published lessons.
 
-They are up to date, fail exactly at unfinished exercises, and equal the solutions everywhere else.
+They must be up to date, fail exactly at unfinished exercises, and equal the solutions everywhere else.
 """
 
 import json
@@ -16,7 +16,7 @@ from course.progress import exercises
 LESSONS = [source.stem for source in build.sources(ROOT)]
 RECORDED = ROOT / "notebooks" / "course" / "recorded"
 each_lesson = pytest.mark.parametrize("lesson", LESSONS)
-# All stubs together take 200 s of CPU time, the slowest 18 to 49 s each.
+# All stubs together take 200 s of CPU time; the slowest take 18 to 49 s each.
 # The cells outside the marked regions are compared in every CI run.
 LONG = {"02_flash_attention", "13_conv_backward", "15_training", "23_many_gpus"}
 STUBS = [lesson for lesson in LESSONS if lesson not in LONG][3::18]

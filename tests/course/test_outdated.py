@@ -1,7 +1,7 @@
 """Tests of messages about outdated functions and interrupted checks in a notebook.
 
-A check of a function whose last cell failed says so. An interrupted or endless check shows only the learner's
-line.
+A check of a function whose cell has failed must say so. A check that is interrupted or does not end must show
+only the learner's line.
 """
 
 import pytest

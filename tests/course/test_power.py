@@ -74,7 +74,8 @@ def test_a_solution_passes_for_every_seed(check, few):
     ],
 )
 def test_answers_made_by_machine_are_rejected(kind, check, few, record_property):
-    """Check generated answers: in a CI run, mutations of every second exercise and breakers of the others."""
+    """Check generated answers: in a CI run, mutations of every second exercise and breakers of the other
+    exercises."""
     accepted = []
     for label in few(shuffled(list(survey.wrong(check, kind))), CHOSEN):
         _, seeds, _ = survey.judged((check, kind, label, [0]))

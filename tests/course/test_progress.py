@@ -171,7 +171,7 @@ def test_how_far_one_is(state_dir):
     )
     for number in (number for lesson in exercises().values() for number in lesson if number != "1.1"):
         tick(number)
-    assert next_exercise("1.2") == "1.1"  # the exercise that was skipped
+    assert next_exercise("1.2") == "1.1"  # exercise 1.1 was skipped
     tick("1.1")
     assert (
         how_far("1.2") == f"{total} of {total} done · [a solution of 1.2](solutions/01_online_softmax.ipynb)"

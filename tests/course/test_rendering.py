@@ -1,6 +1,7 @@
-"""The lessons as a browser shows them, in headless Chromium.
+"""Tests of the lessons as a browser shows them, in headless Chromium.
 
-Pages made by nbconvert are tested light and dark, narrow and wide, with and without scripts. In JupyterLab
+Pages made by nbconvert are tested in light and dark themes, narrow and wide, with and without scripts. In
+JupyterLab
 itself, "Run All" of a stub must stop, and keys must move a slider. Screenshots are saved in the folder that
 COURSE_SCREENSHOTS names, if it is set.
 """
@@ -219,8 +220,8 @@ scene.view()"""
 
 
 def test_keys_move_a_slider_in_jupyterlab_and_press_its_buttons(browser, jupyterlab, tmp_path):
-    """Press keys on a slider for which JupyterLab has shortcuts: arrows select another cell, Enter edits
-    one."""
+    """Press keys on a slider that JupyterLab also uses as shortcuts: arrows select another cell, Enter edits
+    a cell."""
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(SCENE)], metadata=nbformat.from_dict(build.METADATA)
     )

@@ -1,6 +1,6 @@
 """Tests of the message that a notebook cell shows if it needs an unfinished exercise.
 
-Other errors look as usual.
+Other errors must look as usual.
 """
 
 import pytest

@@ -1,7 +1,7 @@
 """Comparison of the simulator with a GPU on the CUDA C++ corpus of tests/sim/ptx, with NVRTC and the driver.
 
-The fixed kernels must compute the same values as in the simulator. The verdicts of compute-sanitizer on the
-buggy and the fixed kernels are shown next to the simulator's findings. The program prints a Markdown table.
+The fixed kernels must compute the same values as in the simulator. The program prints a Markdown table, which
+shows the verdicts of compute-sanitizer on the buggy and the fixed kernels next to the simulator's findings.
 The exit status is 1 if a value differs.
 
     python tests/gpu/ptx_corpus.py [--seconds 20] [--jobs 12] [--values]
@@ -86,7 +86,7 @@ def process(command, seconds):
 
 
 def on_gpu(name, kernel, seconds):
-    """Return the output of a kernel on the GPU, or a word that describes the failure."""
+    """Return the output of a kernel on the GPU, or a word that describes its failure."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output.npy"
         status, text = process([sys.executable, __file__, "--launch", name, kernel, str(output)], seconds)
@@ -110,7 +110,7 @@ def in_simulator(name, kernel):
 
 
 def sanitized(name, kernel, tool, seconds):
-    """Return the number of errors that a tool of compute-sanitizer reports, or a word that describes the
+    """Return the number of errors that a tool of compute-sanitizer reports, or a word that describes its
     failure."""
     if (name, kernel) in ENDLESS:
         return "not run"

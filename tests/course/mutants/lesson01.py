@@ -1,4 +1,4 @@
-"""Wrong answers to lesson 01 that learners give, and correct ones that differ from the solution."""
+"""Wrong answers to lesson 01 that learners give, and correct answers that differ from the solution."""
 
 import math
 
@@ -128,7 +128,7 @@ def forgets_to_return(pairs):
 
 
 def without_running_state(pairs):
-    """Return correct results, but store all pairs and apply the definition at the end."""
+    """Wrong: stores all pairs and applies the definition at the end, though the results are correct."""
     pairs = list(pairs)
     m = max([score for score, _ in pairs], default=-math.inf)
     weights = [math.exp(score - m) for score, _ in pairs]
@@ -169,7 +169,7 @@ def merging(factors, maximum=max):
 
 
 def exp(x):
-    """Return exp(x) without raising an exception, as on a GPU."""
+    """Return exp(x) without raising an exception on overflow, as on a GPU."""
     with np.errstate(all="ignore"):
         return float(np.exp(x))
 

@@ -1,4 +1,4 @@
-"""Wrong answers to lesson 02 that its checks must reject, and right ones that they must accept."""
+"""Wrong answers to lesson 02 that its checks must reject, and correct answers that they must accept."""
 
 import math
 
@@ -270,7 +270,7 @@ def serpentine(q, k, v, rows, columns, traffic):
 
 
 def holds_all(what):
-    """Return a queries_outer that keeps on the chip, for all queries, their `what`."""
+    """Return a queries_outer that keeps `what` of all queries on the chip."""
 
     def queries_outer(q, k, v, rows, columns, traffic):
         out, rows_of = torch.empty_like(q), tiles(len(q), rows)

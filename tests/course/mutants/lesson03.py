@@ -189,7 +189,7 @@ class OneArray(SharedMemory):
         return self.arrays.setdefault(0, np.full(shape, np.nan, dtype))
 
 
-KEPT = {}  # state that a wrong launcher keeps from block to block
+KEPT = {}  # state that a wrong launcher carries over from block to block
 
 
 def run_block(kernel, grid, block, block_index, args):

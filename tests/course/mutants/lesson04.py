@@ -1,7 +1,8 @@
 """Wrong answers to the exercises of lesson 04, each labelled with its mistake, and alternative correct
 answers.
 
-A wrong kernel is the lesson's broken one, or its fixed one with one or two lines edited, or is written here.
+A wrong kernel is the lesson's broken kernel, its fixed kernel with one or two lines edited, or a kernel
+defined here.
 """
 
 import math
@@ -14,7 +15,7 @@ from power.lessons import from_solutions
 
 
 def lessons(kernel, *edits):
-    """Return the lesson's kernel of this name with each (old, new) of `edits` made in its source."""
+    """Return the lesson's kernel of this name after applying each (old, new) in `edits` to its source."""
     return edited(*from_solutions("04", kernel, float32=float32, math=math), *edits)
 
 
@@ -127,7 +128,7 @@ def histogram_jitted(letters, counts):
 
 
 def histogram_by_retries(letters, counts):
-    """Correct: repeats a compare-and-swap until no other thread has come between."""
+    """Correct: repeats a compare-and-swap until no other thread intervenes."""
     i = cuda.grid(1)
     if i < letters.size:
         old = 0

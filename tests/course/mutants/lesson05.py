@@ -61,7 +61,8 @@ def visit_with_if(row, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l):
 
 @cuda.jit
 def flash_two_barriers_first(q, k, v, o, n, d, columns, scale):
-    """Correct: idle threads skip the visit, and the barrier that protects the old tile precedes the load."""
+    """Correct: idle threads skip the computation, and the barrier that protects the old tile precedes the
+    load."""
     shared = cuda.shared.array(0, float32)
     t, rows = cuda.threadIdx.x, cuda.blockDim.x
     size = columns * d
@@ -89,7 +90,7 @@ def without(line):
 
 
 def instead(line, other):
-    """Return an answer that contains all repairs, but another one for this line."""
+    """Return an answer that contains all repairs, except that this line is repaired differently."""
     return lambda: REPAIRS | {line: other}
 
 

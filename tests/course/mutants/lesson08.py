@@ -144,7 +144,7 @@ def transpose_by_one_lane_a_warp(a, out):
 
 
 def changed(**numbers):
-    """Return a wrong answer that predicts other numbers for some patterns."""
+    """Return a wrong answer that predicts different numbers for some patterns."""
     return lambda: PREDICTED | numbers
 
 

@@ -1,4 +1,4 @@
-"""Wrong answers to lesson 10 that its checks must reject, and right ones that they must accept."""
+"""Wrong answers to lesson 10 that its checks must reject, and correct answers that they must accept."""
 
 import math
 

@@ -245,7 +245,7 @@ def with_autograd(q, k, v, w, o, log_sum, d_o):
 
 
 def by_the_package(q, k, v, w, o, log_sum, d_o):
-    """Call the package's backward pass, with a batch and a head in front."""
+    """Wrong: calls the package's backward pass after adding batch and head dimensions."""
     many = [x[None, None] for x in (q, k, v)] + [w[None]] + [x[None, None] for x in (o, log_sum, d_o)]
     return tuple(x.reshape(y.shape) for x, y in zip(reference.conv_attention_backward(*many), (q, k, v, w)))
 

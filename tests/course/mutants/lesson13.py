@@ -62,7 +62,7 @@ def to_load_by_corners(i0, j0, rows, columns, c_q, c_k):
 
 @cuda.jit(device=True)
 def t_by_zeros_first(p_tile, d_t_tile, s_tile, w, log_sum, delta, i0, j0):
-    """Correct: writes 0 first, and then the visible entries, with a convolution of its own."""
+    """Correct: first writes 0 everywhere, then computes the visible entries with a convolution of its own."""
     height, width = s_tile.shape[0] - w.shape[0] + 1, s_tile.shape[1] - w.shape[1] + 1
     for e in range(cuda.threadIdx.x, height * width, cuda.blockDim.x):
         i, j = e // width, e % width

@@ -60,7 +60,7 @@ def plain_load_a(a, first):
 
 @cuda.jit(device=True)
 def load_a_by_shuffle(a, first):
-    """Load row g + 8 for lane 4 g + t by a shuffle from the lanes that have loaded it."""
+    """Load row g + 8 for lane 4 g + t with a shuffle from the lanes that have loaded it."""
     lane = cuda.threadIdx.x % 32
     i, j = lane // 4, first + lane % 4
     word = a[i + 8, j]
@@ -155,7 +155,7 @@ def product_in_bfloat16(a, b, out):
 
 @cuda.jit(device=True)
 def number(words, row, k):
-    """Return bfloat16 element k of a row of 32-bit words as float32, decoded from its bits."""
+    """Return bfloat16 element k of a row of 32-bit words as a float32, decoded from its bits."""
     bits = (words[row, k // 2] >> (16 * (k % 2))) & 0xFFFF
     size, exponent = float32(bits & 0x7F), int(bits >> 7) & 0xFF
     if exponent > 0:
@@ -241,7 +241,7 @@ U = 2.0**-8
 
 
 def with_error(a, b):
-    """Return the rounding error of these particular values, which is no bound for others."""
+    """Return the rounding error of these particular values, which is not a bound for other values."""
     rounded = [x.astype(bfloat16).astype(float) for x in (a, b)]
     return np.abs(rounded[0] @ rounded[1] - a @ b)
 
@@ -287,7 +287,7 @@ BOUND = [
 
 @cuda.jit(device=True)
 def fragments_renamed(a_tile, b_tile, row, column, step):
-    """Correct: loads the matrices in another order, and swaps the registers accordingly."""
+    """Correct: loads the matrices in a different order, and swaps the registers accordingly."""
     lane = cuda.threadIdx.x % 32
     i, j = lane // 16 * 8 + lane % 8, lane // 8 % 2 * 8
     a0, a2, a1, a3 = ldmatrix_x4(a_tile, (row + i, step + j))

@@ -1,7 +1,7 @@
 """Wrong answers to the exercises of lesson 17, each labelled with its mistake, and alternative correct
 answers.
 
-Each answer is the solution's cell with some lines edited, or with another body.
+Each answer is the solution's cell with some lines edited or with its body replaced.
 """
 
 import sys

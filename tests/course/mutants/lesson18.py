@@ -119,7 +119,7 @@ def for_show(s_tile, g_tile, c_q, c_k):
 
 @cuda.jit(device=True)
 def quarters_in_another_order(sums, s_tile, s_row, g_tile, g_row, column):
-    """Correct: loads matrices 1 and 2 in another order, and swaps the registers accordingly."""
+    """Correct: loads matrices 1 and 2 in a different order, and swaps the registers accordingly."""
     lane = cuda.threadIdx.x % 32
     a0, a2, a1, a3 = ldmatrix_x4_trans(s_tile, (s_row + lane % 16, column + lane // 16 * 8))
     b0, b1 = ldmatrix_x2_trans(g_tile, (g_row + lane % 16, column))

@@ -1,7 +1,7 @@
-"""Further answers to the exercises of lessons 09 to 15, of kinds that readers have tried.
+"""More answers to the exercises of lessons 09 to 15, of kinds that readers have tried.
 
 The wrong answers return correct values for easy inputs, but violate a requirement of the exercise. The
-correct ones are unusual.
+correct answers are unusual.
 """
 
 import runpy
@@ -50,7 +50,7 @@ def doubled(tensor):
 
 
 def forward_in(way):
-    """Return lesson 10's loop over tiles with another state for a tile of rows.
+    """Return lesson 10's loop over tiles with a different state for each tile of rows.
 
     way: (start, add, finish), three functions that create, update and evaluate the state.
     """

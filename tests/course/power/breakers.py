@@ -1,7 +1,7 @@
-"""Wrong answers that are generated for every exercise in the same way.
+"""Generates wrong answers to every exercise in the same way.
 
-Examples are an ignored argument, a limit on the size, a modified input, Python code that no GPU supports, a
-softmax without a maximum, and work that threads do not share.
+These answers ignore an argument, work only up to a size, modify an input, use Python code that no GPU
+supports, compute a softmax without a maximum, or do not divide the work among threads.
 """
 
 import ast

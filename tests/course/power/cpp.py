@@ -46,7 +46,7 @@ TYPES = r"\b(float|int|unsigned)\s*$"
 
 
 def is_cpp(exercise):
-    """Return whether the answer is a text in CUDA C++, whose name is in capital letters."""
+    """Return whether the answer is a CUDA C++ string, which has a name in capital letters."""
     return exercise.answer.isupper()
 
 
@@ -102,8 +102,8 @@ def split(text, start):
 
 
 def statements(text):
-    """Yield the removal of each statement, each condition as always true, and each conditional expression as
-    always one of its two values.
+    """Yield mutations that remove a statement, make a condition always true, or make a conditional expression
+    always use the same one of its two values.
 
     Declarations are kept.
     """
@@ -124,7 +124,7 @@ def statements(text):
 
 
 def near(text, place):
-    """Return the beginning of the line around a position."""
+    """Return the beginning of the line that contains a position."""
     line = text[text.rfind("\n", 0, place) + 1 :].partition("\n")[0]
     return line.strip()[:60]
 

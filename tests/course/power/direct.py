@@ -1,6 +1,7 @@
-"""Kernels with correct values that share no work.
+"""Generates kernels that compute correct values, but do not divide the work among threads.
 
-DIRECT has a direct computation of one element for each exercise. Five kernels are generated from each.
+DIRECT has a direct computation of one element for each exercise. Five kernels are generated from each
+computation.
 """
 
 import linecache
@@ -36,7 +37,7 @@ for j in range({keys}):
     m = larger
 for c in range(d):
     {o}[{row}c] /= l"""
-# check: (parameters, number of elements, elements per block, body, numbers of the ways that are correct)
+# check: (parameters, number of elements, elements per block, body, indices of the ways that are correct)
 DIRECT = {
     "ex03_1": ("x, y, out", "out.size", "cuda.blockDim.x", "out[i] = x[i] + y[i]", {4}),
     "ex03_3": (

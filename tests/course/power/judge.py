@@ -1,4 +1,4 @@
-"""Verdict of a check on an answer, with a time limit and without output."""
+"""Obtains the verdict of a check on an answer, with a time limit and without output."""
 
 import contextlib
 import io
@@ -7,11 +7,11 @@ import signal
 from course import check, ptx
 from course.check.harness import CheckFailed
 
-PATIENCE = 60  # Time limit of one check, in seconds. A slower answer is taken to be endless.
+PATIENCE = 60  # Time limit of one check, in seconds. A slower answer is assumed to run forever.
 
 
 class TooLong(BaseException):
-    """Error of an answer that exceeds the time limit.
+    """Exception that an answer has exceeded the time limit.
 
     It derives from BaseException so that no `except Exception` in a lesson catches it.
     """
@@ -46,7 +46,7 @@ def compiled_once():
         closed = tuple(cell.cell_contents for cell in function.__closure__ or ())
         types = tuple(map(ptx.type_of_argument, arguments))
         key = function.__code__, closed, id(function.__globals__), types, architecture
-        # Keeping the kernel alive prevents another module from getting the same id of its globals.
+        # Keep the kernel alive, so that the id of its globals is not reused for another module.
         if key not in kept:
             kept[key] = compile_here(kernel, *arguments, architecture=architecture), kernel
         return kept[key][0]

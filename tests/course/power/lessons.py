@@ -27,7 +27,8 @@ class Exercise:
     lines: tuple
 
     def with_cell(self, cell, label):
-        """Return the answer for another text of the exercise's cell. `sim` and Numba can read its source."""
+        """Return the answer for a modified text of the exercise's cell. `sim` and Numba can read its
+        source."""
         text = f"{self.needs}\n\n\n{cell}\n"
         name = f"<{self.check}: {label} {abs(hash(text))}>"
         linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
@@ -66,7 +67,7 @@ def from_solutions(lesson, *names, **others):
 
     Docstrings and the marks of solutions are removed, so that edits change only code.
 
-    others: further global names, which edits of the text use.
+    others: additional global names that edits of the text use.
     """
     text = without_docstrings(needed_definitions(cells_of(source(lesson)), "\n".join(names)))
     file = f"<lesson {lesson}: {', '.join(names)}>"

@@ -1,4 +1,4 @@
-"""Table of how the checks judge every solution and every wrong answer, computed on all cores.
+"""Prints a table of how the checks judge every solution and every wrong answer, computed on all cores.
 
     python tests/course/power/survey.py [ex05_3 ...]
 
@@ -84,7 +84,7 @@ def jobs(checks, kinds, seeds):
 def rounds(checks, seeds, first_seed, seconds, size=10):
     """Yield jobs that check solutions with ten seeds each, starting with the fastest solutions.
 
-    seconds: {check: durations of its finished jobs}, which grows meanwhile.
+    seconds: {check: durations of its finished jobs}, which grows while jobs are yielded.
     """
     todo = {check: iter(range(first_seed, first_seed + seeds, size)) for check in checks}
     given = Counter()
@@ -171,8 +171,8 @@ class Throttle:
 
 
 def row(check, tried, contrary, spent):
-    """Return the line of one exercise: rejected and total wrong answers of each kind, and seeds of its
-    solution."""
+    """Return the line of one exercise: the rejected and all wrong answers of each kind, and the seeds tried
+    for its solution."""
     cells = [f"{check}"]
     for kind in WRONG:
         mine = {key: seeds for key, seeds in tried.items() if key[0] == kind}

@@ -1,4 +1,4 @@
-"""Answers that readers of the lessons tried, with one module per reading.
+"""Answers that readers of the lessons tried, with one module per reader.
 
 A module defines WRONG and RIGHT, each {check: [(label, answer)]}.
 """

@@ -1,6 +1,6 @@
-"""Wrong answers to lessons 01 to 08 that were designed to deceive the checks, and unusual correct ones.
+"""Wrong answers to lessons 01 to 08 that were designed to deceive the checks, and unusual correct answers.
 
-They supplement the answers that readers found.
+They supplement the answers that readers gave.
 """
 
 import itertools
@@ -69,7 +69,7 @@ def softmax_of_near_scores(pairs):
 
 
 def softmax_of_a_buffer(pairs):
-    """Wrong: stores the scores in PyTorch's memory, which the check of Python's memory does not see."""
+    """Wrong: stores the scores in PyTorch's memory, which the check does not count as Python's memory."""
     kept, count, m, o = torch.empty(100_000, dtype=torch.float64), 0, -math.inf, 0.0
     for score, value in pairs:
         kept[count], count, new = score, count + 1, max(m, score)

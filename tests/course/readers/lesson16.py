@@ -13,7 +13,7 @@ SUM = "d0, d1, d2, d3 = mma_bf16(a0, a1, a2, a3, b0, b1, d0, d1, d2, d3)"
 RIGHT_HALF = "e0, e1, e2, e3 = mma_bf16("
 ANY = "cuda.any_sync(0xFFFFFFFF, {})"
 STORED = "out[i, 2 * j], out[i, 2 * j + 1] = d0, d1"
-ROUND = "d0 = float32(17 * d0) - float32(float32(17 * d0) - d0)"  # accuracy of 20 bits
+ROUND = "d0 = float32(17 * d0) - float32(float32(17 * d0) - d0)"  # rounds to 20 bits
 SECOND_BARRIER = "        cuda.syncthreads()  # used up: the next tiles may come\n"
 
 

@@ -138,7 +138,7 @@ def a_prompt_has_nothing_before_it(kept, q, c_q, after_c_q):
 
 
 def a_memory_of_its_own():
-    """Return a push with a memory of its own, which is correct for only one sequence at a time."""
+    """Return a `push` that keeps its own state, so it is correct for only one sequence at a time."""
     state = {}
 
     def push(kept, q, c_q, after_c_q):
@@ -176,7 +176,7 @@ LAYERS = {
 
 
 def by_experiments(layers=LAYERS):
-    """Return an answer that names the first fault whose layer gives a wrong result on a machine."""
+    """Return an answer that names the first fault with a layer that gives a wrong result on a machine."""
 
     def faults():
         from course.check import lesson19

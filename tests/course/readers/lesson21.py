@@ -1,5 +1,5 @@
 """Answers of a reader of lesson 21 (Triton): wrong ones that its checks once accepted, and correct ones that
-the checks rejected, some of them for only one seed in twenty."""
+the checks once rejected, some of them for only one seed in twenty."""
 
 import runpy
 from pathlib import Path

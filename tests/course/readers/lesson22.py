@@ -45,7 +45,7 @@ def absorb(old, new):
 
 
 def mend(letter, right, wrong=None):
-    """Return an answer to exercise 22.5 that fixes one kernel in another way."""
+    """Return an answer to exercise 22.5 that fixes one kernel differently from the solution."""
     mends = {letter: {wrong: right} for letter, (wrong, right) in MENDS.items()}
     mends[letter] = {wrong or MENDS[letter][0]: right}
     return lambda: mends

@@ -52,7 +52,7 @@ def softmax_of_an_array(pairs):
 
 
 def softmax_of_a_string(pairs):
-    """Wrong: stores all pairs in a string, where the check looks for lists and arrays."""
+    """Wrong: stores all pairs in a string, because the check looks only for lists and arrays."""
     m, text = -math.inf, ""
     for score, value in pairs:
         m = max(m, score)
@@ -325,7 +325,7 @@ REPAIRS = exercises("05")["ex05_4"].solution
 
 
 def repairs(**changes):
-    """Return the repairs, with other replacements for the lines that the keywords name."""
+    """Return the repairs, with different replacements for the lines that the keywords name."""
     lines = {
         "rows": "for first in range(0, n, rows):",
         "start": "m, l = float32(0), float32(0)",

@@ -93,7 +93,8 @@ def by_fourier(s0, w, i, j):
 
 
 def remembered():
-    """Return a wrong answer that caches each score by its position and the shapes, ignoring later values."""
+    """Return a wrong answer that caches each score by its position and the shapes, and so ignores later
+    values."""
     known = {}
 
     def answer(s0, w, i, j):

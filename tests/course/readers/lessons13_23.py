@@ -47,7 +47,7 @@ K_TILE = "load_rows(k, start - left, end - start + c_k - 1, traffic)"
 
 
 def is_right(shapes=((1, 3, 4), (2, 3, 4), (9, 3, 4), (7, 2, 3)), size=None, d=4, tolerance=1e-5, said=bool):
-    """Return a test of decoders like the solution's, with other shapes, tolerance and type of result."""
+    """Return a test of decoders like the solution's, but with the given shapes, tolerance and result type."""
 
     def answer(decode):
         for n, c_q, c_k in shapes:
