@@ -542,12 +542,12 @@ for splits in (1, 16, 64, 512):
 # ## 5. How many splits?
 #
 # One is too few. As many as there are keys is too many: there would be more halo than work, and 65536 states
-# to merge. A small model shows where the best number is. It takes three things into account:
+# to merge. A small model shows where the best number is. It takes two things into account:
 #
 # - Only a certain number of blocks can run at once; call it the number of **slots**. If there are more
 #   blocks, they run in **waves**: heads · splits / slots, rounded up.
-# - A block's time is its number of keys,
-# - plus a fixed **overhead** for the halo, the window and the merge, which we also count in keys.
+# - A block's time is its number of keys, plus a fixed **overhead** for the halo, the window and the merge,
+#   which we also count in keys.
 #
 # **On paper.** Take 3 slots, 2 heads, 12 keys, and an overhead of 2 keys. Fill in the table. Which number of
 # splits is best, and is two better than one?
@@ -641,8 +641,8 @@ print(inspect.getsource(choose_splits))
 # ## 6. Bug hunt: a published algorithm
 #
 # There is a published algorithm for exactly this task. Here are its four mistakes, each alone in a decoder
-# that is otherwise correct. `owned_by` is `owned_keys`, `pieces` is `T` of a split, `state_of` is its state,
-# and `merged` is the merge with the division.
+# that is otherwise correct. `owned_by` is `owned_keys`, `pieces` computes `T` of a split,
+# `state_of` computes its state, and `merged` merges and divides.
 
 # %%
 for faulty in (

@@ -15,8 +15,8 @@
 # After this lesson you will be able to
 #
 # 1. build the layer that all of part 4 was about, put it into a small transformer, and train it;
-# 2. compare fairly: the same model with and without convolution, with the same start and the same texts, and
-#    with every seed shown;
+# 2. compare fairly: the same model with and without convolution, with the same start and the same texts,
+#    and with all seeds of the large run shown;
 # 3. tell a model that has learned something from one that only looks like it.
 #
 # You don't need a GPU: a small training runs here, in a minute or two. A larger one was recorded on a GPU,
