@@ -1,7 +1,6 @@
-"""The PTX front end: run PTX that was compiled from CUDA C++, Triton or Numba on the same engines as Python
-kernels.
+"""The PTX front end: runs PTX compiled from CUDA C++, Triton or Numba on the same engines as Python kernels.
 
-What enters is PTX text (`load_ptx`), or a .cu file that NVRTC compiles (`load_cuda`).
+What enters is PTX text (`load_ptx`), or a .cu file compiled by NVRTC (`load_cuda`).
 
 What leaves is a Module of kernels for `simulate`. Each kernel is translated once to the source of a Python
 function, in which a register is a local variable and an instruction is one or more statements. At each
@@ -9,9 +8,8 @@ launch, that source receives its globals: functions that access memory, wait at 
 between lanes. The engines and observers of Python kernels then run it unchanged. `sim.native.ptx` compiles
 the same source.
 
-What an instruction computes is defined in `sim.isa`. This package defines control flow, addresses, calls
-and the layout of memory. An instruction that `sim` does not support is reported with its PTX line before
-the kernel starts.
+`sim.isa` defines the results of instructions. This package defines control flow, addresses, calls and the
+layout of memory. An unsupported instruction is reported with its PTX line before the kernel starts.
 
 Source: PTX ISA, chapters 4 to 11: "Syntax", "State Spaces, Types, and Variables", "Instruction Operands",
 "Abstracting the ABI", "Memory Consistency Model", "Instruction Set", "Special Registers" and "Directives".
@@ -21,14 +19,14 @@ Read the files in this order:
     module            load_ptx, Module, Kernel: the public objects
     nvrtc, numba      CUDA C++ to PTX with NVRTC; Numba's argument layout
     tokens, operands, parse, syntax   PTX text to a syntax tree
-    flow              the basic blocks of a function, in an order for structured code
-    register_kinds    which registers hold integers, and which hold floats
-    program           a kernel and the functions that it calls, as Python source
+    flow              the basic blocks of a function, ordered for structured code
+    register_kinds    the registers that hold integers, and those that hold floats
+    program           a kernel and the functions it calls, as Python source
     emit              the source of one function: control flow and register conversions
     translate         the statements of one instruction
     accesses, atomics, warps, calls, async_copies   statements of ld and st, atom, warp instructions,
                       indirect calls, cp.async
-    unsupported       errors for instructions that sim does not support
+    unsupported       errors for unsupported instructions
     volatile, grid_sync, timed, subwords   patterns that span several instructions
     run, argument_bytes   one launch: memory layout, arguments, globals of the source
     memory            loads, stores and atomics by address

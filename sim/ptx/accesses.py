@@ -27,8 +27,8 @@ class Access:
     count: the number of vector elements: 2 for .v2, 4 for .v4, otherwise 1.
     operation: the operation of an atom or red, such as "add".
     strong: whether the operation is strong. Strong operations do not race with each other.
-    release: whether it has release semantics, which is modelled as a fence before the access.
-    reach: the threads for which it is strong: "block" or "grid".
+    release: whether it has release semantics, modelled as a fence before the access.
+    reach: the threads for which the operation is strong: "block" or "grid".
     """
 
     def __init__(self, opcode):
@@ -80,7 +80,7 @@ def strong_address(writer, item, operand, more=0):
 
 
 def access_type(writer, ptx_type, registers):
-    """Return the PTX type with which memory is accessed for these registers.
+    """Return the PTX type with which an access to these registers reads or writes memory.
 
     It is a float type if the registers contain floats, otherwise an unsigned integer type. A signed type is
     kept only if the value must be sign-extended into a wider register.
@@ -154,8 +154,8 @@ def load_parameter(writer, item, access):
             text = f"{name} >> {8 * at}" if at else name
             ptx_type = access.type if access.type[0] == "s" else f"b{8 * size}"
             if ptx_type[0] == "s":  # extend the sign: (x ^ top) - top
-                # The integer contains the other bytes of the parameter too, so mask it before the sign is
-                # extended.
+                # The integer contains the other bytes of the parameter too, so mask the value before
+                # extending its sign.
                 top, mask = 1 << 8 * size - 1, (1 << 8 * size) - 1
                 text = f"(({text} & {mask:#x}) ^ {top:#x}) - {top:#x}"
             writer.assign(part, text, ptx_type)
@@ -181,7 +181,7 @@ def store(writer, item):
 
 
 def store_parameter(writer, item, access):
-    """Emit a store to a parameter or result of a call. Its integer is 0 at first, so setting bits
+    """Emit a store to a parameter or result of a call. Its integer is initially 0, so setting bits
     suffices."""
     symbol, offset = item.operands[0].base, item.operands[0].offset
     size = WIDTHS[access.type] // 8
@@ -199,7 +199,7 @@ def atomic(writer, item):
     ptx_type, name = writer.module.atomic(access)
     # cas takes the expected and the new value (PTX ISA 9.7.13, `atom`).
     count = 2 if access.operation == "cas" else 1
-    # The Writer reports a ValueError as a form of the instruction that is not supported.
+    # The Writer reports a ValueError as an unsupported form of the instruction.
     if len(given) != count:
         raise ValueError(f"{access.opcode} takes {count} operands")
     values = [writer.value(o, ptx_type) for o in given]

@@ -16,7 +16,8 @@ def pointer_bytes(place):
 
 
 def check_elements(name, arrays, nbytes):
-    """Raise LaunchError if the elements of an array are wider than the elements of the pointer in the source.
+    """Raise LaunchError if an array's elements are wider than the type that the pointer points to in the
+    source.
 
     numpy defaults to float64, which CUDA kernels rarely use.
 
@@ -46,8 +47,8 @@ def argument_bytes(name, value, parameter):
     if ptx_type in ("f32", "f64", "f16"):
         return np.array(value, f"f{nbytes}").tobytes()
     if isinstance(value, (float, np.floating)):
-        # A numpy float that has the size of the parameter is passed as its bit pattern, because .b32 and .u32
-        # parameters may contain floats.
+        # A numpy float of the parameter's size is passed as its bit pattern, because .b32 and .u32 parameters
+        # can contain floats.
         if nbytes == np.asarray(value).dtype.itemsize and isinstance(value, np.generic):
             return value.tobytes()
         raise LaunchError(
@@ -61,7 +62,7 @@ def argument_bytes(name, value, parameter):
 
 
 def structure_bytes(name, value, nbytes):
-    """Return the bytes of an argument that is a structure. It is given as bytes, or as a numpy object.
+    """Return the bytes of a structure argument, which is given as bytes or as a numpy object.
 
     Raise LaunchError if the size is wrong.
     """

@@ -18,7 +18,7 @@ def entry_of(opcode):
 
 
 def cp_async(writer, item):
-    """Emit cp.async, a copy to shared memory. Only a wait guarantees that it is complete."""
+    """Emit cp.async, a copy to shared memory. Only a wait guarantees that the copy is complete."""
     operands, does = item.operands, set(item.names[1:])
     if "mbarrier" in does:
         return cp_async_mbarrier(writer, item)
@@ -41,7 +41,7 @@ def cp_async(writer, item):
 
 
 def cp_async_mbarrier(writer, item):
-    """Emit cp.async.mbarrier.arrive, which arrives at the mbarrier when the thread's copies are complete."""
+    """Emit cp.async.mbarrier.arrive, which arrives at the mbarrier once the thread's copies are complete."""
     (where,) = item.operands
     space, plain = shared_or_generic(item.names)
     name = writer.module.transfer(entry_of(plain).name)
@@ -49,8 +49,8 @@ def cp_async_mbarrier(writer, item):
 
 
 def shared_or_generic(names):
-    """Return (state space, opcode without its modifier) for an address that is in shared memory or
-    generic."""
+    """Return (state space, opcode without its modifier) for an address in shared memory or a generic
+    address."""
     spaces = {"shared", "shared::cta"} & set(names)
     return "shared" if spaces else "generic", ".".join(n for n in names if n not in spaces)
 
@@ -66,11 +66,11 @@ COPYING = {"async", "ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L
 
 
 def source_bytes(writer, size, taken=None):
-    """Return the expression for the number of bytes that a copy reads.
+    """Return the expression for the number of bytes read by a copy.
 
     It is the operand src-size, or 0 if the predicate ignore-src is true.
 
-    size: the number of bytes that the copy writes.
+    size: the number of bytes written by the copy.
     taken: the operand src-size or ignore-src, or None.
     """
     if taken is None:

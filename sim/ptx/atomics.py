@@ -11,8 +11,7 @@ from sim.isa.table import by_ptx
 def atomic_semantics(access):
     """Return (PTX type, function, whether the function ignores the old value) for an Access.
 
-    The PTX type is the type as which the element is read. The function maps (old, operand, ...) to the new
-    value.
+    The element is read with this PTX type. The function maps (old, operand, ...) to the new value.
 
     Raise Missing if the operation is not supported.
     """

@@ -1,5 +1,5 @@
-"""Implement indirect calls: assign addresses to functions, and report a pointer that does not refer to a
-function with the expected signature.
+"""Indirect calls: the addresses of functions, and findings for pointers that do not refer to a function with
+the expected signature.
 
 Source: PTX ISA 9.7.12, "Control Flow Instructions" (call).
 """
@@ -12,7 +12,7 @@ from sim.ptx.origin import plain_name
 CODE = 1 << 44
 OF_MODULE = 1 << 24  # the number of bytes between the first function addresses of two modules
 STEP = 16  # the number of bytes between two function addresses
-NEVER_WRITTEN = (1 << 64) - 1  # a pointer that is loaded from poisoned memory: all bits are set
+NEVER_WRITTEN = (1 << 64) - 1  # a pointer loaded from poisoned memory: all bits are set
 
 
 def function_address(text, name):
@@ -57,7 +57,7 @@ class Callee:
     """The target of one indirect call. The generated code calls it to look up the function.
 
     code: the first function address of the module.
-    returns, arguments: the sizes in bytes of the results and arguments that the call passes.
+    returns, arguments: the sizes in bytes of the call's results and arguments.
     passes_origins: whether the function also returns the origins of its results.
     """
 

@@ -6,7 +6,7 @@ from sim.ptx.regions import GENERIC, WINDOWS
 
 
 class AddressMemory(Memory):
-    """The memory that one instruction accesses by address.
+    """The memory of one instruction that accesses memory by address.
 
     sites: {action: site number}. An action is a word such as "load".
     """

@@ -1,4 +1,4 @@
-"""Functions of the device runtime that kernels call: printf, assert, and trap.
+"""Functions of the device runtime called by kernels: printf, assert, and trap.
 
 Source: PTX Writer's Guide to Interoperability, "System Calls" (vprintf, __assertfail).
 """
@@ -15,7 +15,7 @@ CONVERSION = r"%[-+ #0]*\d*(?:\.\d+)?(hh|ll|[hlzjt])?([diouxXcsfFeEgGpaA%])"
 
 
 class Trapped(Exception):
-    """The exception by which `trap` or a failed assertion aborts the kernel."""
+    """The exception raised by `trap` or a failed assertion to abort the kernel."""
 
 
 def trap(site):
@@ -33,7 +33,7 @@ def assertfail(run, site, message, file, line, function, size):
 
 
 def vprintf(run, site, form, values):
-    """Print the way printf does, and return the number of arguments.
+    """Print as printf does, and return the number of arguments.
 
     form: the address of the format string.
     values: the address of the arguments, which are stored one after another, each aligned to its size.
@@ -71,8 +71,8 @@ def read_text(run, site, address):
 
 
 def function_name(program, name):
-    """Return the name, in the source of a Program, of a function that CUDA provides to kernels. Return None
-    if there is no such function."""
+    """Return the name, in the source of a Program, of a function provided to kernels by CUDA, or None if
+    there is no such function."""
     place = program.wait_point()
     if name in ("vprintf", "__assertfail"):
         program.used.add("print" if name == "vprintf" else "assert")

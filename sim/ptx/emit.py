@@ -1,8 +1,8 @@
 """The Python source of one PTX function.
 
 Control flow becomes nested `while` and `if` statements around the statements of the instructions. The
-variable `go` contains the number of the next basic block (see sim.ptx.flow). A block to which only one jump
-leads is emitted in place of that jump.
+variable `go` contains the number of the next basic block (see sim.ptx.flow). A block that is the target of
+only one jump is emitted in place of that jump.
 
 Invariants of the generated code:
 
@@ -10,7 +10,7 @@ Invariants of the generated code:
   whatever the type of the instruction. A floating-point register contains a numpy scalar (see
   register_kinds), and a predicate contains a bool.
 - An expression may exceed the width of its type. Its value is masked when a register is set, unless the
-  instruction guarantees that it is in range.
+  instruction guarantees an in-range value.
 - The objects of a launch (accesses, barriers, floating-point constants) are globals. The Program has a
   factory for each of them: {name: run -> object}.
 """
@@ -41,11 +41,11 @@ class Writer:
     def __init__(self, module, function, branches):
         self.module, self.function, self.branches = module, function, branches
         # The Python names of the registers; the lines emitted so far; their indentation; and a list of (line,
-        # description) for the instructions that are not supported.
+        # description) for the unsupported instructions.
         self.names, self.lines, self.depth, self.missing = {}, [], 1, []
         self.kinds = register_kinds(function, translate.types_of)
         # The enclosing Loop of each block, by id(block); the ids of the loops' entry blocks; and the ids of
-        # the blocks that have been emitted in place of a jump.
+        # the blocks emitted in place of a jump.
         self.home, self.heads, self.inlined = {}, set(), set()
         self.origins = Origins(self, translate.HANDLERS.keys())
 
@@ -95,7 +95,7 @@ class Writer:
 
     @contextmanager
     def indent_under(self, head):
-        """Emit the head of an `if` or a loop, and indent everything that is emitted within the context."""
+        """Emit the head of an `if` or a loop, and indent everything emitted within the context."""
         self.emit(head)
         self.depth += 1
         before = len(self.lines)
@@ -124,7 +124,8 @@ class Writer:
             self.emit_region(loop.parts, loop)
 
     def is_entered_first(self, block, loop):
-        """Return whether the first block of a region always runs first. If so, it needs no test of `go`."""
+        """Return whether the first block of a region always runs first. If so, the block needs no test of
+        `go`."""
         if loop is None:
             return True
         # If a jump could lead past the first block, `go` would not have its number when the region starts.
@@ -178,8 +179,8 @@ class Writer:
             self.emit_jump(following, around)
 
     def emit_jump(self, target, around):
-        """Emit a jump to a block. If no other jump leads to the block, emit its code here; otherwise, assign
-        its number to `go`."""
+        """Emit a jump to a block. Emit the block's code here if no other jump leads to it. Otherwise, assign
+        the block's number to `go`."""
         if target is None:
             self.emit_return()
         elif target.sources == 1 and self.home[id(target)] is around and id(target) not in self.heads:
@@ -200,8 +201,7 @@ class Writer:
     # --- instructions ---------------------------------------------------------------------------------------
 
     def emit_instruction(self, item):
-        """Emit an instruction under its guard. If the instruction is not supported, record it in
-        `missing`."""
+        """Emit an instruction under its guard. Record an unsupported instruction in `missing`."""
         if isinstance(item, Variable):
             self.emit_parameter(item)
             return
@@ -220,7 +220,7 @@ class Writer:
         except Missing as missing:
             what = str(missing) or item.opcode
             self.missing.append((item.line, what if item.opcode in what else f"{item.opcode}: {what}"))
-        # Handlers do not validate operands. An instruction with unexpected operands counts as not supported.
+        # Handlers do not validate operands. An instruction with unexpected operands counts as unsupported.
         except (AttributeError, IndexError, KeyError, ValueError):
             self.missing.append((item.line, f"{item.opcode} with these operands"))
 
@@ -230,7 +230,7 @@ class Writer:
         """Return the name of the Python variable for a register."""
         if register.name not in self.names:
             plain = re.sub(r"\W", "_", register.name.lstrip("%"))
-            # Two PTX names may give the same identifier. A number makes the second one unique.
+            # Two PTX names can give the same identifier. A number makes the second identifier unique.
             fits = plain[0].isalpha() and plain not in self.names.values()
             self.names[register.name] = plain if fits else f"{plain}_{len(self.names)}"
         return self.names[register.name]
@@ -267,7 +267,7 @@ class Writer:
     def assign(self, operand, text, ptx_type, in_range=False):
         """Emit the assignment of an expression to an operand.
 
-        operand: the operand. If it is None, the result is ignored, and the expression is only evaluated.
+        operand: the operand. If it is None, the expression is evaluated only for its side effects.
         ptx_type: the PTX type of the expression.
         in_range: whether the value is certainly an integer within the range of its type, and needs no mask.
         """
@@ -284,7 +284,7 @@ class Writer:
 
     def unpack_tuple(self, text, count):
         """Emit the assignment of a tuple to temporary variables, and return the names of these variables."""
-        # The names end in an underscore, unlike the names that compilers give to registers.
+        # The names end in an underscore, unlike compiler-generated register names.
         names = [f"part{i}_" for i in range(count)]
         self.emit(f"{', '.join(names)} = {text}")
         return names
@@ -299,7 +299,7 @@ class Writer:
                 self.assign(part, f"whole_ >> {i * each}" if i else "whole_", f"b{each}")
 
     def to_register(self, register, text, ptx_type, in_range):
-        """Return an expression that converts a value to the form in which the register stores it."""
+        """Return an expression that converts a value to the register's representation."""
         holds, width = self.kinds[register.name], WIDTHS.get(register.type, 64)
         if holds == "pred":
             return text
@@ -318,9 +318,9 @@ class Writer:
         return f"({text}) & {mask:#x}"
 
 
-# kind of register -> the helper that converts a bit pattern to a float
+# kind of register -> helper that converts a bit pattern to a float
 FROM_BITS = {"f32": "float32_of", "f64": "float64_of"}
-# Initial values of registers that may be read before they are set. Without them, Python would raise
+# Initial values of registers that could be read before they are set. Without them, Python would raise
 # UnboundLocalError.
 INITIAL_VALUES = {"int": "0", "pred": "False", "f32": "float32(0)", "f64": "float64(0)"}
 
@@ -352,7 +352,7 @@ def registers_read_unset(blocks):
 
 
 def describe_operand(operand):
-    """Return an operand in approximately the form that PTX uses, for messages."""
+    """Return an operand approximately as written in PTX, for messages."""
     return f"%{operand.name}" if isinstance(operand, Special) else str(getattr(operand, "name", "a constant"))
 
 

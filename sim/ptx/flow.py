@@ -2,7 +2,7 @@
 
 Blocks on a common cycle form a Loop. If each Loop counts as one part, the parts of a region form an acyclic
 graph, so they have a topological order. Code that visits the parts in this order, and executes a part only if
-it is the next one, reaches every block by forward jumps. Only a backward jump needs another iteration. Its
+it is the jump target, reaches every block by forward jumps. Only a backward jump needs another iteration. Its
 target is in the same Loop, which starts again at its top. In this way, any control-flow graph, even an
 irreducible one, becomes nested `while` loops without duplicated blocks.
 
@@ -26,8 +26,8 @@ class Block:
     body: list = field(default_factory=list)
     branch: Instruction | None = None  # the conditional jump, if there is one
     targets: list = field(default_factory=list)
-    sources: int = 0  # the number of jumps that lead to the block
-    number: int = -1  # the value of `go` for which it runs
+    sources: int = 0  # the number of jumps to the block
+    number: int = -1  # the value of `go` that selects the block
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ def blocks_of(function):
 
 
 def destinations(function):
-    """Return the names of the labels to which jumps lead.
+    """Return the names of the labels that are jump targets.
 
     Compilers also emit many labels for debuggers. These need no blocks.
     """
@@ -72,7 +72,7 @@ def destinations(function):
 
 
 def labels(jump):
-    """Return the Symbols of the labels to which a branch may jump. A return has none."""
+    """Return the Symbols of a branch's possible target labels. A return has none."""
     return jump.operands[1].parts if jump.names[0] == "brx" else jump.operands[:1]
 
 
@@ -101,7 +101,7 @@ def end_block(blocks, jump):
 def reachable_blocks(blocks):
     """Return the non-empty blocks that are reachable from the entry.
 
-    Also count the jumps that lead to each block, in its attribute `sources`.
+    Also count the jumps to each block, in its attribute `sources`.
     """
 
     def skip_empty(block):
@@ -134,8 +134,8 @@ def reachable_blocks(blocks):
 def order_blocks(blocks):
     """Return the Blocks and Loops of a function in topological order, and number the blocks."""
     if blocks[0].sources > 1:
-        # A jump leads to the entry. Put an empty block before it, so that the loop that begins at the entry
-        # is found.
+        # The entry is a jump target. Insert an empty block before the entry, so that the loop that begins at
+        # the entry is found.
         blocks = [Block(targets=[blocks[0]], sources=1), *blocks]
     # The numbers follow the order of the parts, so that each Loop has consecutive numbers.
     parts = arrange(blocks, blocks[0])
@@ -156,7 +156,7 @@ def arrange(blocks, entry):
             parts.append(group[0])
             continue
         # The head of the loop is a block to which a jump from outside leads. An irreducible loop has several
-        # such blocks. Any of them will do, because `go` selects the block that runs first.
+        # such blocks, and any of them can be the head, because `go` selects the block that runs first.
         outside = [b for b in blocks if b not in group]
         head = next((b for b in group if any(b in o.targets for o in outside)), group[0])
         parts.append(Loop(arrange(group, head)))
@@ -189,8 +189,8 @@ def components(blocks, inside, entry):
 
 
 def postorder(start, following, seen):
-    """Return the nodes that are reachable from `start`, in depth-first postorder, and add them to `seen`.
-    Nodes that were in `seen` before are skipped."""
+    """Return the nodes reachable from `start`, in depth-first postorder, and add them to `seen`. Nodes
+    already in `seen` are skipped."""
     # Use an explicit stack: a function with thousands of blocks would exceed Python's recursion limit.
     found, path = [], [] if start in seen else [(start, iter(following[start]))]
     seen.add(start)

@@ -1,5 +1,5 @@
-"""Explanations for addresses that belong to no memory of the launch. Such an address may be in memory of
-another launch or module, in shared memory of another block, or be the null pointer."""
+"""Explanations for addresses outside the launch's memory. Such an address can be in memory of another launch
+or module, in shared memory of another block, or the null pointer."""
 
 from sim.events import LOCAL, SHARED, SPACE_SHIFT
 from sim.ptx.regions import HOST
@@ -9,8 +9,7 @@ OWNED = {SHARED: ("shared", "block"), LOCAL: ("local", "thread")}
 
 
 def explain_address(address, other, heap):
-    """Return (reason, fix, end of the message) for an address that is neither in nor near an array of the
-    launch.
+    """Return (reason, fix, end of the message) for an address neither in nor near an array of the launch.
 
     other: the AddressRange that contains the address, or None.
     heap: the Heap of the launch, or None.

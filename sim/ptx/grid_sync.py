@@ -1,7 +1,7 @@
 """Grid-wide synchronisation of cooperative groups, as compilers translate it to PTX.
 
 `cg::this_grid().sync()` compiles to four steps: a block barrier; an atomic addition by one thread per block
-to a word that the driver provides; a loop in this thread until the highest bit of the word has changed; and a
+to a word provided by the driver; a loop in this thread until the highest bit of the word has changed; and a
 second block barrier. The word is the second word of a workspace, whose address is in %envreg1 (upper half)
 and %envreg2 (lower half).
 
@@ -28,7 +28,7 @@ class GridSync:
     """The uses of the workspace in one function.
 
     arrivals, waits: the ids of the instructions that form grid barriers in their usual form.
-    needed: whether the function accesses the workspace or passes its address on. If so, it requires a
+    needed: whether the function accesses the workspace or passes its address on. If so, the kernel requires a
         cooperative launch.
     """
 
@@ -58,7 +58,7 @@ class GridSync:
     def counts_blocks(self, item):
         """Return whether the added number is computed from a constant whose highest bit is set, as in
         cooperative_groups.h."""
-        # Follow the operand backwards through the instructions that compute it.
+        # Follow the operand backwards through the instructions that computed it.
         names, seen = {register.name for register in registers_in(item.operands[-1])}, set()
         while names - seen:
             seen |= names
@@ -85,7 +85,7 @@ class GridSync:
     def at_workspace(self, item, pointers=None):
         """Return whether the address of an instruction is based on one of these pointers.
 
-        pointers: the names of registers. By default, these are the pointers to the workspace.
+        pointers: the names of registers. The default is the pointers to the workspace.
         """
         found = address_of(item)
         return found is not None and getattr(found.base, "name", None) in (pointers or self.pointers)
@@ -97,7 +97,7 @@ def address_of(item):
 
 
 def workspace_pointers(items, parameters=False):
-    """Return the names of the registers that are computed from the workspace's address without a load.
+    """Return the names of the registers computed from the workspace's address without a load.
 
     parameters: whether to start from the function's parameters instead of the workspace's address.
     """

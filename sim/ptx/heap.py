@@ -1,7 +1,7 @@
 """The device heap: `malloc` and `free`, and `new` and `delete`, which compile to calls of them.
 
-Each allocation (a *piece*) has an address range that is never reused, and guard bytes after it. An access
-after its end, or after `free`, is therefore never mistaken for an access to another piece.
+Each allocation (a *piece*) has an address range that is never reused, followed by guard bytes. An access
+beyond the end of a piece, or after `free`, is therefore never mistaken for an access to another piece.
 
 A piece that is still allocated at the end of its launch persists if its address is in a `__device__`
 variable, an argument, or another reachable piece. Otherwise, it is reported as a leak. If its address was in
@@ -30,14 +30,12 @@ FUNCTIONS |= dict.fromkeys(("free", "_ZdlPv", "_ZdaPv"), "free")
 FUNCTIONS |= dict.fromkeys(("_ZdlPvm", "_ZdaPvm"), "free_sized")
 UNIT = 16  # bytes; addresses and sizes are multiples of it
 GUARD = 1 << 12  # the number of guard bytes after each piece
-# The heap begins at the same address in every launch, so that pieces that persist keep their addresses.
+# The heap begins at the same address in every launch, so that persistent pieces keep their addresses.
 BASE = HEAP_BASE
 END = window_end("global") - GUARD
 MAX_STALE_BYTES = 1 << 26  # the maximum number of bytes of freed memory that keep their values
-MAX_FREED_PIECES = 1 << 10  # the maximum number of freed pieces that later launches remember
-MAX_LOGGED_BYTES = (
-    1 << 16
-)  # the maximum number of bytes of a piece that are logged as stores when it is freed
+MAX_FREED_PIECES = 1 << 10  # the maximum number of freed pieces remembered for later launches
+MAX_LOGGED_BYTES = 1 << 16  # the maximum number of a piece's bytes logged as stores when it is freed
 LOG_SHIFT = 4  # log2 of the number of bytes in one log entry when memory is freed
 HEAPS = weakref.WeakSet()  # the HeapState of each module; no two of them use the same address
 # Findings that end threads early. Memory that these threads have not freed is not reported as a leak.
@@ -65,7 +63,7 @@ class Piece(Region):
         self.written, self.suspects = np.zeros(self.nbytes, bool), []
 
     def last(self, size):
-        """Return -1: every access must be checked, because the piece may have been freed."""
+        """Return -1, so that every access is checked: the piece may have been freed."""
         return -1
 
     def copy(self):
@@ -115,14 +113,13 @@ class HeapState:
     def next_address(self):
         """Return the address of the next piece, above the pieces of all modules.
 
-        If the addresses run out, the pieces that have been freed no longer count.
+        If the addresses run out, freed pieces no longer count.
         """
         heaps = [state.after for state in HEAPS]
         highest = max(kept.next for kept in heaps)
         if highest < BASE + (END - BASE) // 2:
             return highest
-        # Addresses are scarce now, so ignore the pieces that have been freed. A use after free may then go
-        # undetected.
+        # Addresses are scarce now, so ignore freed pieces. A use after free can then go undetected.
         live = [
             piece.end for kept in heaps if kept is not self.after for piece in kept.pieces if not piece.freed
         ]
@@ -155,7 +152,7 @@ class Heap:
         self.memory.bases.insert(at, piece.base)
         self.memory.fixed.insert(at, piece)
 
-    # --- what kernels call ----------------------------------------------------------------------------------
+    # --- functions called by kernels ------------------------------------------------------------------------
 
     def malloc(self, site, nbytes):
         """Return the address of `nbytes` new bytes, or 0 if the heap is full."""
@@ -164,7 +161,8 @@ class Heap:
             return 0
         base = self.next
         self.next = base + round_up(nbytes, UNIT) + GUARD
-        # Addresses are never reused, so a long launch may exhaust them although the heap is not full.
+        # Addresses are never reused, so a long launch can exhaust the addresses although the heap is not
+        # full.
         if self.next > END or self.context.space.next["global"] > BASE:
             raise LaunchError("no simulated addresses are left for the heap of this launch")
         name, itemsize = describe_piece(SITES[site], nbytes)
@@ -179,7 +177,7 @@ class Heap:
         """Free the piece at an address. A null pointer has no effect, and an invalid pointer is reported."""
         if address == 0:
             return
-        # Only the address that malloc returned can be freed, not one within the piece.
+        # Only an address returned by malloc can be freed, not another address within the piece.
         piece = self.pieces.get(address)
         if piece is None or piece.freed:
             self.context.findings.append(self.invalid_free_finding(piece, site, address))
@@ -202,12 +200,12 @@ class Heap:
             old.views, old.written = {}, None
 
     def free_sized(self, site, address, nbytes):
-        """Free a piece as `operator delete` with a size does. The size is ignored."""
+        """Free a piece for the sized form of `operator delete`. The size is ignored."""
         self.free(site, address)
 
     def log_stores(self, piece, site):
-        """Log freeing as a store to the memory, which races with unordered accesses. If the piece is
-        large, log only its beginning."""
+        """Log the freeing as a store to the piece, so that it races with unordered accesses. Log only the
+        beginning of a large piece."""
         if self.context.log is None:
             return
         end = piece.base + min(piece.nbytes, MAX_LOGGED_BYTES)
@@ -227,7 +225,7 @@ class Heap:
         return any(piece.base <= address < piece.end for pieces in others for piece in pieces)
 
     def check_access(self, piece, address, size, site, what):
-        """Return whether an access may be performed, and record the bytes that it writes."""
+        """Return whether an access is allowed, and record the bytes that it writes."""
         if piece.freed:
             self.context.findings.append(self.use_after_free_finding(piece, address, site, what))
             return piece.written is not None
@@ -292,7 +290,7 @@ class Heap:
     def finish(self, context):
         """Keep the pieces that are reachable at the end of a run. Return one finding for each site whose
         pieces leak."""
-        # A read is reported only now, because a racing store by another thread may have made it a race
+        # A read is reported only now, because a racing store by another thread can turn it into a race
         # instead.
         for piece in self.pieces.values():
             for _, _, address, _, access in piece.suspects:
@@ -347,7 +345,7 @@ def reachable_pieces(live, roots, held=()):
 
     live: the pieces to consider.
     roots: the memory to search, as byte arrays.
-    held: pieces that are reachable in any case.
+    held: pieces that are reachable regardless of the search.
     """
     if not live:
         return []
@@ -372,8 +370,8 @@ def reachable_pieces(live, roots, held=()):
 def is_race(suspect, thread, address, size):
     """Return whether a store races with an earlier read of unwritten memory.
 
-    It does if another thread made the read and no barrier of their block separates them. In this case, the
-    race is the bug, and not the read.
+    They race if another thread performed the read and no barrier of the block separates them. The race is
+    then reported instead of the read.
     """
     reader, epoch, begin, nbytes, _ = suspect
     together = begin < address + size and address < begin + nbytes

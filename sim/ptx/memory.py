@@ -24,7 +24,7 @@ WORD = 4  # size in bytes of the word on which libcu++ emulates smaller atomics
 class Memory(RegionTable):
     """The memory of one launch, and the functions that access it.
 
-    place: the WaitPoint at which threads wait when they let other threads run.
+    place: the WaitPoint of threads that let other threads run.
     """
 
     def __init__(self, scheduler, place):
@@ -66,7 +66,8 @@ class Memory(RegionTable):
 
         # On the fast path, the access is within the cached region, it is aligned, and the region has the same
         # owner. `last` is the highest valid offset, or -1 if the alignment of the region is not guaranteed.
-        # `reach` is the size of the access minus 1, which is also the mask of the bits that must be 0.
+        # `reach` is the size of the access minus 1, which is also the mask of the address bits that must be
+        # 0.
         def load(address):
             nonlocal known, base, last, view
             offset = address + window - base
@@ -84,14 +85,14 @@ class Memory(RegionTable):
         return self.report_unwritten(load, size * count, site) if space == "local" and reports else load
 
     def report_unwritten(self, load, nbytes, site):
-        """Return a load from local memory that also reports bytes that the thread has not written."""
+        """Return a load from local memory that also reports unwritten bytes."""
         if not self.context.enabled.unwritten:
             return load
         origin = self.local.make_origin("local", nbytes, site)
         return lambda address: self.local.report(origin(address), site) or load(address)
 
     def record_written(self, store, nbytes):
-        """Return a store to local memory that also records the bytes that the thread has written."""
+        """Return a store to local memory that also records the written bytes."""
         if not self.context.enabled.unwritten:
             return store
         window = WINDOWS["local"]
@@ -153,7 +154,7 @@ class Memory(RegionTable):
     ):
         """Return the function (address, operand, ...) that performs an atomic and returns the old element.
 
-        reach: the threads among which it is atomic: "block" or "grid".
+        reach: the threads among which the operation is atomic: "block" or "grid".
         combine: the function (old, operand, ...) that returns the new element.
         writes: whether it writes, or a function (old, operand, ...) that returns whether it does.
         releases: whether a fence precedes it.
@@ -182,7 +183,7 @@ class Memory(RegionTable):
             if releases:
                 context.announce_ordering("fenced", reach)
             # A thread that repeats an atomic without effect is spinning, so let other threads run first.
-            # The key identifies an attempt. The scheduler recognises a spinning thread by equal keys.
+            # The key identifies an attempt: equal keys show the scheduler that the thread is spinning.
             key = site, address, operands
             yield_before_atomic(key, place)
             region = self.check_access(address + window, size, site, "changed")
@@ -204,7 +205,8 @@ class Memory(RegionTable):
                 self.scheduler.let_retry()
             context.thread.failed_atomic = FailedAtomic(key, view, position, old) if new == old else None
             context.announce_ordering("atomic_done", address + window, wrote, reach)
-            # The atomic on a part of a word also reads what an earlier atomic on the whole word has written.
+            # An atomic on a part of a word also reads the value written by an earlier atomic on the whole
+            # word.
             if size < WORD:
                 context.announce_ordering("atomic_done", (address & -WORD) + window, False, reach)
             return old
@@ -231,7 +233,7 @@ class Memory(RegionTable):
                 if not loads:
                     return self.make_store_in(ptx_type, name, 1, plain)
                 load = self.make_load_in(ptx_type, name, 1, plain)
-                # Another thread may have to run before the value can change.
+                # The value may change only after another thread has run.
                 return lambda address: self.yield_turn() or load(address)
             combine = (lambda old: old) if loads else lambda old, value: value
             rest = access.reach, combine, not loads, access.release, nbytes

@@ -14,7 +14,7 @@ def flattened(arguments, names=None):
     In the values, the array itself takes the place of its data pointer.
 
     arguments: the arguments of the Python kernel.
-    names: the names of the kernel's parameters, which findings use for the arrays.
+    names: the names of the kernel's parameters, under which findings report the arrays.
     """
     names = names or [f"argument{i}" for i in range(len(arguments))]
     found = [field for pair in zip(names, arguments, strict=True) for field in fields(*pair)]

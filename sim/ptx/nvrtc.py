@@ -21,7 +21,7 @@ HEADERS = (
 
 
 def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80") -> Module:
-    """Return the Module of a .cu file, which NVRTC compiles with line numbers.
+    """Return the Module of a .cu file, compiled by NVRTC with line numbers.
 
     path: the file.
     options: further options of NVRTC, such as "-Imy_headers" or "-DWIDTH=8". The headers of the CUDA toolkit,
@@ -38,7 +38,7 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
 
 
 def own_headers(text: str, folders: list[Path], seen: set[Path]) -> Iterator[str]:
-    """Yield the contents of every header that a source includes by #include "name", directly or
+    """Yield the contents of every header included by a source through #include "name", directly or
     indirectly."""
     for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M):
         path = next((folder / name for folder in folders if (folder / name).is_file()), None)
@@ -59,7 +59,7 @@ def compile_ptx(source: str, name: str, *options: str, architecture: str = "comp
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise LaunchError(f"{name} needs NVRTC, which is not installed\n  {INSTALL}") from error
-    # -lineinfo emits the .loc directives, from which findings get source lines.
+    # -lineinfo emits the .loc directives that give findings their source lines.
     flags = [f"--gpu-architecture={architecture}", "-lineinfo", "--std=c++17", *options]
     flags += [f"-I{folder}" for folder in header_folders()]
     try:

@@ -13,7 +13,7 @@ class Operands(Tokens):
     """A parser for instructions and operands.
 
     scopes: a {name: Register} for each open pair of braces. The outermost one comes first.
-    location: the Location in the most recent .loc directive.
+    location: the Location of the most recent .loc directive.
     """
 
     def __init__(self, text):
@@ -36,7 +36,7 @@ class Operands(Tokens):
         return Instruction(opcode, tuple(operands), guard, line, self.location)
 
     def register(self, name):
-        """Return the register that a name denotes in the innermost scope that declares it, or None."""
+        """Return the register declared under a name in the innermost such scope, or None."""
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
@@ -84,7 +84,7 @@ class Operands(Tokens):
         return Symbol(token, self.offset())
 
     def offset(self):
-        """Parse the offsets that are added to a symbol or address, and return their sum."""
+        """Parse the offsets added to a symbol or address, and return their sum."""
         total = 0
         while self.next in ("+", "-"):
             sign = 1 if self.take() == "+" else -1

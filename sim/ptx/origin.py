@@ -1,5 +1,5 @@
-"""The source of a PTX module: the source lines of instructions, and the names in the source, which PTX
-mangles or omits."""
+"""The source of a PTX module: the source lines of instructions, and the source names, which PTX mangles or
+omits."""
 
 import linecache
 import os
@@ -31,7 +31,7 @@ class Origin:
 
     text: the Text of the module.
     source: the text of the main file. None means that it is read from disk.
-    headers: the texts of the headers that the main file includes, which may declare variables.
+    headers: the texts of the headers included by the main file, which can declare variables.
     """
 
     def __init__(self, text, source=None, headers=()):
@@ -113,14 +113,14 @@ class Origin:
         return [*map(parameter_name, parts)] or [f"argument{i}" for i in range(len(function.parameters))]
 
     def element_bytes(self, function):
-        """Return {position: bytes per element} for the parameters that the source declares as plain
-        pointers."""
+        """Return {position: bytes per element} for the parameters declared as plain pointers in the
+        source."""
         sizes = map(pointer_element_bytes, self.parameters(function))
         return {place: size for place, size in enumerate(sizes) if size}
 
     def parameters(self, function):
         """Return the declarations of a kernel's parameters in the source, or [] if they are not found."""
-        # A template or an overload may have the same name, so the number of parameters must match too.
+        # A template or an overload can have the same name, so the number of parameters must match too.
         count, name = len(function.parameters), re.escape(plain_name(function.name))
         for found in re.finditer(
             rf"\b{name}\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*(?:\{{|->|:)", without_comments(self.main_text)
@@ -163,7 +163,7 @@ def evaluate(text, constants, depth=8):
     """Return the integer value of an expression in the source, or None if it cannot be evaluated.
 
     constants: the result of Origin.constants.
-    depth: the number of times that names are replaced by their definitions.
+    depth: the maximum number of times that names are replaced by their definitions.
     """
     for _ in range(depth):
         text = re.sub(r"[A-Za-z_]\w*", lambda match: f"({constants.get(match[0], '?')})", text)
@@ -193,8 +193,7 @@ def split_parameters(text):
 
 
 def pointer_element_bytes(text):
-    """Return the number of bytes per element of a C++ parameter that is a pointer to numbers. Return None for
-    any other parameter."""
+    """Return the number of bytes per element if a C++ parameter is a pointer to numbers, otherwise None."""
     pointed, star, name = text.partition("*")
     words = re.findall(r"\w+", pointed)
     if not star or "*" in name:

@@ -10,7 +10,7 @@ from sim.isa.registers import WIDTHS
 from sim.ptx.operands import Operands
 from sim.ptx.syntax import FORMATS, Function, Group, Label, Location, Register, Symbol, Text, Variable
 
-# The directives that are parsed, and those that are skipped (PTX ISA, chapter 11).
+# The parsed directives, and the skipped ones (PTX ISA, chapter 11).
 LINKING = {".visible", ".extern", ".weak", ".common"}
 SPACES = {".global", ".const", ".shared", ".local", ".param"}
 LIMITS = {".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".reqnctapercluster"}
@@ -18,7 +18,7 @@ SKIPPED = {".pragma", ".calltargets", ".abi_preserve", ".abi_preserve_control"}
 
 
 def parse(text):
-    """Return the Text of a PTX module. Raise LaunchError with the line that cannot be parsed."""
+    """Return the Text of a PTX module. Raise LaunchError with the first line that cannot be parsed."""
     return Parser(text).module()
 
 
@@ -80,7 +80,7 @@ class Parser(Operands):
         self.result.files[number] = name[1:-1].encode().decode("unicode_escape")
 
     def alias(self):
-        """Parse an .alias directive, which defines a second name for a function that is already declared."""
+        """Parse an .alias directive, which defines a second name for a declared function."""
         self.take()
         name, function = self.list_until(";", self.take)
         if function not in self.result.functions:
@@ -159,7 +159,8 @@ class Parser(Operands):
     def initial_number(self, ptx_type, size, pointers, offset):
         """Parse one value of an initialiser, and return its bytes.
 
-        An address is recorded in `pointers`. Its bytes are 0 until the launch assigns addresses.
+        An address is recorded in `pointers`. The bytes of an address are 0 until the launch assigns
+        addresses.
         """
         operand = self.operand()
         if isinstance(operand, Symbol):
@@ -187,7 +188,7 @@ class Parser(Operands):
         known = self.result.functions.get(name)
         if not self.accept(";"):
             self.body(function)
-        # A prototype may come before or after the definition, so do not replace a definition by it.
+        # A prototype may come before or after the definition, so do not replace a definition by a prototype.
         if known is None or known.body is None:
             self.result.functions[name] = function
 
@@ -235,8 +236,8 @@ class Parser(Operands):
         return replace(jump, operands=(Symbol(self.resolve_label(jump.operands[0].name, braces)),))
 
     def resolve_label(self, name, braces):
-        """Return the unique name of a label, which belongs to the innermost enclosing scope that declares
-        it."""
+        """Return the unique name of a label, which is found in the innermost enclosing scope that declares
+        the label."""
         found = (self.labels[brace, name] for brace in reversed(braces) if (brace, name) in self.labels)
         return next(found, name)
 
@@ -265,7 +266,7 @@ class Parser(Operands):
         elif token in SPACES:
             variable = self.variable(self.take())
             function.variables.append(variable)
-            if variable.space == "param":  # each call that is executed has its own parameters
+            if variable.space == "param":  # each executed call has its own parameters
                 function.body.append(variable)
         elif token == ".loc":
             self.loc()
@@ -307,7 +308,7 @@ class Parser(Operands):
         """Parse one name in a register declaration, or a range such as %r<10>. A register in nested braces
         gets a unique name."""
         name, scope = self.take(), self.scopes[-1]
-        # Braces open a scope, so registers in different braces may have the same PTX name.
+        # Braces open a scope, so registers in different braces can have the same PTX name.
         self.number += 1
         inner = f"{self.number}." if len(self.scopes) > 1 else ""
         if self.accept("<"):
@@ -331,6 +332,6 @@ class Parser(Operands):
             elif what == "inlined_at":
                 call = self.integer(), self.integer(), self.integer()
                 inlined = self.locations.get(call) or Location(*call)
-        # The call at `inlined_at` may be in inlined code itself. The most recent .loc with the same file,
+        # The call at `inlined_at` can itself be in inlined code. The most recent .loc with the same file,
         # line and column contains its caller.
         self.location = self.locations[tuple(place)] = Location(*place, inlined)

@@ -29,7 +29,7 @@ class Program:
 
     factories: {name of a global in the source: function (run) that makes the object}.
     arguments: {(parameter position, byte offset, type): name} for the arguments of the Python function.
-    function, item: the function and the instruction that are being translated.
+    function, item: the function and the instruction being translated.
     tracks: whether the source tracks the origins of undefined values (sim.ptx.undefined).
     """
 
@@ -39,10 +39,10 @@ class Program:
     def __init__(self, text, origin, entry, branches, tracks):
         self.text, self.origin, self.entry, self.branches, self.tracks = text, origin, entry, branches, tracks
         self.factories, self.arguments, self.names = {}, {}, {}
-        self.addressed = set()  # the names of the module variables whose address the source uses
+        self.addressed = set()  # the names of the module variables whose addresses the source uses
         self.analyses = {}  # (class of the analysis, name of a function) -> the analysis
-        # Whether the source contains indirect calls. If so, all functions of the module whose address is
-        # taken are translated, because a pointer may come from an earlier launch of another kernel.
+        # Whether the source contains indirect calls. If so, all functions of the module whose addresses are
+        # taken are translated, because a pointer can come from an earlier launch of another kernel.
         self.calls_pointers = False
         # The names of the sim.isa entries that the source uses; whether threads act on results of atomics;
         # and whether the source stores to memory.
@@ -53,11 +53,11 @@ class Program:
         self.source = self.translate()
 
     def translate(self):
-        """Return the source. Raise LaunchError with a list of the instructions that are not supported."""
+        """Return the source. Raise LaunchError with a list of the unsupported instructions."""
         done, lines = {}, []  # done: name -> Python name, or None for a function without a body
         self.pending = [self.entry]
-        # Translate the direct callees first. A function that is translated may add further callees, or an
-        # indirect call.
+        # Translate the direct callees first. Translating a function can add further callees, or an indirect
+        # call.
         while self.pending or self.calls_pointers:
             if self.pending:
                 function, by_pointer = self.pending.pop(), False
@@ -82,8 +82,8 @@ class Program:
     def translate_function(self, function, by_pointer):
         """Return the lines of a function.
 
-        A function that can only be called by pointer may contain instructions that are not supported. A call
-        of it then raises LaunchError.
+        A function that can only be called by pointer is allowed to contain unsupported instructions. Only a
+        call to it then raises LaunchError.
         """
         self.function = function
         writer = Writer(self, function, self.branches)
@@ -143,7 +143,7 @@ class Program:
         return name
 
     def shared_name(self, name, make):
-        """Register the factory of a global that several instructions share, and return the name."""
+        """Register the factory of a global shared by several instructions, and return the name."""
         self.factories.setdefault(name, make)
         return name
 
@@ -193,7 +193,7 @@ class Program:
         return own or self.text.variables.get(name)
 
     def reachable_variables(self):
-        """Return the module variables that a thread can address, in the order of their declarations.
+        """Return the module variables addressable by a thread, in the order of their declarations.
 
         These are the variables that the source uses, and those to which their initialisers point.
 
@@ -215,20 +215,20 @@ class Program:
         )
 
     def is_kernel_parameter(self, name):
-        """Return whether this is the name of a parameter of the kernel that is being translated."""
+        """Return whether this is the name of a parameter of the kernel being translated."""
         return self.function.entry and any(p.name == name for p in self.function.parameters)
 
     def argument(self, name, at, ptx_type):
         """Return the name of the Python argument with the bytes of a kernel parameter from offset `at` on."""
-        # Each part of a parameter that the kernel loads becomes an argument of its own.
+        # Each separately loaded part of a parameter becomes an argument of its own.
         position = next(i for i, p in enumerate(self.function.parameters) if p.name == name)
         return self.arguments.setdefault((position, at, ptx_type), f"argument_{position}_{at}_{ptx_type}")
 
     def special(self, name):
-        """Return the expression for a special register. Raise Missing if it is not supported."""
+        """Return the expression for a special register. Raise Missing for an unsupported register."""
         return special_registers.expression(self, name)
 
-    # --- places in the source -------------------------------------------------------------------------------
+    # --- source locations -----------------------------------------------------------------------------------
 
     def site(self, action):
         """Return the site number of the current instruction, for an action such as "load"."""
@@ -257,7 +257,7 @@ class Program:
         return self.new_name("origin", lambda run: run.memory.local.make_origin(space, nbytes, site))
 
     def store_undefined(self, space, nbytes):
-        """Return the name of the function that runs after the store of a value that may be undefined."""
+        """Return the name of the function that runs after the store of a possibly undefined value."""
         site = self.site("store")
         return self.new_name("undefined", lambda run: run.memory.local.make_store(space, nbytes, site))
 
@@ -281,7 +281,7 @@ class Program:
         return self.new_name(action, lambda run: run.memory.make_strong(action, *rest))
 
     def acts_on(self, space, access):
-        """Return whether a thread may act on the value of the current strong load."""
+        """Return whether the value of the current strong load can affect what the thread does."""
         # A volatile access to shared memory counts as weak. Threads can synchronise through it only in a loop
         # that waits for the value to change.
         if access.volatile and space == "shared":
@@ -353,7 +353,7 @@ class Program:
         )
 
     def warp_call(self, entry, space=None):
-        """Return the name of the function that a lane calls to execute a warp instruction.
+        """Return the name of the function called by a lane to execute a warp instruction.
 
         space: the state space of the operands if they are in memory, otherwise None.
         """
@@ -368,7 +368,7 @@ class Program:
         return name in self.text.functions and self.text.functions[name].body is not None
 
     def callee_name(self, name):
-        """Return the name of a function that is called directly. Raise Missing if it does not exist."""
+        """Return the name of a directly called function. Raise Missing if it does not exist."""
         if self.is_defined(name):
             self.pending.append(self.text.functions[name])
             return python_name(self.text.functions[name].name, "run")
@@ -394,5 +394,5 @@ class Program:
         return self.new_name("trap", lambda run: run.trap(place))
 
     def namespace(self, run):
-        """Return all globals that the source needs in one launch."""
+        """Return all globals needed by the source in one launch."""
         return HELPERS | {name: make(run) for name, make in self.factories.items()}

@@ -1,5 +1,4 @@
-"""The memory regions of a PTX launch: which region contains an address, and which accesses to it are
-allowed."""
+"""The memory regions of a PTX launch: finds the region of an address, and checks accesses to it."""
 
 from bisect import bisect_right
 from math import prod
@@ -21,7 +20,7 @@ class RegionTable:
     def __init__(self, context):
         self.context, self.space = context, context.space
         self.alignment = Alignment.of(context)
-        # The global and constant regions, and their base addresses, both in ascending order of addresses.
+        # the global and constant regions, and their base addresses, both in ascending order
         self.fixed, self.bases = [], []
         self.heap = None  # the Heap of this run
         self.slots = {SHARED: [], LOCAL: []}  # the allocations with one copy per block or thread
@@ -41,7 +40,7 @@ class RegionTable:
         strides = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
         home = 0, itemsize, shape, strides
         allocation = self.space.add(name, space, root, home, copies, align=align, key=key)
-        # Only the declared alignment is certain on a GPU, whatever address the simulator chooses.
+        # Only the declared alignment is guaranteed on a GPU, whatever address the simulator chooses.
         allocation.alignment = align
         return allocation
 
@@ -57,7 +56,7 @@ class RegionTable:
         self.fixed.insert(at, region)
 
     def block_region(self, allocation):
-        """Return the Region that a shared allocation has in the running block. It is created on first use."""
+        """Return the running block's Region for a shared allocation. It is created on first use."""
         shared = self.context.thread.block.shared
         region = shared.get(allocation)
         if region is None:
@@ -68,7 +67,7 @@ class RegionTable:
         return region
 
     def frames(self, allocation):
-        """Return the Frames that a local allocation has in the running thread."""
+        """Return the running thread's Frames for a local allocation."""
         thread = self.context.thread
         return thread.block.shared.setdefault((allocation, thread.linear), Frames())
 
@@ -94,7 +93,7 @@ class RegionTable:
         return region.base - WINDOWS["local"]
 
     def pop_frame(self, allocation):
-        """Release the local memory of the call that returns."""
+        """Release the local memory of the returning call."""
         self.frames(allocation).depth -= 1
 
     def find(self, address):
@@ -144,7 +143,7 @@ class RegionTable:
             region, address, size, site, what
         ):
             return None
-        # This check comes last, so that an address outside of the array is reported as out of bounds.
+        # This check comes last, so that an address outside the array is reported as out of bounds.
         if what != "read" and not region.allocation.writable:
             error = read_only_error(whole_array(self.context, region.allocation))
             error.site = site
@@ -182,6 +181,6 @@ class RegionTable:
         if allocation.copies > 1:
             start += self.context.thread.linear * allocation.root.size
             start = self.frames(allocation).base_below(address, start)
-        # This is the first position of the access that is outside of the array.
+        # This is the first position of the access outside the array.
         position = address if address < start else max(address, start + allocation.root.size)
         self.context.refuse(site, what, array, ((position - start) // array.itemsize,))

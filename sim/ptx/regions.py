@@ -16,9 +16,9 @@ WINDOWS = {
     for name, number in (("global", GLOBAL), ("const", CONST), ("shared", SHARED), ("local", LOCAL))
 }
 GENERIC = "generic"
-# Shared memory that the system reserves for cooperative groups. Tiles of several warps keep barriers and
-# values in it (288 bytes in cooperative_groups/details/memory.h), and expect it to be zero initially. It has
-# the name of the special register that contains its offset.
+# Shared memory reserved by the system for cooperative groups. Multi-warp tiles keep barriers and values in it
+# (288 bytes in cooperative_groups/details/memory.h), and expect it to be zero initially. Its name is that of
+# the special register that contains its offset.
 RESERVED = Variable("shared", "reserved_smem_offset_1", "b64", 36, 8, 0)
 # PTX type -> type of a view of memory. For integers, this is a memoryview format, whose elements are Python
 # ints. For floats, it is a numpy type, whose elements are numpy scalars.
@@ -33,11 +33,11 @@ NARROW_GAP = 1 << 16  # the number of guard bytes if the window has no room for 
 # The device heap occupies the last quarter of the global window (sim.ptx.heap).
 HEAP_BASE = window_end("global") - (1 << SPACE_SHIFT - 2)
 PERSISTENT_SPACES = "global", "const"
-HOST = -1  # ModuleKey.module of memory that the host code of a whole program allocates (sim.runtime)
+HOST = -1  # ModuleKey.module of memory allocated by the host code of a whole program (sim.runtime)
 
 
 class ModuleKey(NamedTuple):
-    """The key of a module's variable, or of other memory that a module owns.
+    """The key of a module's variable, or of other memory owned by a module.
 
     module: the number of the module.
     permanent: whether the memory keeps its address until the module is deleted.
@@ -70,12 +70,12 @@ class Addresses:
     """Addresses that persist from one launch to the next.
 
     A variable keeps its address. An array has the same address in each launch to which it is passed, in any
-    module. A pointer that one launch stores in memory is therefore valid in the next launch, as on a GPU, and
+    module. A pointer stored in memory by one launch is therefore valid in the next launch, as on a GPU, and
     never refers to other memory.
 
     ranges: {(space, key): AddressRange}. The key of a variable is a ModuleKey. The key of an argument
         consists of its range of host memory and the number of the owning array.
-    next: {space: end of the range that was assigned last}.
+    next: {space: end of the most recently assigned range}.
     deleted: the numbers of deleted modules whose addresses have not been released yet.
     """
 
@@ -104,7 +104,7 @@ class Addresses:
         """Return the lowest free address from `start` on.
 
         There must be room for `nbytes` bytes, and for `gap` guard bytes before and after them, between the
-        ranges that are assigned.
+        assigned ranges.
         """
         for given in sorted((g for (s, _), g in self.ranges.items() if s == space), key=lambda g: g.base):
             base = round_up(start + gap, align)
@@ -155,8 +155,8 @@ class PaddedSpace(AddressSpace):
     def new_address(self, space, nbytes, align):
         """Return an address above all assigned addresses, or None if there is no room.
 
-        If the window is exhausted, the addresses of earlier launches' arguments are reused, at last with
-        fewer guard bytes.
+        If the window is exhausted, the addresses of earlier launches' arguments are reused, as a last resort
+        with fewer guard bytes.
         """
         addresses, limit = self.addresses, HEAP_BASE if space == "global" else window_end(space)
         start = max(self.start[space], addresses.next.get(space, 0))
@@ -169,20 +169,20 @@ class PaddedSpace(AddressSpace):
 
 
 class PointerArray(Array):
-    """An array that is accessed through pointers: a negative index does not count from the end."""
+    """An array accessed through pointers: a negative index does not count from the end."""
 
     __slots__ = ()
     wraps = False
 
 
 def whole_array(context, allocation):
-    """Return an array that covers an allocation. Its elements are the elements that findings name."""
+    """Return an array that covers an allocation. Its elements are the ones named by findings."""
     itemsize = allocation.home[1]
     length = allocation.root.size // itemsize
     array = array_at(
         context, allocation, 0, np.dtype(f"V{itemsize}"), (length,), (itemsize,), allocation.name
     )
-    # array_at may return a class with faster accesses. Only findings use this array, so use the plain class.
+    # array_at can return a class with faster accesses. Only findings use this array, so use the plain class.
     array.__class__ = PointerArray
     return array
 
@@ -194,21 +194,22 @@ class Region:
 
     def __init__(self, allocation, root, base=None):
         self.allocation, self.root, self.views = allocation, root, {}
-        # `written` tells which bytes of local memory have a defined value, if an observer needs it. `origins`
-        # is {byte offset: origin} for the bytes to which an undefined value was stored (sim.ptx.undefined).
+        # `written` marks the bytes of local memory that have a defined value, if an observer needs this.
+        # `origins` is {byte offset: origin} for the bytes to which an undefined value was stored
+        # (sim.ptx.undefined).
         self.written, self.origins = None, {}
         self.base = allocation.base if base is None else base
         self.end = self.base + root.size
 
     def last(self, size):
-        """Return the highest offset at which an access of `size` bytes may begin.
+        """Return the highest offset at which an access of `size` bytes can begin.
 
-        Return -1 if each access must be checked, because the region may not be aligned to `size`.
+        Return -1 if each access must be checked, because the region is not certainly aligned to `size`.
         """
         return self.root.size - size if self.allocation.alignment % size == 0 else -1
 
     def view(self, ptx_type, size):
-        """Return a view of the bytes as elements of a PTX type that has `size` bytes."""
+        """Return a view of the bytes as elements of a PTX type of `size` bytes."""
         if ptx_type not in self.views:
             # A view requires a whole number of elements, so leave out an incomplete one at the end.
             whole = self.root[: self.root.size // size * size]
@@ -239,7 +240,7 @@ class Frames:
 
 
 def poison(ptx_type):
-    """Return the poison value that a refused load of this PTX type returns."""
+    """Return the poison value returned by a refused load of this PTX type."""
     dtype = np.dtype(VIEWS[ptx_type])
     value = fresh_memory(dtype.itemsize, None).view(dtype)[0]
     return int(value) if isinstance(VIEWS[ptx_type], str) else value

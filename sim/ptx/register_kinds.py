@@ -3,23 +3,23 @@
 A register is represented by a non-negative Python int ("int"), by a numpy scalar if floating-point
 instructions use it ("f32", "f64"), or by a bool ("pred").
 
-A register that is declared .f32 or .f64 contains a float. A register that is declared .b32 or .b64 may
-contain an integer or a float, and compilers use it for both. A majority vote among the instructions that use
-it decides. The other uses convert the value, which is slower but correct.
+A register declared .f32 or .f64 contains a float. Compilers use registers declared .b32 or .b64 for both
+integers and floats. A majority vote among the instructions that use such a register decides. The other uses
+convert the value, which is slower but correct.
 """
 
 from collections import Counter
 
 from sim.ptx.syntax import Address, Group, Instruction, Register
 
-# PTX type -> the kind for which an operand of this type votes
+# PTX type -> the kind voted for by an operand of this type
 FLOATING = {"f32": "f32", "f64": "f64"}
 
 
 def register_kinds(function, types_of):
     """Return {register name: "int", "f32", "f64" or "pred"}.
 
-    types_of: a function (instruction) that yields the (type, operand) pairs that are known.
+    types_of: a function (instruction) that yields the known (type, operand) pairs.
     """
     registers, votes, moves = {}, {}, []
     for item in function.body:
@@ -78,7 +78,7 @@ ONLY_READ = {"st", "red", "bra", "brx", "call", "membar", "fence", "ret", "exit"
 def read_and_written(item):
     """Return (names of the registers that an instruction reads, names of the registers that it always sets).
 
-    A guarded instruction may not be executed, and its results then keep their values. They count as read.
+    A guarded instruction may be skipped, so that its results keep their values. They count as read.
     """
     base = item.names[0]
     # Of the barrier instructions, only bar.red has a result.

@@ -1,5 +1,5 @@
-"""One launch of a PTX kernel: the memory layout, the values of the arguments, and the objects that the
-generated source uses."""
+"""One launch of a PTX kernel: the memory layout, the values of the arguments, and the objects used by the
+generated source."""
 
 import functools
 
@@ -57,11 +57,11 @@ class Run:
     # --- memory ---------------------------------------------------------------------------------------------
 
     def lay_out(self):
-        """Allocate the module variables that the kernel can reach, and write addresses into their initial
+        """Allocate the module variables reachable from the kernel, and write addresses into their initial
         values. Variables of functions are allocated on first use.
 
-        An earlier launch may have stored the address of a variable that it could reach. Such variables are
-        therefore allocated as well.
+        An earlier launch may have stored the address of any variable reachable from its kernel. Such
+        variables are therefore allocated as well.
         """
         reachable = {v.name: v for v in self.program.reachable_variables() if v.space in PERSISTENT_SPACES}
         self.named = reachable.keys()
@@ -120,7 +120,7 @@ class Run:
     def allocate_of_module(self, variable):
         """Return the allocation of a module's variable, whose bytes persist between launches.
 
-        Raise LaunchError if the kernel uses a constant variable that the host has not set.
+        Raise LaunchError if the kernel uses a constant variable not set by the host.
         """
         kernel = self.launch.function.__name__ if variable.name in self.named else ""
         unwritten = self.store.unwritten(variable, kernel)
@@ -174,7 +174,7 @@ class Run:
     # --- arguments ------------------------------------------------------------------------------------------
 
     def bind(self, arguments):
-        """Return the arguments of the Python function, which are the values that the kernel loads from its
+        """Return the arguments of the Python function: the values loaded by the kernel from its
         parameters."""
         parameters = self.program.entry.parameters
         # A record is a structure, which is passed by value and not as a pointer.
@@ -186,8 +186,8 @@ class Run:
             self.store.device.attach(self)
         for allocation in dict.fromkeys(allocation for allocation, _ in places.values()):
             self.memory.make_addressable(allocation)
-        # A pointer is passed in a 64-bit integer parameter. An array that is passed to a parameter of another
-        # type is an error or a structure.
+        # A pointer is passed in a 64-bit integer parameter. An array passed to a parameter of another type is
+        # an error or a structure.
         self.bits = [
             pointer_bytes(places[argument.name])
             if argument.name in arrays and parameter.type in ("u64", "b64", "s64")
@@ -259,7 +259,7 @@ class Run:
         return wait
 
     def named_barrier(self, place, waits):
-        """Return the function with which a thread arrives at a named barrier."""
+        """Return the function by which a thread arrives at a named barrier."""
         at = self.wait_point(place)
 
         def meet(number, count=self.launch.threads):
@@ -279,7 +279,7 @@ class Run:
     def workspace_address(self, half):
         """Return the upper or lower 32 bits of the address of the workspace.
 
-        The driver provides the workspace to a cooperative launch.
+        The driver provides a workspace for every cooperative launch.
         """
         # The workspace is allocated on first use, because few kernels synchronise the grid.
         if WORKSPACE not in self.allocations:
@@ -304,7 +304,7 @@ class Run:
         return lambda address: self.grid.wait(at)
 
     def warp_call(self, entry, place, space=None, sites=None):
-        """Return the function with which a lane executes a warp instruction.
+        """Return the function by which a lane executes a warp instruction.
 
         space: the state space of the operands if they are in memory, otherwise None.
         sites: {action: site number} for these operands.
@@ -325,8 +325,7 @@ class Run:
         )
 
     def transfer(self, entry, sites):
-        """Return the function that executes a MemoryInstruction. An error that it raises refers to the
-        site."""
+        """Return the function that executes a MemoryInstruction. An error raised by it refers to the site."""
         return with_site(self.on_memory(entry, sites), sites["load"])
 
     def on_memory(self, entry, sites=None):

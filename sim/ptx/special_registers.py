@@ -29,8 +29,8 @@ SPECIALS = {
 
 
 def expression(program, name):
-    """Return the expression for a special register in the source of a Program. Raise Missing if it is not
-    supported."""
+    """Return the expression for a special register in the source of a Program. Raise Missing for an
+    unsupported register."""
     stem, _, axis = name.partition(".")
     if stem in COORDINATES and axis in tuple("xyz"):
         return COORDINATES[stem].format("xyz".index(axis))

@@ -1,4 +1,4 @@
-"""Recognise atomics on 8 and 16 bits that a program emulates by accesses to the surrounding word.
+"""Recognition of atomics on 8 and 16 bits that a program emulates by accesses to the surrounding word.
 
 libcu++ computes the address of the word as `pointer & ~3` and changes only the bytes at `pointer`. The
 simulator treats such an access as an access to these bytes. Otherwise, it would race with accesses to the
@@ -18,7 +18,7 @@ MASK64 = (1 << 64) - 1
 
 
 class Subword(NamedTuple):
-    """The bytes of a word that an emulated atomic accesses. The register `pointer` contains their address."""
+    """The bytes of a word accessed by an emulated atomic. The register `pointer` contains their address."""
 
     pointer: Register
     nbytes: int
@@ -41,7 +41,8 @@ class Subwords:
         self.instructions = instructions
 
     def find(self, item):
-        """Return the Subword that a strong access applies to, or None if it applies to a whole element."""
+        """Return the Subword to which a strong access applies, or None if the access applies to a whole
+        element."""
         address = next((operand for operand in item.operands if isinstance(operand, Address)), None)
         if address is None or address.offset or not isinstance(address.base, Register):
             return None
@@ -57,13 +58,14 @@ class Subwords:
         return Subword(pointer, self.element_bytes(pointer) if width == "b32" else 1)
 
     def definition(self, register):
-        """Return the instruction that defines a register, or None if it is guarded or not the only one."""
+        """Return the instruction that defines a register. Return None if the instruction is guarded, or if
+        there are several."""
         found = self.definitions.get(getattr(register, "name", None), ())
         return found[0] if len(found) == 1 and found[0].guard is None else None
 
     def element_bytes(self, pointer):
-        """Return the size of the element in bytes. The mask that the program shifts to the position of the
-        element determines it. Without such a mask, the size is 1."""
+        """Return the size of the element in bytes, determined by the mask that the program shifts to the
+        element's position. Without such a mask, the size is 1."""
         shifts = self.offsets(pointer)
         for item in self.instructions:
             if item.names[0] == "shl" and getattr(item.operands[2], "name", None) in shifts:
@@ -89,7 +91,7 @@ class Subwords:
 
 
 class Word:
-    """Presents a word in a region as an array of one element. Bytes outside of the region are zero."""
+    """Presents a word in a region as an array of one element. Bytes outside the region are zero."""
 
     __slots__ = ("bounds", "region", "size", "start")
 

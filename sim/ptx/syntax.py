@@ -72,7 +72,7 @@ class Address:
 class Group:
     """A composite operand: a vector {a, b}, a list of parameters (a, b), or a pair a|b.
 
-    The part None represents `_`, the operand that discards a result.
+    A part None represents `_`, the operand that discards a result.
     """
 
     parts: tuple
@@ -190,8 +190,8 @@ class Text:
 
     @cached_property
     def addressable_functions(self):
-        """The names of the functions whose address is taken. A `mov` takes it, or the initialiser of a
-        variable to which some instruction refers."""
+        """The names of the functions whose address is taken, by a `mov` or by the initialiser of a variable
+        to which some instruction refers."""
         bodies = (function.body or () for function in self.functions.values())
         items = [item for body in bodies for item in body if isinstance(item, Instruction)]
         names = {name for item in items for name in symbols_in(item)}

@@ -1,4 +1,4 @@
-"""Registers that contain times, which are values computed from a clock.
+"""Registers that contain times: values computed from a clock.
 
 A thread that waits with a time limit computes with times in every iteration. The test for endless loops
 (sim.progress) ignores times, because they change even if nothing else does.
@@ -8,8 +8,9 @@ from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Instruction, Special
 
 CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "globaltimer_hi"}
-# The result of such an instruction is a time if an operand is a time. Other results count as values that the
-# thread observes: the predicate of a comparison, or the xor in a random number generator that a clock seeds.
+# The result of such an instruction is a time if an operand is a time. Other results, such as the predicate of
+# a comparison, or the xor in a random number generator seeded by a clock, count as values observed by the
+# thread.
 ARITHMETIC = {"mov", "cvt", "add", "sub", "neg", "abs", "shr", "div", "min", "max", "selp"}
 HIGH_PRODUCTS = {"hi", "wide"}  # the modifiers of the multiplications to which compilers reduce a division
 
@@ -36,6 +37,6 @@ def reads_clock(item):
 
 
 def is_arithmetic(item):
-    """Return whether an instruction is one of those with which compilers compute times."""
+    """Return whether an instruction is one that compilers use to compute times."""
     base = item.names[0]
     return base in ARITHMETIC or base == "mul" and not HIGH_PRODUCTS.isdisjoint(item.names)

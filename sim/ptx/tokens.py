@@ -33,7 +33,7 @@ class Tokens:
         self.at = 0
 
     def read_tokens(self):
-        """Split the text into tokens. Raise LaunchError at a character with which no token begins."""
+        """Split the text into tokens. Raise LaunchError at a character that cannot begin a token."""
         position = 0
         while position < len(self.text):
             match = TOKEN.match(self.text, position)
@@ -51,13 +51,13 @@ class Tokens:
             position = match.end()
 
     def line(self, at=None):
-        """Return the line of a token, counted from 1. By default, it is the next token."""
+        """Return the line of a token, counted from 1. The default is the next token."""
         # At the end of the text, the line of the last token is the best one to report.
         place = self.positions[min(self.at if at is None else at, len(self.positions) - 1)]
         return bisect_right(self.breaks, place - 1) + 1
 
     def error(self, what, at=None):
-        """Return a LaunchError that contains the line of a token. By default, it is the next token."""
+        """Return a LaunchError that contains the line of a token. The default is the next token."""
         return LaunchError(f"PTX line {self.line(at)}: {what}")
 
     @property
@@ -102,7 +102,7 @@ class Tokens:
         return found
 
     def integer(self):
-        """Consume an integer constant, which may have a minus sign, and return its value."""
+        """Consume an integer constant, optionally with a minus sign, and return its value."""
         sign = -1 if self.accept("-") else 1
         token = self.take()
         try:

@@ -1,8 +1,8 @@
 """The Python statements of one PTX instruction.
 
 Most instructions only compute with registers, and `sim.isa.registers` provides an expression for them.
-Opcodes that need more, such as memory accesses, waits or calls, are in HANDLERS. It maps each of them to a
-function that emits the statements.
+HANDLERS maps the opcodes that need more, such as memory accesses, waits or calls, to functions that emit the
+statements.
 
 Source: PTX ISA 9.7, "Instructions".
 """
@@ -48,7 +48,7 @@ def types_of(item):
 
 
 def instruction(writer, item):
-    """Emit the statements of an instruction. Raise Missing if it is not supported."""
+    """Emit the statements of an instruction. Raise Missing for an unsupported instruction."""
     base = item.names[0]
     if base in HANDLERS:
         HANDLERS[base](writer, item)
@@ -84,7 +84,7 @@ def plain_comparison(opcode):
 
 
 def setp(writer, item):
-    """Emit setp, which sets a predicate, or two opposite predicates p|q. The result may be combined with a
+    """Emit setp, which sets a predicate, or two opposite predicates p|q. The result can be combined with a
     third predicate (PTX ISA 9.7.6)."""
     plain, joined = plain_comparison(item.opcode)
     # The operator .and, .or or .xor combines the comparison with the third predicate.
@@ -96,7 +96,7 @@ def setp(writer, item):
         second is not None and writer.assign(second, f"not {test}", "pred")
         return
     sign, other = JOINED[joined], writer.value(third[0], "pred")
-    # One statement assigns both results, because the third predicate may also be a destination.
+    # One statement assigns both results, because the third predicate can also be a destination.
     writer.emit(f"test = {test}")
     pairs = [(one, text) for one, text in ((first, "test"), (second, "(not test)")) if one is not None]
     names = ", ".join(writer.name(one) for one, _ in pairs)
@@ -208,7 +208,7 @@ def fence(writer, item):
 
 
 def sleep(writer, item):
-    """Emit nanosleep, which suspends the thread for a time."""
+    """Emit nanosleep, which suspends the thread for a given time."""
     writer.emit(f"{writer.module.sleep_call()}({writer.value(item.operands[0], 'u32')})")
 
 
@@ -263,7 +263,7 @@ def assign_results(writer, item, results, text, fits=True):
 
     results: the PTX types of the results.
     text: the expression for the results.
-    fits: whether the operands match the instruction.
+    fits: whether the operands match those of the instruction.
     """
     targets = parts(item.operands[0]) if results else ()
     if not fits or len(targets) > len(results) or len(targets) < len(results) - (results[1:] == ("pred",)):

@@ -1,12 +1,12 @@
 """Undefined values in registers. They are tracked from a load of unwritten local memory to the first use that
-may have an effect.
+can have an effect.
 
 Compilers load a local variable before it is certain that the thread has written it, and discard the value
 with selp if it is not needed. Therefore, a load of unwritten local memory is not an error by itself. Each
-register that may contain an undefined value has a second variable, its *origin*. This is the (site, address)
-of the load, or False if the value is defined. Copies and arithmetic propagate origins. The use of the value
-is reported if it is a branch, an address, a store outside of local memory, or an operand of an atomic or
-warp instruction.
+register that may contain an undefined value has a second variable, its *origin*: the (site, address) of the
+load, or False if the value is defined. Copies and arithmetic propagate origins. The use of the value is
+reported if it is a branch, an address, a store outside local memory, or an operand of an atomic or a warp
+instruction.
 """
 
 from sim.events import LOCAL, SPACE_SHIFT
@@ -19,11 +19,11 @@ from sim.ptx.syntax import Address, Instruction, Register, python_name
 # The opcodes in translate.HANDLERS that only compute with registers.
 COMPUTING = {"setp", "mov", "cvta", "isspacep"}
 LOADS, STORES = {"ld", "ldu"}, {"st"}
-UNDEFINED = ("generic", "local")  # the state spaces of accesses that may reach local memory
+UNDEFINED = ("generic", "local")  # the state spaces of accesses that can reach local memory
 
 
 def needs_origins(text, function):
-    """Return whether registers of a function may contain values from unwritten local memory."""
+    """Return whether registers of a function can contain values from unwritten local memory."""
     if not any(has_locals(each) for each in text.functions.values()):
         return False
     calls = any(isinstance(item, Instruction) and item.names[0] == "call" for item in function.body)
@@ -36,7 +36,7 @@ def has_locals(function):
 
 
 class Origins:
-    """The statements of one function's source that track origins.
+    """A generator of the origin-tracking statements in the source of one function.
 
     handled: the opcodes that do more than compute with registers.
     """
@@ -161,7 +161,7 @@ class Origins:
         return f"False if {' or '.join(tests)} else ({origin})" if tests else origin
 
     def load(self, item, access):
-        """Emit the assignment of origins to the registers that a load sets."""
+        """Emit the assignment of origins to the registers set by a load."""
         size, source = WIDTHS[access.type] // 8, item.operands[1]
         for i, part in enumerate(parts(item.operands[0])):
             if part is None:
@@ -220,18 +220,18 @@ class Origins:
             self.writer.emit(f"{self.passed(variable)} = {{}}")
 
     def check_passed(self, arguments):
-        """Emit reports for undefined bytes that are passed to a function of the device runtime."""
+        """Emit reports for undefined bytes passed to a function of the device runtime."""
         for argument in self.declared(arguments):
             self.writer.emit(f"{self.module.report_undefined()}(next(iter({argument}.values()), False))")
 
 
 def may_be_local(access):
-    """Return whether an access may be a weak access to local memory."""
+    """Return whether an access is potentially a weak access to local memory."""
     return access.space in UNDEFINED and not access.strong
 
 
 def results(item):
-    """Return the registers that an instruction sets."""
+    """Return the registers set by an instruction."""
     if not item.operands:
         return []
     read, written = read_and_written(item)
@@ -270,8 +270,8 @@ class LocalMemory:
         return region.origins.get(begin + int(written.argmin())) or (site, address)
 
     def make_origin(self, space, nbytes, site):
-        """Return the function (address in the space) that returns the origin of a value that a load of
-        `nbytes` bytes returns."""
+        """Return the function (address in the space) that returns the origin of the value returned by a load
+        of `nbytes` bytes."""
         window = WINDOWS.get(space, 0)
         return lambda address: self.origin(address + window, nbytes, site)
 
@@ -301,7 +301,7 @@ class LocalMemory:
         key = thread.block.index, thread.linear, origin
         if origin and key not in self.reported:
             self.reported.add(key)
-            # A shuffle adds the access of the lane that has loaded the value.
+            # A shuffle adds the access of the lane that loaded the value.
             read = origin[2] if len(origin) > 2 else self.context.witness("read", origin[0])
             use = self.context.witness("uses the value", site)
             self.context.announce("unwritten", read, origin[1], use)

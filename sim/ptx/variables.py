@@ -35,10 +35,9 @@ class Store:
     """The bytes of a module's variables.
 
     roots: {name of a variable: its bytes, as uint8}.
-    unset: {name of a constant variable: a mask of the bytes that the host has not set}.
-    pointers: {name of a variable: the initial addresses that have not been written to its bytes yet}.
-    laid_out: the names of the variables that some launch could reach, so that memory may contain their
-        addresses.
+    unset: {name of a constant variable: a mask of the bytes not set by the host}.
+    pointers: {name of a variable: the initial addresses not yet written to its bytes}.
+    laid_out: the names of the variables that some launch could reach. Memory may contain their addresses.
     device: the memory of a whole program (sim.runtime), which every launch can access; None by default.
     """
 
@@ -67,7 +66,7 @@ class Store:
     def starts_with_zeros(self, variable: Any) -> bool:
         """Return whether the initial zeros of a variable are intended.
 
-        They may be, because compilers omit an initialiser of zeros. A variable in a namespace that the source
+        They can be, because compilers omit an initialiser of zeros. A variable in a namespace that the source
         does not declare belongs to a library.
         """
         if self.origin.language != "C++":
@@ -76,8 +75,7 @@ class Store:
         return found.initialised if found else bool(self.origin.main_text) and variable.name.startswith("_Z")
 
     def unwritten(self, variable: Any, kernel: str) -> np.ndarray | None:
-        """Return a mask of the bytes of a constant variable that the host has not set, or None if all are
-        set.
+        """Return a mask of a constant variable's bytes not set by the host, or None if all are set.
 
         kernel: the name of the kernel that uses the variable, or "" if the variable can only be reached
             through pointers.
@@ -130,7 +128,7 @@ class Store:
         root = self.root(variable)
         root[: given.nbytes] = np.frombuffer(given.tobytes(), np.uint8)
         pointers = self.pointers.get(variable.name, ())
-        # Addresses in the part of the initial value that has been overwritten no longer apply.
+        # Addresses in the overwritten part of the initial value no longer apply.
         self.pointers[variable.name] = tuple(p for p in pointers if p[0] >= given.nbytes)
         if variable.name in self.unset:
             self.unset[variable.name][: given.nbytes] = False
@@ -149,7 +147,7 @@ class Declaration:
 
     @classmethod
     def find(cls, origin: Any, variable: Any) -> "Declaration | None":
-        """Return the declaration of a variable in the main file or in a header that it includes, or None."""
+        """Return the declaration of a variable in the main file or in a header included by it, or None."""
         name = re.escape(plain_name(variable.name))
         texts = (text for text in (origin.main_text, *origin.headers) if re.search(rf"\b{name}\b", text))
         found = (cls.find_in(text, name, origin) for text in texts)
@@ -171,7 +169,7 @@ class Declaration:
             words = re.findall(r"\w+", re.split(r"[,\[=]", head)[0])
             first = head if "," not in head else head.partition(",")[0]
             pointer = "*" in head.rpartition(",")[2] or "*" in first
-            # A size may be an expression of constants, such as N * 4.
+            # A size can be an expression of constants, such as N * 4.
             constants = origin.constants()
             shape = [evaluate(part, constants) for part in re.findall(r"\[([^\]]*)\]", dimensions)]
             whole = None if None in shape else tuple(n for n in shape if n is not None)
@@ -243,7 +241,7 @@ class Variables(MutableMapping[str, np.ndarray]):
     source.
 
     `variables[name]` is an array, which has no dimensions if the variable is a single number. The array shows
-    the stores of kernels, and the host may change it in place. For constant memory, it is a copy.
+    the stores of kernels, and the host can modify it in place. For constant memory, it is a copy.
     `variables[name] = value` sets the variable.
     """
 
@@ -266,7 +264,7 @@ class Variables(MutableMapping[str, np.ndarray]):
         self.store.set(self.find(name), value)
 
     def __delitem__(self, name: str) -> None:
-        """Give the variable its initial value again."""
+        """Restore the initial value of the variable."""
         variable = self.find(name)
         self.store.root(variable)[:] = Store(self.store.text, self.store.origin).root(variable)
         self.store.pointers[variable.name] = variable.pointers
@@ -277,7 +275,7 @@ class Variables(MutableMapping[str, np.ndarray]):
         return iter(dict.fromkeys(plain_name(name) for name in self.source_names()))
 
     def __contains__(self, name: object) -> bool:
-        return name in list(self)  # for a variable that has not been set, __getitem__ would raise
+        return name in list(self)  # __getitem__ would raise for an unset variable
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -286,16 +284,16 @@ class Variables(MutableMapping[str, np.ndarray]):
         return f"<{KEYWORDS[self.space]} variables: {', '.join(self) or 'none'}>"
 
     def source_names(self) -> list[str]:
-        """Return the PTX names of the variables that the source declares. Without a source, return the names
-        of all variables."""
+        """Return the PTX names of the variables declared in the source. Without a source, return the names of
+        all variables."""
         found = [v for v in self.store.text.variables.values() if v.space == self.space]
         text = without_comments(self.store.origin.main_text)
         names = set(re.findall(r"\w+", text))
         return [v.name for v in found if not text or plain_name(v.name) in names]
 
     def find(self, name: str) -> Any:
-        """Return the variable that has this name in the source or in PTX. Raise LaunchError if there is none,
-        or if there are several."""
+        """Return the variable with this name in the source or in PTX. Raise LaunchError if there is none, or
+        if there are several."""
         variables = self.store.text.variables
         alike = [v for key, v in variables.items() if key == name] or [
             v for key, v in variables.items() if plain_name(key) == name

@@ -48,9 +48,9 @@ class Uses:
         return kept and not self.is_awaited(self.body.index(load), decisions)
 
     def acts_on(self, load):
-        """Return whether a thread may act on a loaded value.
+        """Return whether a loaded value can affect what a thread does.
 
-        It may if a predicate depends on the value, or if the value leaves the function.
+        It can if a predicate depends on the value, or if the value leaves the function.
         """
         values, decisions = self.dependent_registers(load)
         return bool(decisions) or leaves_function(self.readers_of(values))
@@ -69,7 +69,7 @@ class Uses:
         return next((item for item in here if getattr(item.operands[2], "name", None) in loaded), None)
 
     def is_library_guess(self, load, origin):
-        """Return whether a plain load is part of the loop of compare-and-swaps to which CUDA's headers expand
+        """Return whether a plain load is part of the compare-and-swap loop by which CUDA's headers implement
         atomicAdd where the hardware has no such instruction. If the loaded value is out of date, the loop
         takes one more iteration, and nothing else changes.
         """
@@ -104,7 +104,7 @@ class Uses:
         return values, decisions
 
     def is_awaited(self, at, decisions):
-        """Return whether a branch on one of these predicates may leave a loop around an instruction.
+        """Return whether a branch on one of these predicates can leave a loop around an instruction.
 
         at: the index of the instruction.
         decisions: the names of the predicates.
@@ -137,7 +137,7 @@ def address_of(item):
 
 
 def targets(item):
-    """Return the labels to which a branch may jump."""
+    """Return the possible target labels of a branch."""
     return [part.name for operand in item.operands for part in parts(operand) if isinstance(part, Symbol)]
 
 

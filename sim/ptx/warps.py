@@ -8,8 +8,8 @@ from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import BY_NAME_PARTS, GIVEN, INSTRUCTIONS, Like, name_parts
 from sim.isa.warp_instruction import Instruction
 
-# name_parts of a PTX name -> entry, for the warp instructions that Numba does not have. Some of the names in
-# the table do not contain the type.
+# name_parts of a PTX name -> entry, for the warp instructions missing from Numba. Some of the names in the
+# table do not contain the type.
 SHUFFLES = {
     name_parts(name): entry
     for name, entry in INSTRUCTIONS.items()
@@ -32,7 +32,7 @@ class Form(NamedTuple):
 
 
 def form_of(opcode):
-    """Return the Form of a warp instruction. Raise Missing if it is not supported."""
+    """Return the Form of a warp instruction. Raise Missing for an unsupported instruction."""
     parts = [part for part in opcode.split(".") if part != "aligned"]
     ptx_type = next((part for part in reversed(parts) if part in WIDTHS), None)
     plain, bare = (name_parts(".".join(part for part in parts if part != left)) for left in (None, ptx_type))
