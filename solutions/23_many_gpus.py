@@ -7,17 +7,17 @@
 # ---
 
 # %% [markdown]
-# # 23 · Many GPUs: a sequence that no single one holds
+# # 23 · Many GPUs: a sequence too long for one
 #
-# **70 minutes** · builds on lesson 01 (the merge), lesson 09 (the two masks) and lesson 10 (halos)
+# **70 minutes** · builds on lesson 01 (merging two states), lesson 09 (the two masks) and lesson 10 (halos)
 #
-# You will be able to
+# You will be able to:
 #
-# 1. say which rows a rank must fetch from its neighbours before it can convolve, and how many bytes that is;
-# 2. write the ring in which keys and values visit every rank, and merge what each visit finds;
-# 3. say why contiguous shards waste up to half of the machines under a causal mask, and cut the sequence so that they do not.
+# 1. calculate which rows a rank must fetch from its neighbours before it can convolve, and how many bytes they are;
+# 2. write ring attention: keys and values travel from rank to rank, and each rank merges its partial results;
+# 3. explain why contiguous shards leave up to half of the GPUs idle under a causal mask, and divide the sequence so that they do not.
 #
-# **Where this leads.** One layer of convolutional attention, 4 heads of 64, 7 × 7 taps, causal, float32, timed on two H200 GPUs (recorded on the day below):
+# **Why it matters.** A long sequence does not fit into one GPU's memory, and even if it does, attention takes time that grows with the square of its length. So use several GPUs for one sequence. That is called [**context parallelism**](../docs/glossary.md). Here is one layer of convolutional attention (4 heads of 64, 7 × 7 taps, causal, float32), timed on one and on two H200 GPUs:
 
 # %%
 import json
@@ -56,33 +56,36 @@ show_table(
 )
 
 # %% [markdown]
-# At 131,072 tokens two GPUs in the obvious order (*contiguous*: the first half of the tokens, and the second) are 1.3 times as fast as one. Cut in another way (*zigzag*), they are 1.9 times as fast. You will find out why, and write both. (At 32,768 tokens each GPU has too
-# few blocks to be busy all the time, so less is gained.) **No GPU is needed**: a *rank* is a process, and four of them run on your laptop.
+# Two GPUs should be twice as fast. At 131,072 tokens, the obvious division (*contiguous*: one GPU has the first half of the tokens, the other the second half) is only 1.3 times as fast as one GPU. Another division of the same tokens (*zigzag*) is 1.9 times as fast. You will find out why, and write both. At 32,768 tokens each GPU has too few blocks to keep all its multiprocessors busy, so both gain less.
 #
-# The words are those of `torch.distributed`. A **rank** is one process of a group, numbered from 0. It has its own memory, and on a cluster its own GPU. Ranks see nothing of each other; they **send** and **receive**.
+# **You need no GPU for this lesson.** Four processes on your laptop take the place of four GPUs.
 #
-# ## 1. What a rank must borrow
+# The vocabulary comes from `torch.distributed`. A **rank** is one process of a group, numbered from 0. On a cluster, each rank has its own GPU. A rank cannot read another rank's memory: ranks **send** and **receive**.
 #
-# A sequence is **sharded**: rank r holds a stretch of the tokens, their rows of `Q`, `K` and `V`, and computes the same rows of `O`. In ordinary attention a query row needs no other query. Here the convolution reads c_q − 1 query rows above, and key columns on both sides,
-# P_k = (c_k − 1) // 2 to the left and P_r = c_k − 1 − P_k to the right. Lesson 10 had this at the border of a tile. Now the border runs between two machines.
+# ## 1. The rows that a rank must fetch
 #
-# The picture has 12 tokens on three ranks, and 3 × 4 taps. Rank 2 owns the queries 8 to 11. The keys 4 to 7 of rank 1 are visiting. Dark cells are owned, pale ones the halo.
+# A sequence is **sharded** when it is divided among the ranks. Rank r holds one chunk of the tokens, with their rows of `Q`, `K` and `V`, and computes the same rows of `O`.
+#
+# In ordinary attention, a row of `O` needs only its own query. Here the convolution also reads the c_q − 1 query rows above it, and key columns on both sides: P_k = (c_k − 1) // 2 to the left and P_r = c_k − 1 − P_k to the right. You saw these halos in lesson 10 at the border of a tile. Now the border is between two machines, and the halo has to be sent.
+#
+# In the picture, 12 tokens are divided among three ranks, with 3 × 4 taps. Rank 2 owns queries 8 to 11, and is now working on keys 4 to 7, which it received from rank 1. Dark cells are the scores that it owns in this step. Pale cells are the halo that it reads to compute them.
 
 
 # %% jupyter={"source_hidden": true}
-def draw_halo(n, ranks, c_q, c_k, rank, visitor):
-    """The scores of n tokens: what `rank` owns while `visitor` visits, and the halo."""
+def draw_halo(n, ranks, c_q, c_k, rank, owner):
+    """Draw the scores of n tokens: those that `rank` owns for the keys of `owner`,
+    and their halo."""
     size, left = n // ranks, (c_k - 1) // 2
     figure, axes = plt.subplots(figsize=(6.4, 6))
     for i in range(n):
         for j in range(n):
             inside = (
                 rank * size <= i < (rank + 1) * size
-                and visitor * size <= j < (visitor + 1) * size
+                and owner * size <= j < (owner + 1) * size
             )
             near = (
                 rank * size - c_q < i < (rank + 1) * size
-                and visitor * size - left <= j < (visitor + 1) * size + c_k - 1 - left
+                and owner * size - left <= j < (owner + 1) * size + c_k - 1 - left
             )
             axes.add_patch(
                 plt.Rectangle(
@@ -106,28 +109,31 @@ def draw_halo(n, ranks, c_q, c_k, rank, visitor):
 
 
 show_figure(
-    draw_halo(12, 3, 3, 4, rank=2, visitor=1),
+    draw_halo(12, 3, 3, 4, rank=2, owner=1),
     "a matrix of scores, 12 queries by 12 keys, with lines between the ranks, "
-    "behind every fourth row and column. "
+    "after every fourth row and column. "
     "The scores of the queries 8 to 11 and the keys 4 to 7 are dark blue: owned. "
     "Pale blue, the halo: the two query rows above, 6 and 7, one key column to the "
     "left, 3, and two to the right, 8 and 9, which belong to other ranks.",
 )
 
 # %% [markdown]
-# **Predict.** Now rank 1's own keys, 4 to 7, meet its own queries, 4 to 7. Which rows of `Q` must it have fetched? `___` Which rows of `K` beside its own? `___` And rows of `V`? `___`
+# **Predict.** Rank 1 also has to combine its own keys, 4 to 7, with its own queries, 4 to 7. Which rows of `Q` must it have fetched? `___` Which rows of `K`, in addition to its own? `___` And which rows of `V`? `___`
 #
 # <details><summary>Answer</summary>
 #
-# Query rows 2 and 3, from rank 0. Key row 3, from rank 0, and key rows 8 and 9, from rank 2. (A causal mask hides the scores of 8 and 9 from these queries, but the keys travel on, to ranks that see them.) No row of `V`: a halo column is read by the
-# convolution, but its probability belongs to another visit.
+# Query rows 2 and 3 from rank 0, key row 3 from rank 0, and key rows 8 and 9 from rank 2. (The causal mask hides the scores of keys 8 and 9 from these queries. But the keys travel on to ranks whose queries see them.) No row of `V`: the convolution reads a halo column, but the probability of that column belongs to another step.
 #
 # </details>
 #
 # ### Exercise 23.1 · halo · about three lines
 #
-# A rank owns the tokens `start` to `start + length − 1` of `n`, at least one. Return `(first_query, first_key, last_key)`, whole numbers: it fetches query rows from `first_query` on, up to its own last, and the keys that travel with its own are `first_key <= j < last_key`.
-# A halo ends where the sequence ends. It may be longer than a neighbour's whole stretch.
+# A rank owns the tokens `start` to `start + length − 1` of `n`, at least one. Return three whole numbers, `(first_query, first_key, last_key)`:
+#
+# - the rank needs the query rows from `first_query` up to its own last one;
+# - the keys that travel with its own are those with `first_key <= j < last_key`.
+#
+# A halo ends where the sequence ends. It may be longer than a neighbour's whole chunk.
 
 
 # %% tags=["exercise"]
@@ -146,11 +152,11 @@ def halo(start, length, n, c_q, c_k):
 check.ex23_1(halo)
 
 # %% [markdown]
-# ## 2. Half an answer, merged
+# ## 2. Merging partial results
 #
-# One visit gives a rank the output over *some* of the keys: `O`, already divided by its own sum, and `L`, the log of that sum. This is lesson 01's `(m, l, o)` in two numbers instead of three: `L = m + log l`, and `O = o / l`.
+# In each step a rank attends to *some* of the keys. The result is a pair: the output `O`, already divided by the sum of its weights, and `L`, the logarithm of that sum. It is lesson 01's state `(m, l, o)`, in two values instead of three: `L = m + log l`, and `O = o / l`.
 #
-# On paper, one query, two visits: the first found `L = 0` and `O = 10`, the second `L = log 3` and `O = 20`. The sums are 1 and 3, together 4. So the weights are 1/4 and 3/4:
+# Work through one query with two steps. The first step gives `L = 0` and `O = 10`, the second `L = log 3` and `O = 20`. The sums are 1 and 3, in total 4. So the weights are 1/4 and 3/4:
 #
 # **Predict** the merged `O`: `___` and `L`: `___`
 #
@@ -162,8 +168,9 @@ check.ex23_1(halo)
 #
 # ### Exercise 23.2 · merge · about four lines
 #
-# `one` and `other` are pairs `(O, L)`, tensors of shape (n, d) and (n,). Return the pair for all keys of both. A row that has seen no key has `O = 0`, `L = −inf`, in either pair or in both; scores may lie near ±10 000.
-# `torch.logaddexp` knows what to do with −inf; your weights must know it too.
+# `one` and `other` are pairs `(O, L)`, tensors of shape (n, d) and (n,). Return the pair for the keys of both. A row that has seen no key has `O = 0` and `L = −inf`; this may be so in either pair, or in both. Scores may be near ±10 000.
+#
+# `torch.logaddexp` handles −inf correctly. Your weights must handle it too.
 
 
 # %% tags=["exercise"]
@@ -183,39 +190,47 @@ def merge(one, other):
 check.ex23_2(merge)
 
 # %% [markdown]
-# ## 3. The ring
+# ## 3. Ring attention
 #
-# Every rank must meet every key. To gather all of `K` and `V` on every rank would need the memory that sharding was to save. So they travel: each rank hands its visitor to the next rank, rank R − 1 to rank 0, and takes one from the rank before. After R visits all have met.
+# Every rank needs every key. There are two common ways:
+#
+# - An **all-gather** copies all of `K` and `V` to every rank before computing. It is simple, and it works with any mask. But each rank then holds the keys and values of the whole sequence, which is what sharding was meant to avoid. With grouped-query attention (lesson 20) keys and values are small, and then it is a good choice: Llama 3 was trained this way.
+# - In [**ring attention**](../docs/glossary.md) the K/V blocks travel. Each rank attends to the block that it has, passes it to the next rank (rank R − 1 passes to rank 0), and receives one from the rank before. After R steps, every rank has seen every block, and no rank ever held more than two.
+#
+# You will write the ring:
 #
 # | | rank 0 | rank 1 | rank 2 | rank 3 |
 # |---|---|---|---|---|
-# | visit 1 | keys of 0 | keys of 1 | keys of 2 | keys of 3 |
-# | visit 2 | keys of 3 | keys of 0 | keys of 1 | keys of 2 |
-# | visit 3 | keys of 2 | keys of 3 | keys of 0 | keys of 1 |
-# | visit 4 | keys of 1 | keys of 2 | keys of 3 | keys of 0 |
+# | step 1 | keys of 0 | keys of 1 | keys of 2 | keys of 3 |
+# | step 2 | keys of 3 | keys of 0 | keys of 1 | keys of 2 |
+# | step 3 | keys of 2 | keys of 3 | keys of 0 | keys of 1 |
+# | step 4 | keys of 1 | keys of 2 | keys of 3 | keys of 0 |
 #
-# **Predict.** How often does a rank send, for R = 4? `___`
+# **Predict.** How often does each rank send, for R = 4? `___`
 #
 # <details><summary>Answer</summary>
 #
-# Three times: its own keys are there already.
+# Three times. In step 1 it uses its own keys, and after step 4 no rank needs the block.
 #
 # </details>
 #
 # ### Exercise 23.3 · ring · about six lines
 #
-# `mine` is this rank's own visitor. `attend(visitor)` gives the pair `(O, L)` of one visit. `exchange(visitor)` hands a visitor on and returns the one that came. `merge` is yours from above. Return the pair after all `ranks` visits: `attend` once to
-# each visitor, one visitor at a time (keep none that has been handed on), and not one exchange more than needed, since what travels last would travel in vain.
+# `mine` is this rank's own K/V block. `attend(block)` returns the pair `(O, L)` of one step. `exchange(block)` sends a block to the next rank, and returns the block from the rank before. `merge` is your function from above. Return the pair after all `ranks` steps.
+#
+# - Call `attend` once for each block.
+# - Keep no block that you have passed on.
+# - Exchange no more often than needed: nobody needs a block after the last step.
 
 
 # %% tags=["exercise"]
 def ring(mine, ranks, attend, exchange, merge):
     # BEGIN SOLUTION 23.3
-    visitor = mine
-    result = attend(visitor)
+    block = mine
+    result = attend(block)
     for _ in range(ranks - 1):
-        visitor = exchange(visitor)
-        result = merge(result, attend(visitor))
+        block = exchange(block)
+        result = merge(result, attend(block))
     return result
     # END SOLUTION
 
@@ -224,12 +239,12 @@ def ring(mine, ranks, attend, exchange, merge):
 check.ex23_3(ring)
 
 # %% [markdown]
-# Your ring at work, for four ranks: whose keys each rank attends to, visit by visit. (The cell only draws.)
+# Here is your ring at work: the keys that each of four ranks attends to, step by step. (The cell only draws.)
 
 
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
-def visits(rank, ranks):
-    """Whose keys `rank` attends to, in order, by your ring."""
+def steps(rank, ranks):
+    """Return the owners of the keys that `rank` attends to in your ring, in order."""
     owners = []
 
     def attend(owner):
@@ -243,10 +258,10 @@ def visits(rank, ranks):
 figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
 colours = BLUE, ORANGE, SKY, RED
 for rank in range(4):
-    for visit, owner in enumerate(visits(rank, 4)):
-        axes.add_patch(plt.Rectangle((visit, rank), 0.96, 0.9, color=colours[owner]))
+    for step, owner in enumerate(steps(rank, 4)):
+        axes.add_patch(plt.Rectangle((step, rank), 0.96, 0.9, color=colours[owner]))
         axes.text(
-            visit + 0.48,
+            step + 0.48,
             rank + 0.45,
             f"keys of {owner}",
             ha="center",
@@ -254,9 +269,7 @@ for rank in range(4):
             color="black" if owner % 2 or owner == 2 else "white",
         )
 axes.set(xlim=(0, 4), ylim=(4, 0))
-axes.set_xticks(
-    [visit + 0.48 for visit in range(4)], [f"visit {n}" for n in range(1, 5)]
-)
+axes.set_xticks([step + 0.48 for step in range(4)], [f"step {n}" for n in range(1, 5)])
 axes.set_yticks(
     [rank + 0.45 for rank in range(4)], [f"rank {rank}" for rank in range(4)]
 )
@@ -264,89 +277,92 @@ axes.tick_params(length=0)
 axes.spines[:].set_visible(False)
 show_figure(
     figure,
-    "a table of four ranks by four visits, a colour for the keys of each rank. In "
-    "visit 1 each rank attends to its own keys; in each later visit the colours have "
+    "a table of four ranks by four steps, a colour for the keys of each rank. In "
+    "step 1 each rank attends to its own keys; in each later step the colours have "
     "moved down by one rank, and those of rank 3 have come to rank 0. In each row and "
     "in "
-    "each column every colour stands once.",
+    "each column every colour occurs once.",
 )
 
 # %% [markdown]
 # ### Four processes
 #
-# Now for real. `run_ranks(function, 4)` starts four processes, each with its own memory, which can talk to each other through `torch.distributed`; each runs the function, and the results come back in the order of the ranks.
+# Now run it in real processes. `run_ranks(function, 4)` starts four of them, each with its own memory, connected by `torch.distributed`. Each runs the function, and the results come back in rank order.
 #
-# Each rank keeps its rows of the same random `q`, `k`, `v`. A visitor is one tensor, keys with their halo and then values, and two numbers say where it comes from. (In this lesson each rank cuts its halo from the whole sequence, since all have it; the package
-# fetches it from the neighbours.) `reference.conv_attention_part` is lesson 09's forward pass for a piece: an `Extent` says how many of the query rows are halo, how many
-# of the keys to the left, and how far the rank's first token lies behind the visitor's first. The cell takes half a minute, mostly to start Python four times.
+# A block is sent like this. `isend` and `irecv` only *start* a transfer, and return at once. If every rank called a blocking `send` first, each could wait for the next one to receive, around the whole ring: a **deadlock**.
+#
 
 
 # %%
-def exchange_with_neighbours(visitor):
-    """Send `visitor` to the next rank; the one from the rank before."""
+def exchange_with_neighbours(block):
+    """Send `block` to the next rank, and return the block of the rank before."""
     from torch import distributed
 
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    shape = torch.tensor(visitor.shape)
-    came = torch.empty_like(shape)
-    for send, receive in [(shape, came), (visitor, None)]:
-        receive = (
-            torch.empty(tuple(came.tolist()), dtype=visitor.dtype)
-            if receive is None
-            else receive
-        )
-        works = [
-            distributed.isend(send, (rank + 1) % ranks),
-            distributed.irecv(receive, (rank - 1) % ranks),
+
+    def swap(outgoing, incoming):
+        transfers = [
+            distributed.isend(outgoing, (rank + 1) % ranks),
+            distributed.irecv(incoming, (rank - 1) % ranks),
         ]
-        for work in works:
-            work.wait()
-    return receive
+        for transfer in transfers:
+            transfer.wait()
+        return incoming
+
+    shape = torch.tensor(block.shape)  # blocks differ in length, because halos do
+    its_shape = swap(shape, torch.empty_like(shape))
+    return swap(block, torch.empty(its_shape.tolist(), dtype=block.dtype))
 
 
+def packed(begin, k_rows, v_rows):
+    """Return one tensor: a label, the keys with their halo, and the values."""
+    label = torch.zeros(1, k_rows.shape[1], dtype=k_rows.dtype)
+    label[0, :2] = torch.tensor([begin, len(v_rows)])
+    return torch.cat([label, k_rows, v_rows])
+
+
+def unpacked(block):
+    """Return (first token, keys with their halo, values) of a packed block."""
+    begin, keys = (int(number) for number in block[0, :2])
+    return begin, block[1:-keys], block[-keys:]
+
+
+# %% [markdown]
+# Every rank runs the next function. It uses your `halo`, `ring` and `merge`. In this lesson each rank generates the whole random sequence and cuts its rows and halos out of it; the package fetches the halos from the neighbours.
+#
+# `reference.conv_attention_part` is lesson 09's forward pass for one K/V block. An `Extent` describes the block with three numbers: how many of the query rows are halo, how many of the first keys are halo, and the distance from the block's first token to the rank's first token. For rank 2 with the keys of rank 1, as in the picture above, it is `Extent(2, 1, 4)`.
+
+
+# %%
 def my_rank(n, d, c_q, c_k, halo, ring, merge):
-    """One rank's rows of O (n / R, d), and the bytes that it sent."""
+    """Return one rank's rows of O (n / R, d), and the bytes that it sent."""
     from torch import distributed
 
     rank, ranks, sent = distributed.get_rank(), distributed.get_world_size(), []
     q, k, v, w = lesson23.tokens(n, d, c_q, c_k)
-    borders = [n * r // ranks for r in range(ranks + 1)]
-    start, end = borders[rank : rank + 2]
+    start, end = n * rank // ranks, n * (rank + 1) // ranks
     first_query, first_key, last_key = halo(start, end - start, n, c_q, c_k)
-    mine = torch.cat(
-        [
-            torch.tensor([[start, end - start] + [0] * (d - 2)], dtype=k.dtype),
-            k[first_key:last_key],
-            v[start:end],
-        ]
-    )
+    q_rows = q[None, None, first_query:end]
 
-    def attend(visitor):
-        begin, keys = (int(number) for number in visitor[0, :2])
-        its_first = halo(begin, keys, n, c_q, c_k)[1]
-        k_rows, v_rows = (
-            visitor[1 : len(visitor) - keys],
-            visitor[len(visitor) - keys :],
-        )
+    def attend(block):
+        begin, k_rows, v_rows = unpacked(block)
+        its_first = halo(begin, len(v_rows), n, c_q, c_k)[1]
         extent = Extent(start - first_query, begin - its_first, start - begin)
         o, log_sum = reference.conv_attention_part(
-            q[None, None, first_query:end],
-            k_rows[None, None],
-            v_rows[None, None],
-            w[None],
-            extent,
+            q_rows, k_rows[None, None], v_rows[None, None], w[None], extent
         )
         return o[0, 0], log_sum[0, 0]
 
-    def exchange(visitor):
-        sent.append(visitor.numel() * visitor.element_size())
-        return exchange_with_neighbours(visitor)
+    def exchange(block):
+        sent.append(block.numel() * block.element_size())
+        return exchange_with_neighbours(block)
 
+    mine = packed(start, k[first_key:last_key], v[start:end])
     return ring(mine, ranks, attend, exchange, merge)[0], sum(sent)
 
 
 # %% [markdown]
-# **Predict** the bytes that a rank sends for n = 64, d = 8, float64 and four ranks, halos and labels aside: each of its three visitors has 16 keys and 16 values of 8 numbers of 8 bytes: `___`
+# **Predict** the bytes that a rank sends, for n = 64, d = 8, float64 and four ranks. Leave out halos and labels: each of the three blocks that it sends has 16 keys and 16 values of 8 elements of 8 bytes. `___` (The cell can take half a minute, mostly to start the processes.)
 
 # %% tags=["uses-exercise"]
 n, d, c_q, c_k = 64, 8, 6, 11
@@ -365,28 +381,37 @@ print(
 )
 
 # %% [markdown]
-# The rest is halos: 10 key rows for a visitor in the middle, 5 at the ends of the sequence, and one row for the label. They do not grow with n; keys and values do. With n = 131 072 the halo of 10 rows is 0.015 % of a visitor of 32 768 keys and as many values.
+# The remaining bytes are halos and labels: 10 halo rows for a block in the middle of the sequence, 5 for a block at either end, and one row for each label. They do not grow with n; keys and values do. For n = 131 072, the halo's 10 rows are 0.015 % of a block of 32 768 keys and as many values.
 #
-# ## 4. A fault at a border
+# ## 4. A bug at a border
 #
-# A border fault is easy to miss. Most rows are right, and all are right where the taps are 1 × 1. Three machines below have one fault each. For each, the table shows which of the 24 rows of `O` differ from one device's. There are three ranks of eight tokens, 3 × 5 taps, causal.
+# A bug at a border is easy to miss. Most rows are correct, and with 1 × 1 taps all of them are. Below are three faulty implementations, a, b and c, each with one bug. Which letter has which bug is drawn at random in each session. There are three ranks of eight tokens, 3 × 5 taps, and a causal mask. For each implementation you see which of the 24 rows of `O` are wrong.
 
 # %%
 for name in lesson23.MACHINES:
-    print(f"machine {name}: rows that differ:", lesson23.wrong_rows(name))
+    print(f"{name}: wrong rows", lesson23.wrong_rows(name))
 
 # %% [markdown]
-# ### Exercise 23.4 · Which fault is it?
+# ### Exercise 23.4 · faults · three words
 #
-# One machine forgot the halo of the **queries**, one the halo of the **keys**, and one **merges** halo columns: its visitors bring `V` for their halo as well, and count those probabilities twice. Return `{"A": ..., "B": ..., "C": ...}` with "queries", "keys" and "merge". Rank 0
-# has the rows 0 to 7: which faults can reach them? More experiments are yours: `lesson23.wrong_rows("A", c_q=1)` runs machine A with other taps,
-# and `c_k=1` likewise.
+# One implementation leaves out the halo of the queries (`"queries"`), one the halo of the keys (`"keys"`). The third (`"merge"`) sends `V` for the halo columns as well, so their probabilities are counted twice when results are merged. Return `{"a": ..., "b": ..., "c": ...}` with these three words. You can write down the words that fit this session, or code that decides by experiment, as the published solution does.
+#
+# Experiment: `lesson23.wrong_rows("a", c_q=1)` runs implementation a with taps of one row, and `c_k=1` with taps of one column. Rank 0 has rows 0 to 7: which of the bugs can reach them?
 
 
 # %% tags=["exercise"]
 def faults():
+    """Return {letter: word}."""
     # BEGIN SOLUTION 23.4
-    return {"A": "keys", "B": "merge", "C": "queries"}
+    found = {}
+    for name in lesson23.MACHINES:
+        if not lesson23.wrong_rows(name, c_q=1):
+            found[name] = "queries"  # harmless without a halo of queries
+        elif min(lesson23.wrong_rows(name)) < 8:
+            found[name] = "merge"  # rank 0 counts columns of rank 1's halo
+        else:
+            found[name] = "keys"  # the mask hides rank 0's halo of keys
+    return found
     # END SOLUTION
 
 
@@ -396,39 +421,39 @@ check.ex23_4(faults)
 # %% [markdown]
 # ### A leak test across ranks
 #
-# Lesson 09's test, once more: change the last token, on the last rank. No row before it may change, on any rank, and the first rank is as far from it as can be.
+# Now repeat lesson 09's leak test. Change the last token, which is on the last rank. No earlier row may change, on any rank. The first rank is as far away from the change as possible.
 
 
 # %%
 def leak(machine):
-    """Rows of O that a change of the last token reaches."""
+    """Return the rows of O that change when the last token changes."""
     before, after = (
         lesson23.output(machine, changed=changed) for changed in (False, True)
     )
     return [i for i in range(len(before)) if not torch.equal(before[i], after[i])]
 
 
-print("no fault:", leak("right"))
+print("no bug:", leak("right"))
 print(
-    "a mask that counts keys from the visitor's first, "
+    "a mask that counts keys from the block's first, "
     "and queries from the rank's first:",
     leak("local mask"),
 )
 
 # %% [markdown]
-# ## 5. Who works, and who waits
+# ## 5. Balancing the work
 #
-# With a causal mask, rank 0 holds the first tokens, and they see little. Count the scores on and below the diagonal that each of four ranks makes, for 4096 tokens.
+# With a causal mask, the first tokens see only a few keys, and rank 0 has the first tokens. So the ranks do not have equal work. Count the scores on and below the diagonal that each of four ranks computes, for 4096 tokens.
 #
-# **Predict** the quotient of the last rank's work and the first's: 2? 4? 7? `___`
+# **Predict** the ratio of the last rank's work to the first's: 2? 4? 7? `___`
 
 
 # %%
-def visible(stretches, borders):
-    """Scores on and below the diagonal in the rows of these stretches."""
+def visible(chunks, borders):
+    """Count the scores on and below the diagonal in the rows of these chunks."""
     return sum(
         end * (end + 1) // 2 - start * (start + 1) // 2
-        for start, end in (borders[s : s + 2] for s in stretches)
+        for start, end in (borders[s : s + 2] for s in chunks)
     )
 
 
@@ -436,43 +461,43 @@ borders = [4096 * r // 4 for r in range(5)]
 work = [visible([r], borders) for r in range(4)]
 print("scores per rank:", work, f"  the last over the first: {work[-1] / work[0]:.1f}")
 print(
-    "speed-up of four ranks at best, as all wait for the last: "
+    "largest speed-up of four ranks, as all wait for the last: "
     f"{sum(work) / max(work):.2f}"
 )
 halved = [visible([r], [0, 2048, 4096]) for r in range(2)]
-print(f"of two: {sum(halved) / max(halved):.2f}")
+print(f"of two ranks: {sum(halved) / max(halved):.2f}")
 
 # %% [markdown]
-# So four ranks are at best 2.3 times as fast as one, and two 1.33 times. The H200s above reached 1.27 in the forward pass at 131,072 tokens.
+# Four ranks are at best 2.3 times as fast as one, and two ranks 1.33 times. The H200s at the top reached 1.27 in the forward pass, at 131,072 tokens.
 #
-# The remedy, *zigzag*: cut the sequence into 2·R stretches and give each rank two of them, so that all have equal work. With borders at equal distances, stretch s makes work that grows evenly with s. (A rank then has two halos.)
+# The fix is the [**zigzag order**](../docs/glossary.md): divide the sequence into 2·R chunks, and give each rank two of them, one early and one late, so that all ranks have equal work. If all chunks have the same length, the work of chunk s grows linearly with s. The cost is that each rank has two halos. (**Striped attention** balances the work in another way: rank r gets the tokens r, r + R, r + 2R, … With a convolution, every token would then have its whole halo on other ranks.)
 #
-# ### Exercise 23.5 · my_stretches · one line
+# ### Exercise 23.5 · my_chunks · one line
 #
-# Return the two stretches, of `2 * ranks`, that this rank holds, smaller first. All ranks together hold each stretch once, and all do the same work.
+# Return the indices of the two chunks, out of `2 * ranks`, that this rank holds, the smaller first. All ranks together hold each chunk once, and all do the same work.
 
 
 # %% tags=["exercise"]
-def my_stretches(rank, ranks):
+def my_chunks(rank, ranks):
     # BEGIN SOLUTION 23.5
     return rank, 2 * ranks - 1 - rank
     # END SOLUTION
 
 
 # %% tags=["check"]
-check.ex23_5(my_stretches)
+check.ex23_5(my_chunks)
 
 # %% tags=["uses-exercise"]
 borders = [4096 * s // 8 for s in range(9)]
 figure, axes = plt.subplots(figsize=(7, 3))
-halves = [[visible([s], borders) for s in my_stretches(rank, 4)] for rank in range(4)]
+halves = [[visible([s], borders) for s in my_chunks(rank, 4)] for rank in range(4)]
 axes.bar([r - 0.2 for r in range(4)], work, 0.36, color=ORANGE, label="contiguous")
 axes.bar(
     [r + 0.2 for r in range(4)],
     [first for first, _ in halves],
     0.36,
     color=BLUE,
-    label="zigzag, first stretch",
+    label="zigzag, first chunk",
 )
 axes.bar(
     [r + 0.2 for r in range(4)],
@@ -480,7 +505,7 @@ axes.bar(
     0.36,
     bottom=[first for first, _ in halves],
     color=SKY,
-    label="zigzag, second stretch",
+    label="zigzag, second chunk",
 )
 axes.set(xticks=range(4), xticklabels=[f"rank {r}" for r in range(4)], ylabel="scores")
 axes.legend()
@@ -488,14 +513,41 @@ show_figure(
     figure,
     "scores per rank, of four. "
     "Contiguous: 0.5, 1.6, 2.6 and 3.7 million, so that all wait for rank 3. "
-    "Zigzag: 2.1 million on each, a small first stretch with a large second one.",
+    "Zigzag: 2.1 million on each, a small first chunk with a large second one.",
 )
 print("work of the ranks, zigzag:", [sum(both) for both in halves])
 
 # %% [markdown]
-# ## 6. The bytes, and the wait for them
+# ## 6. The cost of communication
 #
-# The ring sends while it computes: the next visitor is on its way while this one is attended to. Recorded on the two H200s, beside the same kernels with nothing sent (medians of three, the last row of one run each; below one percent is noise):
+# The ring can send while it computes: the next K/V block is already on its way while a rank attends to the current one. As long as computing takes longer than sending, sending costs no time. Only the part that is longer than computing is felt. It is called **exposed communication**:
+#
+# %% jupyter={"source_hidden": true}
+figure, axes = plt.subplots(1, 2, figsize=(9.5, 2.2), layout="constrained")
+for place, compute, send, title in [
+    (axes[0], 3.0, 1.4, "a long sequence: sending is hidden"),
+    (axes[1], 1.4, 2.4, "a short sequence: sending is exposed"),
+]:
+    start = 0.0
+    for step in range(3):
+        place.barh(1, compute - 0.06, left=start, color=BLUE)
+        place.text(start + compute / 2, 1, f"step {step + 1}", ha="center", va="center")
+        if step < 2:
+            place.barh(0, min(compute, send) - 0.06, left=start, color=SKY)
+            place.barh(0, max(0, send - compute), left=start + compute, color=RED)
+        start += max(compute, send)
+    place.set(yticks=[0, 1], yticklabels=["send", "compute"], xticks=[], title=title)
+    place.spines[:].set_visible(False)
+    place.tick_params(length=0)
+show_figure(
+    figure,
+    "two timelines of one rank, with a row for computing and one for sending. For a "
+    "long sequence each transfer ends before the computation next to it. For a short "
+    "one each transfer takes longer, and the next step waits; the wait is red.",
+)
+
+# %% [markdown]
+# How much is exposed on the two H200s? The table compares the zigzag forward pass with the same kernels without any sending (medians of three runs; the last row is a single run; differences below one percent are noise). The columns *ring* and *all-gather* time one transfer of `K` and `V` by itself, in each of the two ways of section 3. With two GPUs both move the same bytes, and neither takes more than 1 % of the forward pass.
 
 # %%
 rows = []
@@ -504,21 +556,20 @@ for row in record["rows"]:
         2 * row["N"] // record["ranks"] * record["heads"] * record["d"] * 4 / 1e6
     )
     sent, nothing_sent = row["zigzag"][0], row["zigzag, nothing sent"][0]
-    # the halos' exchange, which nothing hides, is in it too
-    felt = f"{1 - nothing_sent / sent:.1%}"
+    # the exchange of halos is included; no computation hides it
+    exposed = f"{1 - nothing_sent / sent:.1%}"
     times = f"{row['ring']:.2f} {row['all-gather']:.2f} {sent:.1f} {nothing_sent:.1f}"
-    rows.append([f"{row['N']:,}", f"{megabytes:.0f}", *times.split(), felt])
+    rows.append([f"{row['N']:,}", f"{megabytes:.0f}", *times.split(), exposed])
 show_table(
-    ["tokens", "visitor, MB", "ring, ms", "all-gather, ms"]
-    + ["forward", "nothing sent", "share felt"],
+    ["tokens", "K/V block, MB", "ring, ms", "all-gather, ms"]
+    + ["forward, ms", "nothing sent, ms", "exposed"],
     *rows,
 )
 
 # %% [markdown]
-# **Predict.** Work grows with N², bytes with N. On 64 GPUs whose wires carry 25 GB/s, at which N does sending take as long as computing: 1000 tokens? 10 000? 100 000? `___`
+# **Predict.** Work grows with N², and bytes with N. Take 64 GPUs whose links carry 25 GB/s. At which N does sending take as long as computing: 1000 tokens? 10 000? 100 000? `___`
 #
-# The next table is **calculated, not measured**. A visit takes (time of one GPU) / R². To send a visitor takes a fixed time and one that grows with its bytes: both from a straight line through the three exchanges above, or, between machines, the same fixed time and 25 GB/s.
-# The slower of computing and sending sets the pace of R visits.
+# The next table is **calculated, not measured**. Computing one step takes (time of one GPU) / R². Sending a block takes a fixed time plus a time that grows with its bytes. The column *this rate* takes both from a straight line through the three ring times above. The column *25 GB/s*, typical between machines, uses the same fixed time. The slower of computing and sending determines the time of a step, and there are R steps.
 
 # %%
 longest = record["rows"][-1]
@@ -531,8 +582,8 @@ slope, fixed = np.polyfit(
 per_score = longest["one GPU"][0] / longest["N"] ** 2
 
 
-def of_a_visit(tokens, ranks, gigabytes_per_second):
-    """Milliseconds of (computing, sending) in one visit."""
+def of_a_step(tokens, ranks, gigabytes_per_second):
+    """Return the milliseconds of (computing, sending) in one step."""
     return (
         per_score * tokens**2 / ranks**2,
         fixed + tokens / ranks * per_token / gigabytes_per_second,
@@ -546,7 +597,7 @@ print(
 rows = []
 for tokens in (16384, 65536, 131072, 262144, 1048576):
     times = [
-        ranks * max(of_a_visit(tokens, ranks, rate))
+        ranks * max(of_a_step(tokens, ranks, rate))
         for ranks, rate in [(8, 1 / slope), (64, 1 / slope), (64, 25)]
     ]
     times = [per_score * tokens**2, *times]
@@ -555,20 +606,19 @@ show_table(["tokens", "one GPU", "8, this rate", "64, this rate", "64, 25 GB/s"]
 equal = next(
     tokens
     for tokens in range(1024, 1 << 20, 1024)
-    if np.diff(of_a_visit(tokens, 64, 25)) < 0
+    if np.diff(of_a_step(tokens, 64, 25)) < 0
 )
 print(f"64 GPUs, 25 GB/s: computing takes as long as sending at about {equal:,} tokens")
 
 # %% [markdown]
 # ## Validate
 #
-# `kernels.distributed.conv_attention_sharded` is the same for batches and heads, with the kernels of lessons 11 and 13, the halos fetched from the neighbours, and a backward pass: there `dK` and `dV` travel behind their keys, each rank adds its part, and what the halos got
-# goes back to the rows that they are. Here it runs in two processes, zigzag, in the simulator, beside one process. The cell takes a minute or two: every launch works on tiles of 64 × 64, however few tokens there are.
+# `kernels.distributed.conv_attention_sharded` does the same for batches and heads, with the kernels of lessons 11 and 13. It fetches halos from the neighbours, and has a backward pass: `dK` and `dV` travel with their keys, each rank adds its part, and the gradients of halo rows are sent back to the ranks that own these rows. The next cell compares two processes with one (zigzag, in the simulator). It takes a minute or two, because every launch works on tiles of 64 × 64, however few tokens there are.
 
 
 # %%
 def package_on_a_rank(n):
-    """The largest errors of O, dQ, dK, dV and dW beside one process."""
+    """Return the largest errors of O, dQ, dK, dV and dW compared with one process."""
     from kernels.distributed import conv_attention_sharded, shard, unshard
 
     torch.manual_seed(1)
@@ -595,8 +645,10 @@ print(
 
 # %% [markdown]
 # ## In three lines
-# - A rank owns its rows and borrows a halo: c_q − 1 queries above, P_k and P_r keys beside every visitor; `V` is never borrowed.
-# - Keys and values travel, queries stay; each visit gives `(O, L)`, and the merge is lesson 01's. Any order of merging is right; the last bits may differ.
-# - Under a causal mask a rank takes an early stretch and a late one; bytes grow with N, work with N², so long sequences hide the wire.
+# - A rank owns its rows and fetches a halo: c_q − 1 query rows above, and P_k and P_r keys on the two sides of every K/V block. It never fetches a halo of `V`.
+# - Keys and values travel, queries stay. Each step gives `(O, L)`, and the merge is lesson 01's. Mathematically the order does not matter; the last bits may differ.
+# - Under a causal mask, give each rank an early chunk and a late one. Bytes grow with N and work with N², so long sequences hide the communication.
 #
-# **You can now** cut a sequence over as many machines as you have, and find a fault at their borders.
+# **You can now** divide a sequence among as many machines as you have, and find a bug at their borders.
+#
+# **Read on:** Hao Liu, Matei Zaharia and Pieter Abbeel, *Ring Attention with Blockwise Transformers for Near-Infinite Context* (2023, arXiv:2310.01889) · William Brandon et al., *Striped Attention: Faster Ring Attention for Causal Transformers* (2023, arXiv:2311.09431) · Llama Team, *The Llama 3 Herd of Models* (2024, arXiv:2407.21783), section 3.3.2, for context parallelism by all-gather.

@@ -186,7 +186,7 @@ PARTS = {
         Lesson(
             "23_many_gpus",
             "Many GPUs",
-            "a sequence over many machines: halos, a ring, balanced stretches; four processes on your laptop",
+            "a sequence over many machines: halos, a ring, balanced chunks; four processes on your laptop",
             70,
             ("10",),
         ),

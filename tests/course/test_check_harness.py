@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from course import check
-from course.check import dialect, patience
+from course.check import dialect, letters, patience
 from course.check.harness import CheckFailed, NotChecked, compare, exercise, fail
 from course.progress import done
 
@@ -372,3 +372,11 @@ def test_tuples_taken_apart_in_a_call_are_no_lists():
 
     dialect.refuse(right)
     assert "wrong makes a list" in message(dialect.refuse, wrong)
+
+
+def test_letters_of_a_bug_hunt_are_drawn_again_in_each_session(monkeypatch):
+    names = ["queries", "keys", "merge"]
+    assert letters.drawn(names) == dict(zip("abc", names, strict=True))
+    monkeypatch.setenv("COURSE_QUIET", "0")
+    orders = {tuple(letters.drawn(names).values()) for _ in range(100)}
+    assert len(orders) == 6 and all(sorted(order) == sorted(names) for order in orders)

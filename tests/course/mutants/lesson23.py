@@ -5,8 +5,10 @@ import math
 
 import torch
 
+from course.check import lesson23
 from power.lessons import from_solutions
 
+FAULTS = lesson23.FAULTS
 halo, merge, ring = from_solutions("23", "halo", "merge", "ring")
 
 
@@ -67,21 +69,21 @@ def larger_wins(one, other):
 
 
 def ring_of_a_list(mine, ranks, attend, exchange, merge):
-    visitors = [mine]
-    while len(visitors) < ranks:
-        visitors.append(exchange(visitors[-1]))
-    first, *others = map(attend, visitors)
+    blocks = [mine]
+    while len(blocks) < ranks:
+        blocks.append(exchange(blocks[-1]))
+    first, *others = map(attend, blocks)
     for other in others:
         first = merge(first, other)
     return first
 
 
 def exchanges_too_often(mine, ranks, attend, exchange, merge):
-    visitor, result = mine, attend(mine)
+    block, result = mine, attend(mine)
     for step in range(ranks):
-        visitor = exchange(visitor)
+        block = exchange(block)
         if step < ranks - 1:
-            result = merge(result, attend(visitor))
+            result = merge(result, attend(block))
     return result
 
 
@@ -93,20 +95,20 @@ def sends_its_own(mine, ranks, attend, exchange, merge):
 
 
 def forgets_its_own(mine, ranks, attend, exchange, merge):
-    visitor = exchange(mine)
-    result = attend(visitor)
+    block = exchange(mine)
+    result = attend(block)
     for _ in range(ranks - 2):
-        visitor = exchange(visitor)
-        result = merge(result, attend(visitor))
+        block = exchange(block)
+        result = merge(result, attend(block))
     return result
 
 
 def keeps_the_last(mine, ranks, attend, exchange, merge):
-    visitor = mine
-    result = attend(visitor)
+    block = mine
+    result = attend(block)
     for _ in range(ranks - 1):
-        visitor = exchange(visitor)
-        result = attend(visitor)
+        block = exchange(block)
+        result = attend(block)
     return result
 
 
@@ -121,27 +123,23 @@ def twice_its_own(mine, ranks, attend, exchange, merge):
 def its_own_twice_over(mine, ranks, attend, exchange, merge):
     result = attend(mine)
     return ring(
-        mine,
-        ranks,
-        lambda visitor: merge(result, result) if visitor is mine else attend(visitor),
-        exchange,
-        merge,
+        mine, ranks, lambda block: merge(result, result) if block is mine else attend(block), exchange, merge
     )
 
 
-def each_later_visit_twice(mine, ranks, attend, exchange, merge):
-    visitor, result = mine, attend(mine)
+def each_later_step_twice(mine, ranks, attend, exchange, merge):
+    block, result = mine, attend(mine)
     for _ in range(ranks - 1):
-        visitor = exchange(visitor)
-        part = attend(visitor)
+        block = exchange(block)
+        part = attend(block)
         result = merge(merge(result, part), part)
     return result
 
 
 def until_it_comes_home(mine, ranks, attend, exchange, merge):
-    result, visitor = attend(mine), exchange(mine)
-    while visitor is not mine:
-        result, visitor = merge(result, attend(visitor)), exchange(visitor)
+    result, block = attend(mine), exchange(mine)
+    while block is not mine:
+        result, block = merge(result, attend(block)), exchange(block)
     return result
 
 
@@ -159,6 +157,10 @@ def from_nothing(mine, ranks, attend, exchange, merge):
         mine = exchange(mine)
         result = merge(result, attend(mine))
     return result
+
+
+def swapped_letters(one, other):
+    return lambda: FAULTS | {one: FAULTS[other], other: FAULTS[one]}
 
 
 MUTANTS = {
@@ -209,24 +211,23 @@ MUTANTS = {
     ],
     "ex23_3": [
         ("an exchange too many", exchanges_too_often),
-        ("all visitors in a list", ring_of_a_list),
+        ("all blocks in a list", ring_of_a_list),
         ("sends its own again", sends_its_own),
         ("forgets its own", forgets_its_own),
-        ("keeps the last visit", keeps_the_last),
+        ("keeps the last step", keeps_the_last),
         ("four ranks at most", four_ranks),
         ("attends to its own twice", twice_its_own),
         ("its own merged with itself", its_own_twice_over),
-        ("each later visit twice", each_later_visit_twice),
+        ("each later step twice", each_later_step_twice),
         ("until its own comes home", until_it_comes_home),
         ("its own alone", lambda mine, ranks, attend, exchange, merge: attend(mine)),
     ],
     "ex23_4": [
-        ("A and C exchanged", lambda: {"A": "queries", "B": "merge", "C": "keys"}),
-        ("A and B exchanged", lambda: {"A": "merge", "B": "keys", "C": "queries"}),
-        ("all the same", lambda: dict.fromkeys("ABC", "keys")),
-        ("one left out", lambda: {"A": "keys", "B": "merge"}),
-        ("other words", lambda: dict.fromkeys("ABC", "halo")),
-        ("a list", lambda: ["keys", "merge", "queries"]),
+        *[(f"{one} and {other} swapped", swapped_letters(one, other)) for one, other in ("ab", "ac", "bc")],
+        ("all the same", lambda: dict.fromkeys(FAULTS, "keys")),
+        ("one left out", lambda: {name: FAULTS[name] for name in "ab"}),
+        ("other words", lambda: dict.fromkeys(FAULTS, "halo")),
+        ("a list", lambda: list(FAULTS.values())),
     ],
     "ex23_5": [
         ("neighbours", lambda rank, ranks: (2 * rank, 2 * rank + 1)),
@@ -246,7 +247,7 @@ RIGHT = {
     "ex23_1": [halo, halo_by_sets, lambda *shard: torch.tensor(halo(*shard))],
     "ex23_2": [merge, merge_by_maximum, merge_by_nan_to_num],
     "ex23_3": [ring, from_nothing],
-    "ex23_4": [lambda: {"C": "queries", "B": "merge", "A": "keys"}],
+    "ex23_4": [lambda: FAULTS, lambda: dict(sorted(FAULTS.items(), reverse=True))],
     "ex23_5": [
         lambda rank, ranks: (rank, 2 * ranks - 1 - rank),
         lambda rank, ranks: [ranks - 1 - rank, ranks + rank],
