@@ -53,7 +53,7 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         found = getattr(import_module(_HOME[name]), name)
-        globals()[name] = found  # the next access does not come here
+        globals()[name] = found  # the next access finds the attribute and does not call this function
         return found
     raise AttributeError(f"module 'kernels' has no attribute {name!r}")
 

@@ -1,4 +1,4 @@
-"""Time the attention kernels on this GPU, compared with PyTorch's, and the host time of a launch.
+"""Time the attention kernels on this GPU, compared with PyTorch's, and measure the host time of a launch.
 
 Run python -m kernels.bench.attention.
 """

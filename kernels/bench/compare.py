@@ -52,7 +52,7 @@ class Row:
     ulp: float
     tolerance: float
     findings: int
-    error: str = ""  # the reason why values are missing
+    error: str = ""  # reason for missing values
     refused: bool = False  # whether the engine declined to run the kernel
 
     @property
@@ -98,8 +98,8 @@ def results(case, size, chosen):
 
 
 def attempted(run, *arguments):
-    """Return run(*arguments), or (the exception, no findings), so that a failing engine affects only its own
-    rows."""
+    """Return run(*arguments), or (the exception, no findings) if it fails, so that a failing engine affects
+    only its own rows."""
     try:
         return run(*arguments)
     except Exception as error:

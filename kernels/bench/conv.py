@@ -8,7 +8,7 @@ The contestants, in float32 and then, on tensor cores, in bfloat16, are: the ker
         blocks
     as usual.
 
-Before a contestant is timed, its results are compared with float64 (one head, all batches); a contestant with
+Before a contestant is timed, its results are compared with float64 (one head, all batches). A contestant with
 wrong results is not timed. Times are medians of CUDA events around calls with a cold cache. Decoding is timed
 with replayed CUDA graphs, because the GPU processes a token faster than Python launches a kernel. Memory is
 the peak above the inputs.
@@ -52,7 +52,7 @@ HALVES = [((1, 8, 4096, 64), TAPS), ((4, 16, 2048, 64), TAPS), ((4, 16, 4096, 64
 FLASH = [(4, 16, 4096, 64)]  # without taps, in bfloat16
 CACHES = [(batch, 8, n, 64) for batch in (1, 4, 16) for n in (512, 2048, 8192, 16384, 65536)]
 HALF_CACHES = [(1, 8, 4096, 64), (8, 16, 16384, 64)]
-# the largest error allowed for O and for a gradient, relative to their largest elements; a missing mask, tap
+# the largest errors allowed for O and for a gradient, relative to their largest elements; a missing mask, tap
 # or key causes errors above 0.1
 ALLOWED = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (3e-2, 6e-2)}
 

@@ -1,4 +1,5 @@
-"""Compare the simulator's memory request, sector and wavefront counts with those of a GPU (`ncu`)."""
+"""Compare the simulator's counts of memory requests, sectors and wavefronts with a GPU's counts (from
+`ncu`)."""
 
 import csv
 import io

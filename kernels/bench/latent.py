@@ -94,7 +94,7 @@ def measured(name, batch, n, dtype):
     *tensors, d_o = (x.to(dtype) for x in inputs(shape, device="cuda"))
     leaves = [x.requires_grad_() for x in tensors]
     torch._dynamo.reset()
-    torch._functorch.config.donated_buffer = False  # allow several backward passes through the same graph
+    torch._functorch.config.donated_buffer = False  # keep the graph for several backward passes
     attend, repeats = contestant(name, tensors[2]), 3 if name == "tiled" else 10
     with torch.no_grad():
         error = error_of(attend, tensors) if name != "sdpa" and batch == 1 else None

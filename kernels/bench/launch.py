@@ -1,4 +1,4 @@
-"""Measure the host time of a launch on this GPU, and the time that a CUDA graph saves.
+"""Measure the host time of a launch on this GPU, and the time saved by a CUDA graph.
 
 Run python -m kernels.bench.launch.
 """

@@ -15,7 +15,8 @@ import matplotlib.pyplot as plt
 from kernels.bench.timing import least_us
 from kernels.common.data import DATA
 
-STYLES = {  # Okabe and Ito's colours, distinct for colour-blind readers, and distinct markers for print
+# Okabe and Ito's colours, which colour-blind readers can distinguish, and distinct markers for print
+STYLES = {
     "kernels": ("#D55E00", "o", "these kernels"),
     "eager": ("#0072B2", "s", "PyTorch eager"),
     "compile": ("#009E73", "^", "torch.compile"),

@@ -15,7 +15,8 @@ MOST_MS = 500  # approximate total time of one measurement's repeats, in millise
 
 
 def quiet():
-    """Suppress warnings of torch.compile, and those about small grids, which some rows measure on purpose.
+    """Suppress warnings from torch.compile, and warnings about small grids, which some rows measure on
+    purpose.
 
     Also disable TF32 for float32 convolutions.
     """
@@ -65,7 +66,7 @@ def milliseconds(call, repeats=10):
 
     The number of repeats is reduced, but not below three, if they would take more than MOST_MS. Before each
     call, a buffer larger than the L2 cache is written. The host does not wait for a call to end, so Python
-    launches the next one while the GPU works, as in training.
+    launches the next call while the GPU works, as in training.
     """
     buffer = torch.empty(FLUSH, dtype=torch.int8, device=DEVICE)
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(3 + repeats)]

@@ -29,7 +29,7 @@ class Shape(NamedTuple):
         )
 
 
-# Tap sizes: odd and even, square and oblong, larger than the sequence. Lengths: on both sides of tile
+# Tap sizes: odd and even, square and rectangular, larger than the sequence. Lengths: on both sides of tile
 # boundaries. Widths: those that fill a kernel's row, and others.
 TAPS = [
     (1, 1),

@@ -12,7 +12,8 @@ from numba import cuda
 from numpy import float32
 
 THREADS = 256  # threads per block of the two copy kernels
-TILE = 32  # rows and columns of a tile; also the threads along each side of a block of the other kernels
+# rows and columns of a tile; also the number of threads along each side of a block in the other kernels
+TILE = 32
 # elements per row of a padded tile; a named constant, because a shared array's shape cannot be an expression
 PADDED = TILE + 1
 
@@ -23,8 +24,8 @@ def blocks(n):
 
 
 def tiles(rows, columns):
-    """Return the grid of the transposes, which read a matrix (rows, columns), and of `matmul_tiled`, which
-    writes one."""
+    """Return the grid for the transposes of a (rows, columns) matrix, and for `matmul_tiled`, whose output
+    has that shape."""
     return -(-columns // TILE), -(-rows // TILE)
 
 

@@ -1,4 +1,4 @@
-"""Disk cache of the machine code of GPU kernels, so that a second process does not compile them again.
+"""Disk cache for the machine code of GPU kernels, so that another process need not compile them again.
 
 An entry's key is a hash of everything on which the machine code depends: the kernel's fingerprint, the types
 of its arguments, the GPU's compute capability, and the versions of the compilers and of the driver. An entry
@@ -23,7 +23,7 @@ from kernels.common.fingerprint import UnknownObjectError, fingerprint
 from sim.private_files import cache_home, digest, find_permission_problem, prune, read_hashed, write_hashed
 
 FOLDER = "attention-kernels"
-# packages that take part in compilation; those that are not installed count as version ""
+# packages that take part in compilation; a package that is not installed counts as version ""
 COMPILERS = (
     *("numba", "numba-cuda", "llvmlite"),
     *("nvidia-nvvm", "nvidia-cuda-nvcc", "nvidia-nvjitlink", "nvidia-cuda-nvrtc"),
@@ -105,7 +105,7 @@ def load(key):
         return None
     name, _, cubin = data.partition(b"\n")
     with suppress(OSError):
-        os.utime(path)  # `prune` removes what has not been used for a long time
+        os.utime(path)  # `prune` removes entries that have not been used for a long time
     return MachineCode(name.decode(), cubin)
 
 

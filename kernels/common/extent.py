@@ -6,10 +6,10 @@ from typing import NamedTuple
 class Extent(NamedTuple):
     """The queries and keys that a launch owns; the remaining rows of its tensors are halo.
 
-    The launch owns all rows of q from first_query on. From first_key on, it owns one row of k for each row of
-    v. It reads the halo rows only for the convolution, and the backward pass computes their gradients too.
-    Under a causal mask, owned query i sees the owned keys j <= i + diagonal. A halo is cut off at either end
-    of the sequence.
+    The launch owns all rows of q starting at first_query. Starting at first_key, it owns one row of k for
+    each row of v. It reads the halo rows only for the convolution, and the backward pass computes their
+    gradients too. Under a causal mask, owned query i sees the owned keys j <= i + diagonal. A halo is cut off
+    at the ends of the sequence.
     """
 
     first_query: int

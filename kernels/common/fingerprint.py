@@ -1,8 +1,8 @@
 """Fingerprints of kernels: a hash of a kernel and of everything from which Numba compiles it.
 
-A kernel is compiled from the bytecode of its function, of all device functions and intrinsics that it calls,
-and from the values of the variables that these capture. All of them are hashed, so a change in any of them
-changes the fingerprint. Line numbers and file names are left out.
+A kernel is compiled from the bytecode of its function and of all device functions and intrinsics that it
+calls, and from the values of the variables that these functions capture. The fingerprint hashes all of these,
+so it changes if any of them changes. It does not include line numbers or file names.
 """
 
 import builtins
@@ -17,7 +17,7 @@ from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.extending import _Intrinsic
 from numba.cuda.types import Type
 
-# libraries whose versions are part of the cache key, so that the names of their objects suffice
+# libraries whose versions are part of the cache key, so that hashing the names of their objects is enough
 LIBRARIES = ("numba", "numpy", "llvmlite", "math", "operator", "builtins", "ml_dtypes")
 
 
@@ -51,10 +51,10 @@ class Reader:
         """Hash an object and everything that it refers to."""
         if isinstance(value, (Number, np.generic, np.dtype, str, bytes, type(None), type(...))):
             return self.put(type(value).__name__, repr(value))
-        if id(value) in self.seen:  # also ends cycles, such as a recursive function
+        if id(value) in self.seen:  # also stops at cycles, such as a recursive function
             return self.put("seen", self.seen[id(value)])
         self.seen[id(value)] = len(self.seen)
-        self.alive.append(value)  # keeps the id unique
+        self.alive.append(value)  # keeps the object alive, so that its id stays unique
         self.read_new(value)
 
     def read_new(self, value):
@@ -90,7 +90,7 @@ class Reader:
             self.read_by_name(value)
 
     def read_by_name(self, value):
-        """Hash a module, and an object of a library, by its name."""
+        """Hash a module or a library's object by its name."""
         if isinstance(value, functools._lru_cache_wrapper):
             return self.read(value.__wrapped__)
         named = value if hasattr(value, "__qualname__") else type(value)
@@ -100,7 +100,7 @@ class Reader:
         self.put(type(value).__name__, home, getattr(named, "__qualname__", ""))
 
     def read_items(self, named):
-        """Hash a dict by name."""
+        """Hash a dict's items, sorted by name."""
         for name in sorted(named):
             self.put(name)
             self.read(named[name])
@@ -121,7 +121,8 @@ class Reader:
         self.put(*sorted(own))
 
     def read_global(self, value, names):
-        """Hash a global variable; of a module outside the libraries, hash the attributes that may be used."""
+        """Hash a global variable. For a module outside the libraries, hash the attributes that the code may
+        use."""
         outside = isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] not in LIBRARIES
         if outside:
             self.read_items({name: getattr(value, name) for name in names if hasattr(value, name)})

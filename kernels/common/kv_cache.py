@@ -57,7 +57,7 @@ class Cache:
     def values(self) -> torch.Tensor:
         return self.buffers[1, ..., : self.length, :]
 
-    @torch.no_grad()  # otherwise the buffers would keep the autograd graph of every token so far
+    @torch.no_grad()  # otherwise the buffers would keep alive the autograd graphs of all tokens so far
     def append(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Append n tokens: queries (B, H, n, d), and keys and values (..., n, width). Gradients are not
         recorded."""

@@ -14,7 +14,7 @@ from kernels.common.arguments import MAX_HEAD_DIM
 from kernels.common.device_argument import device_argument
 from kernels.common.specialised import MOST_PLANS, plan_for, plans
 
-# the largest launch, in elements read, that is interpreted; it takes a few seconds
+# largest number of elements that an interpreted launch may read; such a launch takes a few seconds
 MOST_INTERPRETED = 2**22
 ALIGNMENT = 16  # bytes
 remembered: dict = {}  # key -> Plan, for `relaunch`
@@ -163,12 +163,12 @@ def raw_stream(device):
     return torch.cuda.current_stream(device).cuda_stream
 
 
-# a function of torch that does the same in a tenth of the time; it is private, and may be missing
+# a private function of torch, which may be missing, that does the same in a tenth of the time
 raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", raw_stream)
 
 
 def with_numba(kernel, grid, block, device, stream, arguments):
-    """Launch a kernel with Numba's launch code, which needs more time and supports every argument."""
+    """Launch a kernel with Numba's launch code, which takes more time but supports every argument."""
     kernel[grid, block, external_stream(device, stream)](
         *[device_argument(value) if isinstance(value, torch.Tensor) else value for value in arguments]
     )
@@ -176,8 +176,8 @@ def with_numba(kernel, grid, block, device, stream, arguments):
 
 @functools.cache
 def external_stream(device, handle):
-    """Return torch's stream as a Numba stream. Numba finds its cached launch configuration only for the same
-    object."""
+    """Return torch's stream as a Numba stream. Numba finds its cached launch configuration only if it is
+    passed the same object."""
     return cuda.external_stream(handle)
 
 

@@ -23,7 +23,8 @@ from kernels.common.device_argument import numpy_dtype
 
 # type of a number -> its letter in the format of `struct`
 LETTERS = {bool: "?", int: "q", float: "d", bool_: "?", int32: "i", int64: "q", float32: "f", float64: "d"}
-# Numba passes an array as: two addresses that a GPU does not use, the number of elements, bytes per element,
+# Numba passes an array as these fields: two addresses that a GPU does not use, the number of elements, bytes
+# per element,
 # the address, the shape, and the strides in bytes
 BEFORE_ADDRESS = 4
 MOST_PLANS = 8192
@@ -153,8 +154,8 @@ def load_function(kernel, types, device):
 def machine_code(compiled):
     """Return the MachineCode of a kernel that Numba has compiled, or None if it needs Numba's own launch.
 
-    These are kernels with debugging, extensions, cooperative launches, or callbacks when they are loaded.
-    They, and a version of numba-cuda without these private attributes, are launched by Numba.
+    A kernel needs Numba's launch if it has debugging, extensions, cooperative launches or callbacks on
+    loading, or if numba-cuda lacks the private attributes that are read here.
     """
     special = ("cooperative", "debug", "extensions", "launch_config_sensitive", "shared_memory_carveout")
     try:

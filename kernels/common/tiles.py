@@ -11,7 +11,7 @@ MINUS_INFINITY = float32(-math.inf)
 GROUP = 4
 SECTOR = 8  # floats per sector (32 bytes) of global memory
 # Largest index into a tile, as a bit mask. For valid indices, i & INDEX equals i. The mask tells the compiler
-# that i is not negative, so it omits the code for Python's negative indices.
+# that i is not negative, so the compiler omits the code for Python's negative indices.
 INDEX = 127
 
 

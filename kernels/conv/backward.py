@@ -108,7 +108,7 @@ def queries_kernel(width, size):
             tap_sums[x] = float32(0)
         for x in range(patch_numbers):
             d_q_patch[x] = float32(0)
-        # all threads have cleared s_tile; the barrier is needed even if no query sees a key, because step 5
+        # all threads have cleared s_tile; this barrier is needed even if no query sees a key, because step 5
         # still writes to s_tile
         cuda.syncthreads()
         last_key = min(keys, i0 + rows + diagonal) if causal else keys

@@ -16,7 +16,7 @@ Sources: Golovneva et al. 2025, arXiv 2504.00927 (the convolution); Dao et al. 2
 
     grid    (splits, H, B), and (H, B) for the merge
     block   WARPS warps, which synchronise only at the beginning and at the end. A warp processes 32 keys at a
-            time, and of these 32 columns at a time, in registers, while it loads the next ones. K passes
+            time, and 32 of their columns at a time, in registers, while it loads the next columns. K passes
             through shared memory, so that each lane can compute the scores of one key with all rows of the
             window. A ring buffer keeps the scores of the last 64 keys for the convolution
     shared  per warp, a piece of K, the ring buffers and o; per block, the window and the taps: 28.5 KiB for

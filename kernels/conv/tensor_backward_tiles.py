@@ -73,7 +73,7 @@ def window_loader(blocks, transposed):
 
 @functools.cache
 def convolver(kind, row_taps, column_taps):
-    """Create convolve(t, tile, row, block, bands), which computes t = T of the 16 rows from `row` on.
+    """Create convolve(t, tile, row, block, bands), which computes t = T of the 16 rows that start at `row`.
 
     For each row shift, 16 rows of the tile are multiplied by the band of that shift. The window of t's first
     column starts window - 1 blocks before `block`.
@@ -133,7 +133,8 @@ def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
         pair_of_rows, warp = (cuda.threadIdx.x & 3) * 2, cuda.threadIdx.x >> 5
         for row in range(0, min(owned, last), 16):
             load_g(g, g_tile, row, block)
-            if row + 16 > owned:  # rows from `owned` on belong to the next block: use zeros instead
+            # row `owned` and the rows after it belong to the next block: use zeros instead
+            if row + 16 > owned:
                 for x in range(g_numbers):
                     if row + pair_of_rows + (x & 1) * 8 >= owned:
                         g[x] = uint32(0)

@@ -1,4 +1,4 @@
 """The attention kernels in CUDA C++, float32: .cu files, and host functions that launch them.
 
-The host functions correspond to those of kernels/flash/forward.py and kernels/conv for Numba.
+The host functions correspond to the functions for Numba in kernels/flash/forward.py and kernels/conv.
 """

@@ -83,7 +83,7 @@ def have_compiler():
     """Return whether NVRTC is installed."""
     try:
         return find_spec("cuda.bindings.nvrtc") is not None
-    except ImportError:  # no cuda.bindings at all
+    except ImportError:  # cuda.bindings is not installed
         return False
 
 

@@ -8,8 +8,8 @@ around the ring of ranks. With each block, a rank computes a partial (O, L), and
 
     m = log(e^L1 + e^L2)        O = e^(L1 - m) · O1 + e^(L2 - m) · O2        L = m
 
-The backward pass sends the K/V blocks around the ring again, followed by dK and dV, to which each rank adds
-its part. The gradients of halo rows are returned to the ranks that own these rows.
+The backward pass sends the K/V blocks around the ring again, followed by dK and dV, and each rank adds its
+part to them. The gradients of halo rows are returned to the ranks that own these rows.
 Sources: Liu et al. 2023, arXiv 2310.01889 (ring attention); Brandon et al. 2023, arXiv 2311.09431 (balanced
     causal rings). The merge is that of lesson 01.
 

@@ -40,7 +40,7 @@ class Plan:
 
     @staticmethod
     def above(start, rows):
-        """Return the number of the `rows` rows before `start` that are inside the sequence."""
+        """Return how many of the `rows` rows before `start` lie inside the sequence."""
         return min(start, rows)
 
     def extended(self, start, length, halo):

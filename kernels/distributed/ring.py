@@ -70,7 +70,7 @@ class Ring:
 
         Return the received tensor, and a function that waits for it. Empty tensors are not sent.
         """
-        if self.ranks == 1:  # a ring of one rank
+        if self.ranks == 1:  # the ring has only one rank
             return x, lambda: None
         after, before = ((self.rank + step) % self.ranks for step in (1, -1))
         messages = [(distributed.isend, x, after)] * bool(x.numel()) + [
@@ -96,7 +96,7 @@ class Ring:
             with self.explained(f"ranks {peers}"):
                 for work in works:
                     work.wait()
-            messages.clear()  # the sent tensors had to stay alive until now
+            messages.clear()  # the sent tensors had to stay alive until this point
 
         return wait
 

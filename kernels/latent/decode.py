@@ -7,9 +7,10 @@ W_q k̃_p for each head:
 
     S[j] = scale · (q̃·k̃_j + α · [p - j < window] · r·q_j)        O = softmax(S) ṽ W_v
 
-The heads share the latents, so the rows of a block's tile are heads, where latent/forward.py has queries:
-each latent key is read from memory once for all heads. A cache holds 2·L elements per token, independent of
-the number of heads, and the queries of the band: H·d elements for each of the last window - 1 tokens.
+The heads share the latents, so the rows of a block's tile are heads instead of the queries in
+latent/forward.py. Each latent key is then read from memory once for all heads. A cache holds 2·L elements per
+token, independent of the number of heads, and the queries of the band: H·d elements for each of the last
+window - 1 tokens.
 Sources: those of latent/forward.py; Dao et al. 2023, "Flash-Decoding for long-context inference" (the split).
 
     grid    (H, B) to project; (splits, ⌈H / rows⌉, B) to read the latents; (H, B) to merge

@@ -73,12 +73,12 @@ def mask_and_add_band(patch, band, position, j0, keys, causal, window):
                 patch[r * PATCH + c] += band[r * PATCH + c]
 
 
-@cuda.jit(device=True, forceinline=True)  # for the same reason as `project`
+@cuda.jit(device=True, forceinline=True)  # keeps `sums` in registers, like `project`
 def keep_queries(
     q_tile, r_tile, q_rows, k_rows, position, w_q, w_q_turned, scale, alpha, window, sums, stream
 ):
-    """Store scale · q̃ of the queries from `position` on in q_tile and, if window > 0, scale · α · r in
-    r_tile."""
+    """Store scale · q̃ in q_tile and, if window > 0, scale · α · r in r_tile, for the queries starting at
+    `position`."""
     load_columns(q_tile, q_rows, position - k_rows.shape[0] + q_rows.shape[0], 0)
     project(q_tile, w_q, scale, sums, stream)
     if window > 0:
@@ -88,7 +88,8 @@ def keep_queries(
 
 @cuda.jit(device=True, forceinline=True)
 def scores(patch, band, q_tile, r_tile, stream, q_rows, k_rows, position, j0, causal, window):
-    """Compute S in `patch`, for the queries from `position` on and the keys from j0 on; `band` is scratch."""
+    """Compute S in `patch`, for the queries starting at `position` and the keys starting at j0; `band` is
+    scratch."""
     clear(patch)
     clear(band)
     stream_rows(stream, k_rows, j0)

@@ -67,8 +67,8 @@ def split_kernel(width, kind):
 
     @cuda.jit(device=True)
     def mask_and_add_band(s, band, first_head, j0, end, keys):
-        """Add the reciprocal scores band (H, reach) to s, for the keys from j0 on; set s to -inf from key
-        `end` on."""
+        """Add the reciprocal scores band (H, reach) to s, for the keys starting at j0; set s to -inf for key
+        `end` and later keys."""
         lane = cuda.threadIdx.x & 31
         for x in range(s_numbers):
             head = first_head + (lane >> 2) + (x >> 1 & 1) * 8

@@ -131,7 +131,7 @@ def project(tile, matrix, factor, sums, stream):
 def touches_band(position, rows, j0, window):
     """Return whether some query has a reciprocal term with some key of a tile.
 
-    The queries are at `rows` positions from `position` on; the tile has the COLUMNS keys from j0 on.
+    The queries are at `rows` positions starting at `position`; the tile has the COLUMNS keys starting at j0.
     """
     return window > 0 and j0 < position + rows and position < j0 + COLUMNS - 1 + window
 

@@ -21,7 +21,7 @@ A head map needs T of all heads, and P needs m and l of the whole row. The first
     merge     O, norm and gate  (H, B)                     16 warps            2.5 KiB
 
 No kernel needs more than 46.3 KiB of shared memory, for any sizes. A warp of `window` processes KEYS keys at
-a time, two per lane, and of these COLUMNS columns at a time. It keeps their scores with all rows of the
+a time, two per lane, and COLUMNS of their columns at a time. It keeps their scores with all rows of the
 window in registers, and in shared memory for the convolution, together with the last scores of the previous
 keys. A warp of `values` keeps a head's P of LANES keys and their halo in shared memory. K and V are float32,
 bfloat16 or float16 and may be views. Warps prefetch the next elements into registers.

@@ -31,7 +31,8 @@ def values_kernel(most, after):
 
     @cuda.jit(device=True)
     def load_rows(held, v, place, d, first, end, c):
-        """Load element c of 32 rows: held[x] comes from row first + x, and is 0 from row `end` on."""
+        """Load element c of 32 rows: held[x] comes from row first + x, and is 0 for row `end` and later
+        rows."""
         base = place + first * d + min(c, d - 1)
         if first + LANES <= end:
             for x in range(LANES):

@@ -100,7 +100,7 @@ def schedule(sequences, n, rows, causal, device):
 
     If all blocks are resident at once, tiles are assigned in serpentine order: the second half of the blocks
         takes its tiles in ascending order. Blocks are placed on multiprocessors in index order, so a block
-        with many keys then shares its multiprocessor with one that has few.
+        with many keys then shares its multiprocessor with a block that has few.
     """
     tiles = -(-n // rows)
     all_at_once = device.type == "cuda" and sequences * tiles <= RESIDENT * multiprocessors(device)

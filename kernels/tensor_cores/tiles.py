@@ -92,7 +92,7 @@ def tile_copier(rows, width, threads):
             part = cuda.threadIdx.x + turn * threads
             i, c = part // chunks, part % chunks * CHUNK
             inside = 0 <= first + i and first + i < n
-            row = first + i if inside else 0  # a valid address, of which cp.async reads nothing
+            row = first + i if inside else 0  # a valid address, from which cp.async copies zero bytes
             cp_async_16(tile, (base + i, c), x, (batch, head, row, c), int32(16) if inside else int32(0))
 
     return copy

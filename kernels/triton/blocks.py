@@ -61,7 +61,7 @@ class Tile:
         raise TypeError("numpy and PyTorch cannot see a tile: a kernel has tl's functions alone")
 
     def __getattr__(self, name):
-        """Look up a function of tl as a method of the tile."""
+        """Return the function of tl with this name as a method of the tile."""
         if name.startswith("_") or not hasattr(Language, name):
             raise AttributeError(f"this interpreter knows no .{name} of a tile")
         return functools.partial(getattr(NO_LAUNCH, name), self)

@@ -44,7 +44,8 @@ class Array:
                 f"{DOES[what]} {self.name}[{outside[0]}]; {self.name} has {self.numbers.size} elements{more}"
             )
             raise Found("out-of-bounds", does, "a mask that is False there, such as mask=i < n.")
-        # on a GPU, programs run concurrently: two of them are never ordered, although they are here
+        # on a GPU, programs run concurrently, so no two of them are ordered, although here they run one after
+        # another
         for other in CONFLICTS[what]:
             by = self.by[other][:, at]
             clash = np.argwhere(((by != NO_PROGRAM) & (by != language.number)).T)

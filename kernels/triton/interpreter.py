@@ -123,7 +123,7 @@ class Program:
         return self.plain(value) if hasattr(value, "fn") and hasattr(value, "arg_names") else value
 
     def run(self, arguments):
-        # a debugger or a coverage tool may be tracing
+        # a debugger or a coverage tool may already have set a trace function
         usual = sys.gettrace()
         sys.settrace(self.enters)
         try:

@@ -1,4 +1,4 @@
-"""Record the data of lesson 07 on a GPU: print the JSON of kernels/data/lesson07.json, and nothing else.
+"""Record the data of lesson 07 on a GPU: print only the JSON of kernels/data/lesson07.json.
 
 python -m kernels.bench.record.lesson07 > lesson07.json
 """
