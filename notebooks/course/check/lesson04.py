@@ -337,6 +337,7 @@ def one_array(kernel, grid, block, x, wanted, contract):
 def verify(kernel, case, rng):
     """Reject the kernel unless every run of the case produces the expected values, modifies nothing else,
     fulfils the contract, and has no findings."""
+    kernels.own(kernel, kernels.python_function(kernel).__name__)
     for engine in ENGINES:
         outputs, options = kernels.copies(case.outputs), {"engine": engine, "max_steps": STEPS}
         what = "sim finds no bug any more, but the result is wrong"

@@ -296,6 +296,7 @@ def reads_its_own(trace, warps, name, d, sees, call):
 
 def judge(kernel, grid, block, given, outputs, wanted, rng, call, contract, **options):
     """Judge one launch, and return the report with its trace."""
+    kernels.own(kernel, "your kernel")
     if "activemask" in kernels.names_in(kernel):
         fail(
             "it uses cuda.activemask()",

@@ -7,6 +7,7 @@ from numba import cuda
 from numpy import float32
 
 from editing import edited
+from kernels.common.tiles import load_tile as package_load_tile
 from power.lessons import from_solutions
 
 load_tile, visit, flash_kernel = from_solutions("05", "load_tile", "visit", "flash_kernel")
@@ -137,6 +138,7 @@ MUTANTS = {
                 ),
             ),
         ),
+        ("the package's own", package_load_tile),
         ("a step too short", edited(load_tile, ("cuda.blockDim.x)", "cuda.blockDim.x - 1 or 1)"))),
     ],
     "ex05_2": [

@@ -11,7 +11,7 @@ from numba import cuda
 from numpy import float32
 
 from editing import edited
-from kernels.cases.memory_patterns import TILE, transpose_naive, transpose_padded, transpose_tiled
+from kernels.cases.memory_patterns import TILE, transpose_padded
 from power.lessons import from_solutions
 
 sectors, wavefronts, transpose, least_time = from_solutions(
@@ -127,6 +127,19 @@ def least_time_by_loop(bytes, flops, turns, gpu):
 # Wrong in more than one line --------------------------------------------------------------------------------
 
 
+def transpose_without_a_tile(a, out):
+    column, row = cuda.grid(2)
+    if row < a.shape[0] and column < a.shape[1]:
+        out[column, row] = a[row, column]
+
+
+package_transpose = cuda.jit(device=True)(transpose_padded.py_func)
+
+
+def transpose_of_the_package(a, out):
+    package_transpose(a, out)
+
+
 def transpose_by_one_thread(a, out):
     first_row, first_column = cuda.blockIdx.y * TILE, cuda.blockIdx.x * TILE
     if cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0:
@@ -191,8 +204,10 @@ MUTANTS = {
         ("counts sectors", lambda addresses: len({a // 32 for a in addresses})),
     ],
     "ex08_3": [
-        ("has no tile", transpose_naive),
-        ("has no padding", transpose_tiled),
+        ("has no tile", transpose_without_a_tile),
+        ("has no padding", edited(transpose, ("33", "32"))),
+        ("is the package's own", transpose_padded),
+        ("calls a kernel of the package in part", transpose_of_the_package),
         ("pads by four", edited(transpose, ("33", "36"))),
         ("pads to twice the width", edited(transpose, ("33", "64"))),
         ("has no barrier", edited(transpose, ("    cuda.syncthreads()\n", ""))),
@@ -248,7 +263,6 @@ RIGHT = {
     "ex08_2": [wavefronts, wavefronts_by_banks, wavefronts_one_after_another],
     "ex08_3": [
         transpose,
-        transpose_padded,
         transpose_through_columns,
         transpose_with_a_twist,
         transpose_with_zeros,
