@@ -13,12 +13,12 @@
 #
 # You will be able to
 #
-# 1. turn scores into the left operand of the next product without moving a number;
-# 2. keep the copies of the next tile under way while this one is used, and find a wait that is missing;
-# 3. choose a convolution's route to the tensor cores by counting, before anything is written;
-# 4. make a convolution a product: taps are a matrix, and a shift of rows is another register.
+# 1. turn scores into the left operand of the next product without moving a number between lanes;
+# 2. keep copies of the next tile in flight while the block uses this one, and find a missing wait;
+# 3. choose a convolution's route to the tensor cores by counting, before you write any code;
+# 4. turn a convolution into a matrix product: put the taps in a banded matrix, and shift rows by choosing a different register.
 #
-# **Where this leads.** Lesson 11's kernel multiplies number by number, and so does the package's float32 kernel, its larger sister. The kernel that stands at the end of this lesson has the same algorithm in bfloat16 on tensor cores. Recorded, causal, 7 × 7 taps:
+# **Where this leads.** Lesson 11's kernel multiplies one pair of numbers at a time, and so does the package's float32 kernel, a larger version of it. At the end of this lesson you have the same algorithm in bfloat16 on tensor cores. These forward passes, causal and with 7 × 7 taps, were timed on one GPU:
 
 # %%
 import functools
@@ -54,10 +54,12 @@ from sim.observers import COUNTERS, DEFAULT
 
 record = json.loads((DATA / "lesson17.json").read_text("utf-8"))
 bench = json.loads((DATA / "bench.json").read_text("utf-8"))
+
+# %% jupyter={"source_hidden": true}
 WAYS = {
     ("training", "eager"): "plain PyTorch, float32",
     ("halves", "eager"): "plain PyTorch, bfloat16",
-    ("training", "kernels"): "the package, float32: lesson 11's way",
+    ("training", "kernels"): "the package, float32, as in lesson 11",
     ("halves", "kernels"): "the package, bfloat16, tensor cores",
     ("halves", "sdpa"): "PyTorch's attention, bfloat16, without convolution",
 }
@@ -81,49 +83,59 @@ show_table(
 )
 
 # %% [markdown]
-# You will write the parts that make the difference, for rows of 16 numbers, and run them in the simulator. **No GPU is needed.** We take plain flash attention to the tensor cores first, and the convolution after that.
+# You will write the parts that make the difference, for a head dimension of 16, and run them in the simulator. **You need no GPU.** First you bring plain flash attention to the tensor cores, then its convolution.
 #
 # ## 1. What a product costs
 #
-# One warp, 16 queries, 16 keys, d = 16: 256 scores, 4096 multiply-adds. In lesson 11's way each lane makes 8 of the scores, and each multiply-add takes two numbers from shared memory. On tensor cores two `mma` (16 × 8 × 16) do all of it. Their operands are fragments, as in lesson 16: with g = lane // 4 and t = lane % 4,
+# Take one warp with 16 queries, 16 keys and d = 16: that is 256 scores, or 4096 multiply-adds. In lesson 11's kernel each lane would compute 8 of the scores, and each multiply-add reads two numbers from shared memory. On tensor cores two `mma` (16 × 8 × 16) compute all of them. The operands are fragments, as in lesson 16. With quad g = lane // 4 and position t = lane % 4:
 #
-# | | register or number | holds |
+# | | register | holds |
 # |---|---|---|
-# | left operand A, 16 × 16 | a0, a1, a2, a3 | `A[g, 2t]`, `A[g + 8, 2t]`, `A[g, 2t + 8]`, `A[g + 8, 2t + 8]`, each in the lower half, and its right neighbour in the upper half |
-# | right operand B, 16 × 8 | b0, b1 | `B[2t, g]`, `B[2t + 8, g]`, and the number below it in the upper half |
-# | sums C and D, 16 × 8, float32 | 0, 1, 2, 3 | `D[g, 2t]`, `D[g, 2t + 1]`, `D[g + 8, 2t]`, `D[g + 8, 2t + 1]` |
+# | left operand A, 16 × 16 | a0, a1, a2, a3 | `A[g, 2t]`, `A[g + 8, 2t]`, `A[g, 2t + 8]`, `A[g + 8, 2t + 8]`, each in the lower half of its register, with its right neighbour in the upper half |
+# | right operand B, 16 × 8 | b0, b1 | `B[2t, g]`, `B[2t + 8, g]`, each with the entry below it in the upper half |
+# | accumulators C and D, 16 × 8, float32 | 0, 1, 2, 3 | `D[g, 2t]`, `D[g, 2t + 1]`, `D[g + 8, 2t]`, `D[g + 8, 2t + 1]` |
 #
-# Q stays in registers as left operands for the whole kernel. K comes from shared memory. These functions bring its right operands, by `ldmatrix` and without:
+# Q stays in registers, as left operands, for the whole kernel. K comes from shared memory. The next two cells are given. The first has the sizes, and loads the queries:
 
 # %%
 ALL_LANES = 0xFFFFFFFF
 LOG2E = float32(1 / math.log(2))
 
-WIDTH, KEYS, WARPS = 16, 16, 2  # numbers in a row, keys in a tile, warps in a block
-PITCH = WIDTH + 8  # numbers from one row of a tile to the next
+WIDTH, KEYS, WARPS = 16, 16, 2  # entries of a row, keys of a tile, warps of a block
+PITCH = WIDTH + 8  # entries from one row of a tile to the next
 ROWS, THREADS = 16 * WARPS, 32 * WARPS  # of a block
-PLACES = 2 * KEYS  # rows of shared memory: two tiles
-WORDS, SUMS = WIDTH // 4, WIDTH // 2  # of a lane: for 16 queries, for their outputs
+STAGE_ROWS = 2 * KEYS  # rows of shared memory: two stages of one tile each
+# of a lane: words of 16 queries, accumulators of their outputs
+WORDS, SUMS = WIDTH // 4, WIDTH // 2
 
 
 @cuda.jit(device=True)
 def word(x, i, c):
-    """x[i, c] and x[i, c + 1], 16 bits each, in one register."""
+    """Return x[i, c] and x[i, c + 1], 16 bits each, in one register."""
     return uint32((int32(x[i, c]) & 0xFFFF) | (int32(x[i, c + 1]) << 16))
 
 
 @cuda.jit(device=True)
 def load_queries(qs, at, q, i, step):
-    """qs[at : at + WORDS]: rows i and i + step of q as left operands, or 0."""
+    """Load rows i and i + step of q into qs[at : at + WORDS] as left operands.
+    Rows that q does not have are 0."""
     for x in range(WORDS):
         row, c = i + x % 2 * step, x // 2 * 8 + cuda.threadIdx.x % 4 * 2
         qs[at + x] = word(q, row, c) if 0 <= row and row < q.shape[0] else uint32(0)
 
 
+# %% [markdown]
+# (Arrays store 16-bit numbers as `int16`, the raw bits. `load_queries` loads rows i and i + `step`: for flash attention rows g and g + 8. The convolution will need other rows.)
+#
+# The second cell loads the right operands of K, with `ldmatrix` and without it. In `key_operands`, lane l supplies the address of row l % 8 of matrix l // 8. The product Q Kᵀ needs `B[c, j] = K[j, c]`, so two neighbours in a register are two neighbours in a *row* of K, and nothing has to be transposed.
+
+# %%
+
+
 @cuda.jit(device=True)
 def key_operands(tile, first, column):
-    """(b0, b1, b2, b3): right operands of QKᵀ for 16 keys, rows of tile from `first`
-    on, and 16 of their numbers, from `column` on; b0, b1 are of the first 8 keys."""
+    """Return right operands b0, b1, b2, b3 of QKᵀ for 16 keys, which are rows of tile
+    from `first` on, and 16 columns from `column` on. b0, b1 are of the first 8 keys."""
     lane = cuda.threadIdx.x % 32
     row = first + lane % 8 + lane // 16 * 8
     return ldmatrix_x4(tile, (row, column + lane // 8 % 2 * 8))
@@ -131,7 +143,7 @@ def key_operands(tile, first, column):
 
 @cuda.jit(device=True)
 def plain_key_operands(tile, first, column):
-    """The same without ldmatrix: two numbers for each register."""
+    """Return the same without ldmatrix, by two loads for each register."""
     lane = cuda.threadIdx.x % 32
     row, c = first + lane // 4, column + lane % 4 * 2
     return (
@@ -144,7 +156,7 @@ def plain_key_operands(tile, first, column):
 
 @cuda.jit(device=True)
 def two_products(sums, at, a0, a1, a2, a3, b):
-    """sums[at : at + 8] of a lane += A times two right operands side by side."""
+    """Add A times two right operands, next to each other, to sums[at : at + 8]."""
     b0, b1, b2, b3 = b
     sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = mma_bf16(
         a0, a1, a2, a3, b0, b1, sums[at], sums[at + 1], sums[at + 2], sums[at + 3]
@@ -156,16 +168,12 @@ def two_products(sums, at, a0, a1, a2, a3, b):
 
 
 # %% [markdown]
-# (All numbers of 16 bits stand in arrays as `int16`, their bits. `load_queries` takes the rows i and i + `step`: in flash attention g and g + 8. At the end of the lesson we shall want other rows.)
-#
-# In `key_operands`, lane l says where row l % 8 of matrix l // 8 begins. Q Kᵀ wants `B[c, j] = K[j, c]`, so two neighbours in a register are two neighbours in a *row* of K: no transposing.
-#
-# **Predict**, for the 16 × 16 scores: how many requests of the warp to shared memory does each way make? Lesson 11's way `___`, plain loads of fragments `___`, `ldmatrix` `___`
+# **Predict**, for the 16 × 16 scores: how many load requests does the warp send to shared memory? As in lesson 11 `___`, with plain loads of fragments `___`, with `ldmatrix` `___`
 
 
 # %%
 def by_hand(q, k, out):
-    """Lesson 11's way: a lane makes 8 scores, number by number."""
+    """Compute 8 scores per lane, one multiply-add at a time, as in lesson 11."""
     q_tile = cuda.shared.array((16, 17), float32)
     k_tile = cuda.shared.array((16, 17), float32)
     lane = cuda.threadIdx.x
@@ -181,7 +189,8 @@ def by_hand(q, k, out):
 
 
 def by_mma(operands):
-    """The same as two products, whose right operands come by operands(...)."""
+    """Return a kernel that computes the same with two mma, whose right operands
+    operands(...) loads."""
 
     def kernel(q, k, out):
         k_tile = cuda.shared.array((16, PITCH), int16, alignment=16)
@@ -201,19 +210,24 @@ def by_mma(operands):
     return kernel
 
 
+# %% [markdown]
+# The next cell runs the three kernels and counts their requests.
+
+
+# %%
 def bf16(rng, *shape):
-    """Normal numbers: bits of bfloat16."""
+    """Return normally distributed numbers as bits of bfloat16."""
     return rng.standard_normal(shape).astype(bfloat16).view(int16)
 
 
 def exact(bits):
-    """The numbers of which these are the bits, float64."""
+    """Return the float64 values of bfloat16 bits."""
     return bits.view(bfloat16).astype(float)
 
 
 q, k = bf16(np.random.default_rng(17), 2, 16, 16)
 for name, kernel, given in [
-    ("lesson 11's way", by_hand, [exact(x).astype(float32).ravel() for x in (q, k)]),
+    ("as in lesson 11", by_hand, [exact(x).astype(float32).ravel() for x in (q, k)]),
     ("mma, plain loads", by_mma(plain_key_operands), [q, k]),
     ("mma, ldmatrix", by_mma(key_operands), [q, k]),
 ]:
@@ -225,30 +239,30 @@ for name, kernel, given in [
     print(f"{name:17} requests for loads: {loads:3}   scores right: {right}")
 
 # %% [markdown]
-# 8 scores · 16 multiply-adds · 2 numbers are 256 requests. With plain loads a lane asks for the two halves of four registers, 8 requests. One `ldmatrix` is one request, which takes four turns of the banks, as 512 bytes do not fit into fewer. And 128 multiply-adds of each lane have become two `mma`.
+# 8 scores · 16 multiply-adds · 2 numbers are 256 requests. With plain loads, each lane loads the two halves of four registers: 8 requests. One `ldmatrix` is one request. It takes four wavefronts, because its 512 bytes do not fit into fewer. And two `mma` have replaced 128 multiply-adds of each lane.
 #
 # ## 2. From scores to weights without moving
 #
-# After the softmax the scores are weights P, and P is the *left* operand of the next product, P V. Lesson 11 stored P in shared memory between two barriers, so that other threads could read it. Where does it go here? Two `mma` have left S in the warp, 16 × 8 for the keys 0 to 7, and 16 × 8 for the keys 8 to 15. In a lane, `p[0:4]` are its numbers of the first, `p[4:8]` those of the second.
+# The softmax turns the scores into weights P, and P is the *left* operand of the next product, P V. Lesson 11 stored P in shared memory between two barriers, so that other threads could read it. Is that necessary here? Two `mma` have left S in the warp: 16 × 8 scores for keys 0 to 7, and 16 × 8 for keys 8 to 15. In each lane, `p[0:4]` are its four weights from the first product, and `p[4:8]` those from the second.
 #
-# **On paper**, for lane 5: g = 1 and t = 1. Which weights does it *have*, and which must its a0, a1, a2, a3 *hold*? The table above says both. `___`
+# **On paper**, for lane 5: g = 1 and t = 1. Which weights does the lane *have*, and which must its a0, a1, a2, a3 *hold*? The table above answers both questions. `___`
 #
 # <details><summary>Answer</summary>
 #
-# It has, in p[0] to p[7]: P[1, 2], P[1, 3], P[9, 2], P[9, 3], then P[1, 10], P[1, 11], P[9, 10], P[9, 11]. Its a0 holds columns 2 and 3 of row 1, a1 the same columns of row 9, a2 columns 10 and 11 of row 1, and a3 those of row 9. It is all there. No shared memory, no shuffle, no barrier.
+# It has, in p[0] to p[7]: P[1, 2], P[1, 3], P[9, 2], P[9, 3], then P[1, 10], P[1, 11], P[9, 10], P[9, 11]. Its a0 holds columns 2 and 3 of row 1, a1 the same columns of row 9, a2 columns 10 and 11 of row 1, and a3 those of row 9. The lane has all of them already. You need no shared memory, no shuffle and no barrier.
 #
 # </details>
 #
 # ### Exercise 17.1 · as_left · about three lines
 #
-# Return the four registers a0, a1, a2, a3 of this lane, for any lane. `pack_bf16(low, high)` rounds two float32 to bfloat16 and puts them into one register. No shared memory, no shuffles, no barriers; `p` stays as it is.
+# Return the four registers a0, a1, a2, a3 of this lane, for any lane. `pack_bf16(low, high)` rounds two float32 to bfloat16, to the nearest and ties to even, and packs them into one register. Use no shared memory, no shuffles and no barriers, and do not change `p`.
 
 
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def as_left(p):
-    """(a0, a1, a2, a3): the left operand of mma with the 16 × 16 weights
-    of which p (8 float32) is this lane's part."""
+    """Return a0, a1, a2, a3: this lane's part of 16 × 16 weights as a left operand of
+    mma. p (8 float32) is the lane's part of the same weights as accumulators."""
     # BEGIN SOLUTION 17.1
     a0, a1 = pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3])
     a2, a3 = pack_bf16(p[4], p[5]), pack_bf16(p[6], p[7])
@@ -260,12 +274,12 @@ def as_left(p):
 check.ex17_1(as_left)
 
 # %% [markdown]
-# Here is what your function does. Left, for each weight, the lane that has it after Q Kᵀ. Right, the lane that holds it as a left operand, and in which register: from *your* code, run with the numbers 0 to 255 as weights. A number in a wrong place would be red.
+# Here is what your function does. On the left: the lane that has each weight after Q Kᵀ. On the right: the lane and the register that hold it as the left operand, read out of *your* code by running it on the weights 0 to 255. A weight in a wrong place would be red.
 
 
 # %% jupyter={"source_hidden": true}
 def where_it_is(as_left):
-    """(lane, register, is it right) of each number of A, (16, 16, 3)."""
+    """Return the lane, the register and a verdict for each entry of A, (16, 16, 3)."""
 
     def numbered(out):
         p, lane = cuda.local.array(8, float32), cuda.threadIdx.x
@@ -317,16 +331,16 @@ show_figure(
 print("all 256 weights are where mma wants them:", bool(found[..., 2].all()))
 
 # %% [markdown]
-# That the map of sums is the map of left operands is what makes flash attention fast on these GPUs: the scores of a tile never leave the registers.
+# The accumulator layout of one `mma` equals the left-operand layout of the next. That is why flash attention can keep the scores of a tile in registers.
 #
-# Between the two products stands the softmax. It is given: lesson 01's update for the two rows of a lane. A row lies in four neighbouring lanes, so its maximum takes two shuffles; and `l` is summed over lanes at the very end only, in `store`. **Predict**: how many shuffles does a warp make for 16 × 16 scores? `___` (Lesson 06's warp made 10 for 32 scores.)
+# Between the two products comes the softmax. It is given: lesson 01's update, for the two rows of a lane. The four lanes of a quad share a row, so its maximum takes two shuffles. `l` is summed over lanes only once, at the end, in `store`. **Predict**: how many shuffles does a warp execute for 16 × 16 scores? `___` (Lesson 06's warp made 10 for 32 scores.)
 
 
 # %%
 @cuda.jit(device=True)
 def mask(s, i, step, j, n, value):
-    """s = value where there is no such key, or it comes after its query: rows i and
-    i + step, 16 keys from j on."""
+    """Set s to value where a key does not exist, or comes after its query, for rows i
+    and i + step and 16 keys from j on."""
     for x in range(8):
         key = j + x // 4 * 8 + cuda.threadIdx.x % 4 * 2 + x % 2
         if key > i + x // 2 % 2 * step or key < 0 or key >= n:
@@ -335,15 +349,16 @@ def mask(s, i, step, j, n, value):
 
 @cuda.jit(device=True)
 def row_max(x):
-    """The largest x of the four lanes that share a row."""
+    """Return the largest x of the four lanes of a quad, which share a row."""
     x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 1))
     return max(x, cuda.shfl_xor_sync(ALL_LANES, x, 2))
 
 
 @cuda.jit(device=True)
-def absorb(s, m, l, o, factor):
-    """Lesson 01's update, for a lane's two rows: s becomes 2^(factor · (s - m));
-    m, l and o follow. l is the sum of this lane's part alone."""
+def update(s, m, l, o, factor):
+    """Update m, l and o with a lane's two rows of scores, as in lesson 01.
+
+    s becomes 2^(factor · (s - m)). l sums only this lane's part."""
     for h in range(2):
         x = 2 * h
         largest = row_max(max(max(s[x], s[x + 1]), max(s[x + 4], s[x + 5])))
@@ -361,9 +376,14 @@ def absorb(s, m, l, o, factor):
             l[h] += s[y]
 
 
+# %% [markdown]
+# Did you get four? There are two rows, and each takes two shuffles. At the end, `store` sums `l` over the quad and writes the output:
+
+
+# %%
 @cuda.jit(device=True)
 def store(out, o, l, i, step):
-    """Rows i and i + step of the output."""
+    """Store rows i and i + step of the output."""
     for h in range(2):
         total = l[h] + cuda.shfl_xor_sync(ALL_LANES, l[h], 1)
         total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
@@ -375,24 +395,22 @@ def store(out, o, l, i, step):
 
 
 # %% [markdown]
-# Four: two rows, two steps each.
+# ## 3. Values are loaded transposed
 #
-# ## 3. Values come transposed
-#
-# P V wants `B[j, c] = V[j, c]`: the *keys* are rows of B. The two numbers of a register, `B[2t, g]` and `B[2t + 1, g]`, stand below each other in V, in two rows of the tile. `ldmatrix_x4_trans` is made for this. It reads rows as before, row i of matrix m from where lane 8m + i says; and register m of a lane gets `M[2t, g]` and `M[2t + 1, g]`.
+# The product P V needs `B[j, c] = V[j, c]`: the *keys* are rows of B. The two entries of a register, `B[2t, g]` and `B[2t + 1, g]`, are one below the other in V, in two rows of the tile. `ldmatrix_x4_trans` was made for this case. As before, lane 8m + i supplies the address of row i of matrix m. But now register m of a lane receives `M[2t, g]` and `M[2t + 1, g]`.
 #
 # ### Exercise 17.2 · value_operands · about two lines
 #
-# Return b0, b1, b2, b3 for 16 keys, the rows of `tile` from `first` on, and 16 of their numbers, the columns from `column` on: b0 and b1 are the right operand for the first 8 columns, b2 and b3 for the next 8. One `ldmatrix_x4_trans(tile, (row, column))`, whose row and column depend on the lane, and no other access to the tile. All warps of a block ask for the same 16 keys.
+# Return b0, b1, b2, b3 for 16 keys, the rows of `tile` from `first` on, and 16 columns, from `column` on. b0 and b1 are the right operand for the first 8 columns, b2 and b3 for the next 8. Use one `ldmatrix_x4_trans(tile, (row, column))`, whose row and column depend on the lane, and no other access to the tile. All warps of a block load the same 16 keys.
 #
 # <details><summary>Hint 1: which four matrices?</summary>
 #
-# b0 is of the keys 0 to 7 and the columns 0 to 7. b1 is of the keys 8 to 15 and the *same* columns. b2 and b3 are their right neighbours.
+# b0 covers keys 0 to 7 and columns 0 to 7. b1 covers keys 8 to 15 and the *same* columns. b2 and b3 are their right neighbours.
 #
 # </details>
-# <details><summary>Hint 2: which lane says what?</summary>
+# <details><summary>Hint 2: which lane supplies which address?</summary>
 #
-# Lanes 0 to 7 point to the keys 0 to 7, lanes 8 to 15 to the keys 8 to 15, lanes 16 to 23 to the keys 0 to 7 again, 8 columns further to the right.
+# Lanes 0 to 7 point to keys 0 to 7, lanes 8 to 15 to keys 8 to 15, and lanes 16 to 23 to keys 0 to 7 again, 8 columns further right.
 #
 # </details>
 
@@ -400,8 +418,8 @@ def store(out, o, l, i, step):
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def value_operands(tile, first, column):
-    """(b0, b1, b2, b3): right operands of PV for 16 keys, rows of tile from `first` on,
-    and 16 of their numbers, from `column` on; b0, b1 are of the first 8 numbers."""
+    """Return right operands b0, b1, b2, b3 of PV for 16 keys, which are rows of tile
+    from `first` on, and 16 columns from `column` on. b0, b1 are of the first 8."""
     lane = cuda.threadIdx.x % 32
     # BEGIN SOLUTION 17.2
     row = first + lane % 16
@@ -415,14 +433,14 @@ check.ex17_2(value_operands)
 # %% [markdown]
 # ### Where rows begin
 #
-# `ldmatrix` fetches eight rows of 16 bytes at a time. Shared memory has 32 banks of 4 bytes: the eight rows come in one turn if they lie in different banks. Our rows have 16 numbers. In the recordings they have 64.
+# `ldmatrix` reads eight rows of 16 bytes at a time. Shared memory has 32 banks of 4 bytes, so the eight rows take one wavefront if they occupy different banks. Our rows have 16 numbers. In the recordings they have 64.
 #
-# **Predict** the turns of one `ldmatrix_x4_trans`, four times eight rows, where the rows of a tile begin so many numbers apart: 64 `___`, 72 `___`, 16 `___`, 24 `___`
+# **Predict** the wavefronts of one `ldmatrix_x4_trans`, which reads eight rows four times, if the rows of a tile begin this many numbers apart: 64 `___`, 72 `___`, 16 `___`, 24 `___`
 
 
 # %%
-def turns(pitch):
-    """Turns of shared memory for one fragment of values, in rows of `pitch` numbers."""
+def wavefronts(pitch):
+    """Return the wavefronts for one fragment of values, in rows of `pitch` numbers."""
 
     def kernel(out):
         tile = cuda.shared.array((16, pitch), int16, alignment=16)
@@ -442,34 +460,34 @@ def turns(pitch):
 
 # %% tags=["uses-exercise"]
 for pitch in (64, 72, 16, 24):
-    print(f"rows begin {2 * pitch:3} bytes apart: {turns(pitch):2} turns")
+    print(f"rows begin {2 * pitch:3} bytes apart: {wavefronts(pitch):2} wavefronts")
 
 # %% [markdown]
-# 128 bytes apart, all eight rows of a matrix begin in bank 0, and each takes its own turn. 16 bytes more, and row i begins 16 · i bytes further round. (The other remedy, a swizzle, takes no memory.) Hence `PITCH = WIDTH + 8`.
+# If rows begin 128 bytes apart, all eight rows of a matrix begin in bank 0, and each needs its own wavefront. With 16 bytes of padding, row i starts 16 · i bytes further on, modulo 128, so the rows occupy different banks. That is why `PITCH = WIDTH + 8`. (Lesson 16's swizzle would do the same without extra memory.)
 #
-# ## 4. The next tile is on its way
+# ## 4. Double buffering
 #
-# Now the loop over tiles of keys. In lesson 11 each tile came in four steps: load, barrier, use, barrier. While it loads nobody multiplies, and a load from global memory takes as long as many products. `cp.async` copies 16 bytes from global to shared memory *while the thread goes on*:
+# Now the loop over tiles of keys. In lesson 11 each tile took four steps: load, barrier, use, barrier. During the load no thread multiplies, and a load from global memory takes as long as many products. **Double buffering** avoids this: shared memory has two *stages*, and while the block uses the tile in one stage, the next tile is copied to the other. The instruction for it is `cp.async`, which copies 16 bytes from global to shared memory *while the thread continues*:
 #
-# - `cp_async_16(tile, index, x, index, 16)` sends a copy (with 0 as the last argument it fills with zeros);
+# - `cp_async_16(tile, index, x, index, 16)` starts a copy (with 0 as the last argument it writes zeros);
 # - `cp_async_commit()` closes a group of copies;
-# - `cp_async_wait_0()` waits for **this thread's** copies, and `cp_async_wait_1()` for all its groups but the newest.
+# - `cp_async_wait_0()` waits for **this thread's** copies, and `cp_async_wait_1()` for all its groups except the newest.
 #
-# **Predict.** Thread 3 has waited for its own copies. May it now read what thread 4 has sent? `___`
+# **Predict.** Thread 3 has waited for its own copies. May it now read data that thread 4 copies? `___`
 #
 # <details><summary>Answer</summary>
 #
-# No: it knows nothing of thread 4's copies. Each thread waits for its own, and then all meet at a barrier. Wait first, barrier second.
+# No. Its wait does not cover thread 4's copies. Each thread waits for its own copies, and then all threads arrive at a barrier. Wait first, barrier second.
 #
 # </details>
 #
-# Given are: `bring`, which sends a tile of K and one of V to a `place` in shared memory, row 0 or row `KEYS`, and commits; `visit`, which does all the products with the tile at `place`, by your two functions; `one_place`, which walks along the keys without any overlap; and `flash_with(walk)`, which makes the kernel around a walk. (Its first blocks have the last queries, which have most to do.)
+# The next three cells are given. The first has the products: `use_tiles` updates a warp's queries with the tiles at row `stage` of shared memory (row 0 or row `KEYS`), by your two functions.
 
 
 # %%
 @cuda.jit(device=True)
 def add_values(o, p, v_tile, first):
-    """o += p V for 16 keys, rows of v_tile from first on."""
+    """Add p V to o for 16 keys, rows of v_tile from first on."""
     a0, a1, a2, a3 = as_left(p)
     for step in range(WIDTH // 16):
         b = value_operands(v_tile, first, step * 16)
@@ -478,7 +496,8 @@ def add_values(o, p, v_tile, first):
 
 @cuda.jit(device=True)
 def make_scores(s, qs, at, k_tile, first):
-    """s (8 float32): the queries in qs[at:] times 16 keys, k_tile from row first on."""
+    """Set s (8 float32) to the products of the queries in qs[at:] with 16 keys,
+    rows of k_tile from first on."""
     for x in range(8):
         s[x] = float32(0)
     for step in range(WIDTH // 16):
@@ -488,55 +507,67 @@ def make_scores(s, qs, at, k_tile, first):
 
 
 @cuda.jit(device=True)
-def visit(k_tile, v_tile, place, j0, mine):
-    """This warp's queries meet the tile at `place`, which holds the keys from j0 on."""
+def use_tiles(k_tile, v_tile, stage, j0, mine):
+    """Update this warp's queries with the tiles at row `stage` of shared memory,
+    which hold the keys and values from j0 on."""
     qs, i, n, factor, m, l, o = mine
     s = cuda.local.array(8, float32)
     for first in range(0, KEYS, 16):
-        make_scores(s, qs, 0, k_tile, place + first)
+        make_scores(s, qs, 0, k_tile, stage + first)
         mask(s, i, 8, j0 + first, n, MINUS_INFINITY)
-        absorb(s, m, l, o, factor)
-        add_values(o, s, v_tile, place + first)
+        update(s, m, l, o, factor)
+        add_values(o, s, v_tile, stage + first)
 
 
+# %% [markdown]
+# The second cell starts copies. `send_tiles` starts the copies of a tile of K and one of V to a stage, and commits them as a group. `one_buffer` loops over the keys without any overlap:
+
+
+# %%
 @cuda.jit(device=True)
-def copy(tile, place, x, first):
-    """Rows [first, first + KEYS) of x are on the way to tile[place:], zeros for rows
-    that x lacks. A thread sends 16 bytes at a time."""
+def copy(tile, stage, x, first):
+    """Start copies of rows [first, first + KEYS) of x to tile[stage:], zeros for rows
+    that x does not have. Each copy has 16 bytes."""
     for part in range(cuda.threadIdx.x, KEYS * WIDTH // 8, THREADS):
         i, c = part // (WIDTH // 8), part % (WIDTH // 8) * 8
         inside = 0 <= first + i and first + i < x.shape[0]
         row, count = (first + i, 16) if inside else (0, 0)
-        cp_async_16(tile, (place + i, c), x, (row, c), int32(count))
+        cp_async_16(tile, (stage + i, c), x, (row, c), int32(count))
 
 
 @cuda.jit(device=True)
-def bring(k, v, k_tile, v_tile, place, j0):
-    """Keys and values from j0 on are on the way to `place` of both tiles, a group."""
-    copy(k_tile, place, k, j0)
-    copy(v_tile, place, v, j0)
+def send_tiles(k, v, k_tile, v_tile, stage, j0):
+    """Start a group of copies: the keys and values from j0 on, to row `stage`."""
+    copy(k_tile, stage, k, j0)
+    copy(v_tile, stage, v, j0)
     cp_async_commit()
 
 
 @cuda.jit(device=True)
-def one_place(k, v, k_tile, v_tile, seen, mine):
-    """Visit the keys [0, seen): bring a tile, wait for it, use it."""
+def one_buffer(k, v, k_tile, v_tile, seen, mine):
+    """Use the keys [0, seen): copy a tile, wait for it, use it."""
     for j0 in range(0, seen, KEYS):
-        bring(k, v, k_tile, v_tile, 0, j0)
+        send_tiles(k, v, k_tile, v_tile, 0, j0)
         cp_async_wait_0()
-        cuda.syncthreads()  # all copies of all threads have arrived
-        visit(k_tile, v_tile, 0, j0, mine)
-        cuda.syncthreads()  # the tile is used up
+        cuda.syncthreads()  # the copies of all threads have arrived
+        use_tiles(k_tile, v_tile, 0, j0, mine)
+        cuda.syncthreads()  # all threads have used the tile
 
 
-def flash_with(walk):
-    """The kernel whose blocks go along their keys by walk(...)."""
+# %% [markdown]
+# The third cell makes the kernel around such a loop. (Blocks are launched longest-first: block 0 gets the last queries, which see the most keys.)
+
+
+# %%
+def flash_with(loop):
+    """Return the kernel whose blocks loop over their keys with loop(...)."""
 
     @cuda.jit
     def flash_kernel(q, k, v, scale, out):
-        """out (n, WIDTH) float32 of q, k, v (n, WIDTH), bits of bfloat16; causal."""
-        k_tile = cuda.shared.array((PLACES, PITCH), int16, alignment=16)
-        v_tile = cuda.shared.array((PLACES, PITCH), int16, alignment=16)
+        """Compute causal attention: out (n, WIDTH) float32 of q, k, v (n, WIDTH),
+        bits of bfloat16."""
+        k_tile = cuda.shared.array((STAGE_ROWS, PITCH), int16, alignment=16)
+        v_tile = cuda.shared.array((STAGE_ROWS, PITCH), int16, alignment=16)
         qs = cuda.local.array(WORDS, uint32)
         o = cuda.local.array(SUMS, float32)
         m = cuda.local.array(2, float32)
@@ -549,66 +580,66 @@ def flash_with(walk):
         for h in range(2):
             m[h], l[h] = MINUS_INFINITY, float32(0)
         mine = qs, my_row, n, scale * LOG2E, m, l, o
-        walk(k, v, k_tile, v_tile, min(n, i0 + ROWS), mine)
+        loop(k, v, k_tile, v_tile, min(n, i0 + ROWS), mine)
         store(out, o, l, my_row, 8)
 
     return flash_kernel
 
 
 # %% [markdown]
-# ### Exercise 17.3 · two_places · about nine lines
+# ### Exercise 17.3 · two_buffers · about nine lines
 #
-# Visit the keys [0, `seen`) tile by tile. While the block uses the tile at one place, the copies of the next one are under way to the other place. Each tile is brought and visited once, none is brought that begins at `seen` or later, and there is **one** barrier per tile (one more in all is fine).
+# Use the keys [0, `seen`) tile by tile. While the block uses the tiles in one stage, the copies of the next tiles to the other stage are in flight. Copy each tile once and use it once. Do not copy a tile that starts at or beyond `seen`. Use **one** barrier per tile (one more in total is fine). The loop must work for every `KEYS` that is a multiple of 16: the check also runs it with tiles of 32 keys.
 #
 # <details><summary>Hint 1: before the loop</summary>
 #
-# The first tile has to be brought before the loop, to place 0. Then `place` changes between 0 and `KEYS`: `place = KEYS - place`.
+# Start the copies of the first tile before the loop, to row 0. Then `stage` alternates between 0 and `KEYS`: `stage = KEYS - stage`.
 #
 # </details>
 # <details><summary>Hint 2: how can one barrier be enough?</summary>
 #
-# It has two jobs. Behind it, all copies of this tile have arrived, if each thread has waited before it. And behind it, all threads are through with the tile *before* this one. So the place of that one is free, and the next copies may be sent to it.
+# It has two jobs. After the barrier, all copies of this tile have arrived, if each thread waited before it. Also, after the barrier all threads have finished with the *previous* tile. So the stage of the previous tile is free, and the next copies may go there.
 #
 # </details>
 # <details><summary>Hint 3: the order</summary>
 #
-# In each turn: wait, barrier, bring the next tile (if there is one), visit this one.
+# In each iteration: wait, barrier, start the copies of the next tile (if there is one), use this one.
 #
 # </details>
 
 
 # %% tags=["exercise"]
 @cuda.jit(device=True)
-def two_places(k, v, k_tile, v_tile, seen, mine):
-    """Visit the keys [0, seen): while one tile is used, the next one is on its way."""
+def two_buffers(k, v, k_tile, v_tile, seen, mine):
+    """Use the keys [0, seen). While the block uses one tile, copy the next one."""
     # BEGIN SOLUTION 17.3
-    bring(k, v, k_tile, v_tile, 0, 0)
-    place = 0
+    send_tiles(k, v, k_tile, v_tile, 0, 0)
+    stage = 0
     for j0 in range(0, seen, KEYS):
         cp_async_wait_0()
         cuda.syncthreads()
         if j0 + KEYS < seen:
-            bring(k, v, k_tile, v_tile, KEYS - place, j0 + KEYS)
-        visit(k_tile, v_tile, place, j0, mine)
-        place = KEYS - place
+            send_tiles(k, v, k_tile, v_tile, KEYS - stage, j0 + KEYS)
+        use_tiles(k_tile, v_tile, stage, j0, mine)
+        stage = KEYS - stage
     # END SOLUTION
 
 
-flash_kernel = flash_with(two_places)
+flash_kernel = flash_with(two_buffers)
 
 # %% tags=["check"]
 check.ex17_3(flash_kernel)
 
 # %% [markdown]
-# Both walks in time, as the simulator saw the block with most keys. A tick is one thing that a warp or the block does together. Orange: copies to a place are under way. Blue: a product.
+# The next picture shows timelines of both loops, as the simulator recorded them for the block with the most keys. A tick is one collective instruction of a warp or block. Orange bars are copies in flight to a stage. Blue lines are products.
 
 
 # %% jupyter={"source_hidden": true}
-def watched(walk, n=70):
-    """What a walk's copies and products do on n tokens."""
+def watched(loop, n=70):
+    """Return the record of a loop's copies and products on n tokens."""
     flights, rng = Flights(), np.random.default_rng(17)
     (q, k, v), out = bf16(rng, 3, n, WIDTH), np.zeros((n, WIDTH), float32)
-    launched = simulate(flash_with(walk), observers=[*DEFAULT, flights])
+    launched = simulate(flash_with(loop), observers=[*DEFAULT, flights])
     launched[-(-n // ROWS), THREADS](q, k, v, float32(0.25), out)
     return flights
 
@@ -620,149 +651,151 @@ def draw_flights(every):
         bars = {
             (row // KEYS, *when) for b, _, row, *when in flights.times if b == block
         }
-        for place, begin, end in bars:
-            one.barh(1 - place, end - begin + 0.7, left=begin, color=ORANGE, height=0.7)
+        for stage, begin, end in bars:
+            one.barh(1 - stage, end - begin + 0.7, left=begin, color=ORANGE, height=0.7)
         one.vlines(flights.ticks[block], -1.4, -0.6, color=BLUE, linewidth=2)
-        one.set_yticks([1, 0, -1], ["to place 0", "to place 1", "products"])
+        one.set_yticks([1, 0, -1], ["to stage 0", "to stage 1", "products"])
         one.set(title=name, ylim=(-1.6, 1.6), xlim=(-2, flights.now[block] + 2))
     axes[-1].set_xlabel("ticks")
     return figure
 
 
 # %% tags=["uses-exercise"]
-every = {"one place": watched(one_place), "two places": watched(two_places)}
+every = {"one buffer": watched(one_buffer), "two buffers": watched(two_buffers)}
 show_figure(
     draw_flights(every),
-    "two strips over time. With one place, copies take a moment of their own, between "
-    "groups of products, never during them. With two places, copies to one place and "
-    "to the other take turns, and each lasts as long as a tile's products.",
+    "two timelines. With one buffer, copies happen between groups of products, never "
+    "during them. With two buffers, copies to the two stages alternate, and each "
+    "lasts as long as a tile's products.",
 )
 for name, flights in every.items():
     print(
-        f"{name}: copies under way during {flights.covered.total()} of "
+        f"{name}: copies in flight during {flights.covered.total()} of "
         f"{flights.products.total()} products"
     )
 
 # %% [markdown]
-# The last tile of a block has no successor, so nothing is under way during its products.
+# The last tile of a block has no successor, so nothing is in flight during its products.
 #
-# ### Five walks
+# ### Five loops
 #
-# **Guess before you run.** Here are five walks; only the loop's body differs from yours. Which are right? In those that are not, who meets whom? a `___` b `___` c `___` d `___` e `___`
+# **Guess before you run.** Here are five loops. Only the body differs from yours. Which are correct? For each incorrect one: which access may come too early? a `___` b `___` c `___` d `___` e `___`
 
 
 # %%
 @cuda.jit(device=True)
-def walk_a(k, v, k_tile, v_tile, seen, mine):
-    bring(k, v, k_tile, v_tile, 0, 0)
-    place = 0
+def loop_a(k, v, k_tile, v_tile, seen, mine):
+    send_tiles(k, v, k_tile, v_tile, 0, 0)
+    stage = 0
     for j0 in range(0, seen, KEYS):
         cuda.syncthreads()
         if j0 + KEYS < seen:
-            bring(k, v, k_tile, v_tile, KEYS - place, j0 + KEYS)
-        visit(k_tile, v_tile, place, j0, mine)
-        place = KEYS - place
+            send_tiles(k, v, k_tile, v_tile, KEYS - stage, j0 + KEYS)
+        use_tiles(k_tile, v_tile, stage, j0, mine)
+        stage = KEYS - stage
 
 
 @cuda.jit(device=True)
-def walk_b(k, v, k_tile, v_tile, seen, mine):
-    bring(k, v, k_tile, v_tile, 0, 0)
-    place = 0
+def loop_b(k, v, k_tile, v_tile, seen, mine):
+    send_tiles(k, v, k_tile, v_tile, 0, 0)
+    stage = 0
     for j0 in range(0, seen, KEYS):
         cuda.syncthreads()
         cp_async_wait_0()
         if j0 + KEYS < seen:
-            bring(k, v, k_tile, v_tile, KEYS - place, j0 + KEYS)
-        visit(k_tile, v_tile, place, j0, mine)
-        place = KEYS - place
+            send_tiles(k, v, k_tile, v_tile, KEYS - stage, j0 + KEYS)
+        use_tiles(k_tile, v_tile, stage, j0, mine)
+        stage = KEYS - stage
 
 
 @cuda.jit(device=True)
-def walk_c(k, v, k_tile, v_tile, seen, mine):
-    bring(k, v, k_tile, v_tile, 0, 0)
-    place = 0
+def loop_c(k, v, k_tile, v_tile, seen, mine):
+    send_tiles(k, v, k_tile, v_tile, 0, 0)
+    stage = 0
     for j0 in range(0, seen, KEYS):
         if j0 + KEYS < seen:
-            bring(k, v, k_tile, v_tile, KEYS - place, j0 + KEYS)
+            send_tiles(k, v, k_tile, v_tile, KEYS - stage, j0 + KEYS)
             cp_async_wait_1()
         else:
             cp_async_wait_0()
         cuda.syncthreads()
-        visit(k_tile, v_tile, place, j0, mine)
-        place = KEYS - place
+        use_tiles(k_tile, v_tile, stage, j0, mine)
+        stage = KEYS - stage
 
 
+# %%
 @cuda.jit(device=True)
-def walk_d(k, v, k_tile, v_tile, seen, mine):
-    bring(k, v, k_tile, v_tile, 0, 0)
-    place = 0
+def loop_d(k, v, k_tile, v_tile, seen, mine):
+    send_tiles(k, v, k_tile, v_tile, 0, 0)
+    stage = 0
     for j0 in range(0, seen, KEYS):
         if j0 + KEYS < seen:
-            bring(k, v, k_tile, v_tile, KEYS - place, j0 + KEYS)
+            send_tiles(k, v, k_tile, v_tile, KEYS - stage, j0 + KEYS)
             cp_async_wait_1()
         else:
             cp_async_wait_0()
         cuda.syncthreads()
-        visit(k_tile, v_tile, place, j0, mine)
+        use_tiles(k_tile, v_tile, stage, j0, mine)
         cuda.syncthreads()
-        place = KEYS - place
+        stage = KEYS - stage
 
 
 @cuda.jit(device=True)
-def walk_e(k, v, k_tile, v_tile, seen, mine):
-    bring(k, v, k_tile, v_tile, 0, 0)
-    place = 0
+def loop_e(k, v, k_tile, v_tile, seen, mine):
+    send_tiles(k, v, k_tile, v_tile, 0, 0)
+    stage = 0
     for j0 in range(0, seen, KEYS):
         cp_async_wait_1()
         cuda.syncthreads()
         if j0 + KEYS < seen:
-            bring(k, v, k_tile, v_tile, KEYS - place, j0 + KEYS)
-        visit(k_tile, v_tile, place, j0, mine)
-        place = KEYS - place
+            send_tiles(k, v, k_tile, v_tile, KEYS - stage, j0 + KEYS)
+        use_tiles(k_tile, v_tile, stage, j0, mine)
+        stage = KEYS - stage
 
 
+# %% jupyter={"source_hidden": true}
 def attended(q, k, v):
-    """The output in float64, scale 1/4."""
+    """Return the output in float64, for a scale of 1/4."""
     seen = np.tri(len(q), dtype=bool)
     scores = np.where(seen, 0.25 * exact(q) @ exact(k).T, -np.inf)
     p = np.exp(scores - scores.max(1, keepdims=True))
     return p @ exact(v) / p.sum(1, keepdims=True)
 
 
-def tried(walk, n=60):
-    """The report of a walk on n tokens, and whether its output is right."""
+def tried(loop, n=60):
+    """Return the report of a loop on n tokens, and whether its output is correct."""
     q, k, v = bf16(np.random.default_rng(17), 3, n, WIDTH)
     out = np.full((n, WIDTH), np.nan, float32)
-    launched = simulate(flash_with(walk), on_finding="report")
+    launched = simulate(flash_with(loop), on_finding="report")
     report = launched[-(-n // ROWS), THREADS](q, k, v, float32(0.25), out)
     return report, bool(np.abs(out - attended(q, k, v)).max() <= 0.02)
 
 
 # %% tags=["uses-exercise"]
 reports = {}
-for walk in (walk_a, walk_b, walk_c, walk_d, walk_e):
-    name = walk.py_func.__name__
-    reports[name], right = tried(walk)
+for loop in (loop_a, loop_b, loop_c, loop_d, loop_e):
+    name = loop.py_func.__name__
+    reports[name], right = tried(loop)
     kinds = sorted({finding.kind for finding in reports[name].findings})
     found = ", ".join(kinds) or "nothing"
-    print(f"{name}: output right: {right!s:5}  sim finds {found}")
+    print(f"{name}: output correct: {right!s:5}  sim finds {found}")
 print()
-print(reports["walk_b"].findings[0].message)
+print(reports["loop_b"].findings[0].message)
 
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
-# - **a** never waits. The simulator delivers a copy as late as the hardware may, so the products meet memory that nobody has written.
-# - **b** waits behind the barrier. Each thread's own copies are there, and nothing says that the others' are. On a GPU the output would be right on most days.
-# - **c** sends the next copies before the barrier: to a place that a slower warp may still be using.
-# - **d** is right, with a second barrier: the price of sending before the barrier. (Its `cp_async_wait_1` leaves the newest group under way.)
-# - **e** waits for all groups but the newest. At that point the newest *is* the tile that it wants.
+# - **a** never waits. The simulator delivers a copy as late as the hardware may, so the products read memory that no thread has written yet.
+# - **b** waits after the barrier. Each thread's own copies have arrived, but those of other threads may not have. On a GPU it would usually give the correct output.
+# - **c** starts the next copies before the barrier, to a stage that a slower warp may still be reading.
+# - **d** is correct. It starts copies before the barrier, and pays for that with a second barrier. (Its `cp_async_wait_1` leaves the newest group in flight.)
+# - **e** waits for all groups except the newest. At that point the newest group *is* the tile that it needs.
 #
 # </details>
 #
 # ### The same as lesson 11
 #
-# Lesson 11's kernel with a single tap of 1 is plain flash attention. Both on the same numbers, with your kernel of lesson 11 if it lies beside this notebook:
+# Lesson 11's kernel with a single tap of 1 is plain flash attention. The next cell runs both kernels on the same numbers. It uses your own kernel of lesson 11 if your copy of that lesson has it:
 
 
 # %% tags=["uses-exercise"]
@@ -770,7 +803,7 @@ lesson11 = brought("11_conv_forward", "conv_kernel")
 
 
 def by_lesson11(q, k, v, w, scale, size=16):
-    """The output of lesson 11's kernel, in float32, for the same numbers."""
+    """Return the output of lesson 11's kernel, in float32, for the same numbers."""
     given = [exact(x).astype(float32) for x in (q, k, v)]
     out, log_sum = np.zeros((len(q), WIDTH), float32), np.zeros(len(q), float32)
     grid = -(-len(q) // (size - (len(w) - 1)))
@@ -786,29 +819,29 @@ theirs = by_lesson11(q, k, v, np.ones((1, 1), float32), scale)
 print("largest difference below 2⁻⁷:", bool(np.abs(out - theirs).max() <= 2**-7))
 
 # %% [markdown]
-# The difference is rounding: bfloat16 has 8 significant bits, so a weight may be off by one part in 256.
+# The difference is rounding: bfloat16 has 8 significant bits, so rounding a weight changes it by at most one part in 256 (2⁻⁸).
 #
 # ## 5. Predicted, counted, measured
 #
-# The same text with `WIDTH, KEYS, WARPS = 64, 64, 4`, on a GPU: one head of 65,536 tokens, causal. Each row changes one thing. **Predict** before you look: by what factor will `ldmatrix` without padding beat plain loads? `___` The padding? `___` The second place? `___`
+# We ran the same source with `WIDTH, KEYS, WARPS = 64, 64, 4` on a GPU, for one head of 65,536 tokens, causal. Each row of the table changes one thing. **Predict** before you look: by what factor is `ldmatrix` without padding faster than plain loads? `___` What factor does the padding add? `___` The second buffer? `___`
 
 # %%
 flash = record["flash"]
 ms = {row["name"]: row["ms"] for row in flash["rows"]}
 work = (
     2 * flash["n"] * (flash["n"] + 1) * flash["d"]
-)  # operations: two products, causal
+)  # operations of two products, causal
 NAMES = {
     "package, float32": "float32, no tensor cores (package)",
-    "plain loads": "tensor cores, plain loads, one place",
-    "ldmatrix": "ldmatrix in place of plain loads",
+    "plain loads": "tensor cores, plain loads, one buffer",
+    "ldmatrix": "ldmatrix instead of plain loads",
     "ldmatrix, padded rows": "rows begin 144 bytes apart, not 128",
-    "two places": "two places: this is your kernel",
+    "two places": "two buffers: this is your kernel",
     "package": "the package's",
     "SDPA": "PyTorch's attention (SDPA)",
 }
 show_table(
-    ["", "ms", "times faster than the row above", "10¹² operations a second"],
+    ["", "ms", "times faster than the row above", "TFLOP/s"],
     *(
         [
             words,
@@ -822,23 +855,23 @@ show_table(
 )
 
 # %% [markdown]
-# - **Tensor cores** give most, even with loads that waste nearly all of their turns.
-# - **The padding** gives more than `ldmatrix` itself, for 16 bytes a row: 32 turns against 4, as you counted. (It is less than eight times, since turns of shared memory are a part of the time only.)
-# - **The second place** gives 9 %. Most people predict more. Why so little? Your kernel has 126 registers, so four blocks of four warps share a multiprocessor (lesson 08: `16384 // (128 * 32)` warps in a quarter). While one block waits for its tile, three others multiply. Copies under way help most where nobody else can fill the time.
-# - **The package's kernel** takes less than half. It gives a warp 32 queries in place of 16, so K and V are read from shared memory half as often; it takes 64 keys between two updates of m, in place of 16; and it raises m only where weights would grow too large. No new idea, but more work for each number that is fetched: lesson 11's patches once more.
+# - **Tensor cores** give the largest factor, even with loads that waste most of their wavefronts.
+# - **The padding** gives more than `ldmatrix` itself, for 16 bytes per row: 4 wavefronts instead of 32, as you counted. (The kernel does not become eight times faster, because shared memory accounts for only part of its time.)
+# - **The second buffer** gives 9 %. Most people predict more. Why so little? Your kernel uses 126 registers per thread, so four blocks of four warps share a streaming multiprocessor (lesson 08: `16384 // (128 * 32)` warps in a quarter). While one block waits for its tile, three others multiply. Copies in flight help most if no other block can fill the time.
+# - **The package's kernel** takes less than half of your kernel's time. It gives a warp 32 queries instead of 16, so it reads K and V from shared memory half as often. It updates m once per 64 keys instead of once per 16, and raises m only if weights would grow too large. None of this is a new idea: it does more work per loaded number, like lesson 11's patches.
 #
 # ## 6. The convolution's route: count first
 #
-# The convolution stands between the two products, and it is no product of matrices: c_q · c_k multiply-adds per score, in float32 units that make about a twelfth of the multiply-adds that tensor cores make (67 against 790 · 10¹² operations a second on an H200). Two ways lead to the tensor cores:
+# The convolution comes between the two products, and it is not a matrix product: it takes c_q · c_k multiply-adds per score on float32 units, whose throughput is about a twelfth of the tensor cores' (67 against about 790 TFLOP/s in a library's matmul on an H200). Two routes lead to the tensor cores:
 #
-# - **Toeplitz.** The scores S0 as before. Then, for each row of taps, a slice of S0 of 16 columns times a matrix of taps, 16 × 8: 16 multiply-adds per score of T instead of c_k. As 8 outputs need 8 + c_k − 1 columns, one slice is enough for c_k ≤ 9, and another of 8 columns up to c_k = 17: 24. S0 has to be at hand for c_q − 1 more rows. If a *strip* of neighbouring queries shares these, each strip makes them once more.
-# - **Folding.** T = Σ_b (Σ_a w[a, b] · Q[i − P_q + a]) · K[j − P_k + b]. The inner sum is a filtered copy of Q, one for each b. Then T is a single product whose inner size is d · c_k, against shifted rows of K. There is no S0 at all. (Near the diagonal the mask spoils it: S0 is 0 there, and Q · K is not.)
+# - **Toeplitz.** Compute the scores S0 as before. Then, for each row of taps, multiply a slice of 16 columns of S0 by a 16 × 8 matrix of taps. That takes 16 multiply-adds per score of T instead of c_k. Eight outputs need 8 + c_k − 1 columns, so one slice is enough for c_k ≤ 9. Up to c_k = 17 you need 8 more columns, so 24 multiply-adds. T also needs S0 for the c_q − 1 rows above. A *strip* of neighbouring queries can share those rows, but every strip recomputes them.
+# - **Folding.** T = Σ_b (Σ_a w[a, b] · Q[i − P_q + a]) · K[j − P_k + b]. The inner sum is a filtered copy of Q, one for each b. Then T is a single product whose inner size is d · c_k, with shifted rows of K. No S0 is needed. (Near the diagonal this fails because of the mask: S0 is 0 there, and Q · K is not.)
 #
 # **On paper**, for 7 × 7 taps, d = 64, strips of 4: multiply-adds per score of T for Toeplitz `___`, for folding `___`. Which route would you take? `___` And for 15 × 1 taps? `___`
 #
 # <details><summary>Answer</summary>
 #
-# Toeplitz: a strip of 4 needs 4 + 6 = 10 rows of S0, so 64 · 10 / 4 = 160; then 16 · 7 = 112; 272 together. Folding: 64 · 7 = 448. For 15 × 1 taps it is 64 · 18 / 4 + 16 · 15 = 528 against 64!
+# Toeplitz: a strip of 4 needs 4 + 6 = 10 rows of S0, so 64 · 10 / 4 = 160, plus 16 · 7 = 112, which is 272. Folding: 64 · 7 = 448, so you would choose Toeplitz. For 15 × 1 taps, Toeplitz takes 64 · 18 / 4 + 16 · 15 = 528, and folding only 64!
 #
 # </details>
 #
@@ -846,14 +879,14 @@ show_table(
 #
 # Return three numbers, the cost per score of T, counted in multiply-adds of tensor cores:
 #
-# - plain: d for S0 on tensor cores, and the convolution in float32, where each multiply-add counts as 12;
-# - Toeplitz: d · rows / strip for S0, where `rows` is strip + c_q − 1, and one more if that is odd (rows come in pairs); and 16 for each row of taps, or 24 if c_k is more than 9. (c_k is at most 17.)
+# - plain: d for S0 on tensor cores, plus the convolution in float32, where each multiply-add counts as 12;
+# - Toeplitz: d · rows / strip for S0, where `rows` is strip + c_q − 1, plus one if that is odd (rows come in pairs); plus 16 for each row of taps, or 24 if c_k is more than 9 (c_k is at most 17);
 # - folding: d · c_k.
 
 
 # %% tags=["exercise"]
 def routes(d, c_q, c_k, strip):
-    """(plain, toeplitz, folding): the cost of one score of T."""
+    """Return the cost of one score of T for three routes: plain, toeplitz, folding."""
     # BEGIN SOLUTION 17.4
     plain = d + 12 * c_q * c_k
     rows = strip + c_q - 1
@@ -900,11 +933,11 @@ for d, c_q, c_k, strip in [(64, 7, 7, 4), (64, 11, 11, 4), (128, 6, 11, 2)]:
     )
 
 # %% [markdown]
-# For these shapes Toeplitz needs half to two thirds of what folding needs, so the package took it, and folding was never written. (For 7 × 3 taps the count says folding. Nobody has tried.)
+# For these shapes Toeplitz needs half to two thirds of the multiply-adds of folding. So the package uses Toeplitz, and folding was never written. (For 7 × 3 taps the count favours folding. We have not tried it.)
 #
 # ## 7. Taps as a matrix
 #
-# One row of taps, (1, 2, 3), and a slice of one row of S0 that begins P_k to the left of the first output: (1, 0, 2, 4). The outputs are 1·1 + 2·0 + 3·2 = 7 and 1·0 + 2·2 + 3·4 = 16. As a product:
+# Take one row of taps, (1, 2, 3), and a slice of one row of S0 that begins P_k columns to the left of the first output: (1, 0, 2, 4). The outputs are 1·1 + 2·0 + 3·2 = 7 and 1·0 + 2·2 + 3·4 = 16. As a product:
 #
 # | S0 | | B | output 0 | output 1 |
 # |---|---|---|---|---|
@@ -913,11 +946,11 @@ for d, c_q, c_k, strip in [(64, 7, 7, 4), (64, 11, 11, 4), (128, 6, 11, 2)]:
 # | 2 | | | 3 | 2 |
 # | 4 | | | 0 | 3 |
 #
-# Each column has the taps, one further down. So `B[j', j] = w[a, j' − j]`, and 0 where there is no such tap. A matrix whose diagonals are constant is called Toeplitz. For `mma` it is 16 × 8.
+# Each column has the taps, one row further down than the column before. So `B[j', j] = w[a, j' − j]`, and 0 if there is no such tap. A matrix with constant diagonals is called a **Toeplitz matrix**. For `mma` it is 16 × 8.
 #
 # ### Exercise 17.5 · band · about five lines
 #
-# Return b0, b1: this lane's part of B for the row `a` of taps, in bfloat16. No lane needs more than four taps, so none loads more than four. All warps of a block have the same B. `w` is (c_q, c_k), with c_k at most 9. No shared memory, no shuffles, no barriers.
+# Return b0, b1: this lane's part of B for row `a` of the taps, in bfloat16. No lane needs more than four taps, so no lane may load more than four. All warps of a block have the same B. `w` is (c_q, c_k), with c_k at most 9, and a tap may be infinite. Use no shared memory, no shuffles and no barriers.
 #
 # <details><summary>Hint 1: which taps?</summary>
 #
@@ -926,7 +959,7 @@ for d, c_q, c_k, strip in [(64, 7, 7, 4), (64, 11, 11, 4), (128, 6, 11, 2)]:
 # </details>
 # <details><summary>Hint 2: no such tap</summary>
 #
-# `w[a, -1]` is no zero. A little function `tap(w, a, b)` that returns `w[a, b]` or `float32(0)` saves writing the guard four times; it needs `@cuda.jit(device=True)` too.
+# `w[a, -1]` is not zero. A small function `tap(w, a, b)` that returns `w[a, b]` or `float32(0)` saves you from writing the condition four times. It needs `@cuda.jit(device=True)` too.
 #
 # </details>
 
@@ -934,7 +967,7 @@ for d, c_q, c_k, strip in [(64, 7, 7, 4), (64, 11, 11, 4), (128, 6, 11, 2)]:
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def tap(w, a, b):
-    """w[a, b], or 0 where there is no such tap. For `band`, if you like."""
+    """Return w[a, b], or 0 if there is no such tap. (Optional helper of `band`.)"""
     # BEGIN SOLUTION 17.5
     return w[a, b] if 0 <= b and b < w.shape[1] else float32(0)
     # END SOLUTION
@@ -942,7 +975,7 @@ def tap(w, a, b):
 
 @cuda.jit(device=True)
 def band(w, a):
-    """(b0, b1): B[j', j] = w[a, j' - j], 16 × 8, as a right operand of mma."""
+    """Return b0, b1: B[j', j] = w[a, j' - j], 16 × 8, as a right operand of mma."""
     # BEGIN SOLUTION 17.5
     lane = cuda.threadIdx.x % 32
     b = lane % 4 * 2 - lane // 4
@@ -956,12 +989,12 @@ def band(w, a):
 check.ex17_5(band)
 
 # %% [markdown]
-# Your B for 7 taps, from the registers of your 32 lanes:
+# Here is your B for 7 taps, read from the registers of your 32 lanes:
 
 
 # %% jupyter={"source_hidden": true}
 def matrix_of(band, w):
-    """B (16, 8) for row 0 of w, from what each lane holds."""
+    """Return B (16, 8) for row 0 of w, assembled from the lanes' registers."""
 
     def lanes(w, out):
         out[cuda.threadIdx.x, 0], out[cuda.threadIdx.x, 1] = band(w, 0)
@@ -999,18 +1032,18 @@ show_figure(
     draw_band(b, 7),
     "a matrix of 16 rows and 8 columns. Column 0 has the taps 1 to 7 in rows 0 to 6, "
     "each has them one row further down than the one before, column 7 in rows 7 to 13; "
-    "all else is 0. Each cell says which lane holds it in b0, rows 0 to 7, or b1.",
+    "all else is 0. Each cell names the lane that holds it in b0, rows 0 to 7, or b1.",
 )
 print("numbers that are not 0:", np.count_nonzero(b), "of", b.size)
 
 # %% [markdown]
-# 56 of 128 are taps: more than half of the work is multiplying by 0. It is cheap work.
+# 56 of 128 entries are taps, so more than half of the multiply-adds multiply by 0. On tensor cores that work is cheap.
 #
 # ## 8. A shift of rows is another register
 #
-# T of query i needs S0 of the queries i − P_q, …, i: rows above. In lesson 11 they came from shared memory. In registers, row g of a tile lies in the lanes of group g, the rows above in other groups: shuffles for every row of taps?
+# T of query i needs S0 of queries i − P_q, …, i, which are the rows above. In lesson 11 they came from shared memory. In registers, the lanes of quad g hold row g of a tile, and other quads hold the rows above. Do you need shuffles for every row of taps?
 #
-# Not if *we choose the rows*. `mma` multiplies any 16 rows; it does not know their order. So the four lanes of group g shall own two **neighbouring** queries, 2g and 2g + 1 of the warp's 16, a strip of 2, and make S0 for the P_q queries above these as well. Let r count the group's rows of S0, r = 0 for the uppermost:
+# Not if *you choose the rows*. `mma` multiplies any 16 rows, in any order. So let the four lanes of quad g own two **neighbouring** queries, 2g and 2g + 1 of the warp's 16: a strip of 2. Let them also compute S0 for the P_q queries above these. Number the quad's rows of S0 from the top, beginning with r = 0:
 #
 # | | T of query 2g | T of query 2g + 1 |
 # |---|---|---|
@@ -1018,24 +1051,24 @@ print("numbers that are not 0:", np.count_nonzero(b), "of", b.size)
 # | a = 1 | r = 1 | r = 2 |
 # | a = 2 | r = 2 | r = 3 |
 #
-# All of it in the registers of the same four lanes. As the left operand of `mma`, row g of A is the group's query 2g, and row g + 8 is its query 2g + 1.
+# All of these rows are in the registers of the same four lanes. In the left operand of `mma`, row g of A is the quad's query 2g, and row g + 8 is its query 2g + 1.
 #
-# Columns: `s[r, block]` is a register with two neighbouring numbers of S0, rounded to bfloat16, in blocks of 8 columns, three of them side by side. 8 keys of T need two blocks: T of the first 8 keys takes the blocks 0 and 1, T of the next 8 the blocks 1 and 2.
+# Now the columns. `s[r, block]` is a register with two neighbouring entries of S0, rounded to bfloat16. A block is 8 columns wide, and there are three blocks next to each other. 8 keys of T need two blocks: T of the first 8 keys uses blocks 0 and 1, and T of the next 8 keys uses blocks 1 and 2.
 #
 # **Predict**, for row a of the taps and the first 8 keys: a0 = s[`___`, `___`], a1 = s[`___`, `___`], a2 = s[`___`, `___`], a3 = s[`___`, `___`]
 #
 # ### Exercise 17.6 · convolve · about eight lines
 #
-# Compute this lane's 8 numbers of T: `t[0:4]`, as `mma` has them, for the first 8 keys, `t[4:8]` for the next 8. `bands[a, 0]` and `bands[a, 1]` are b0 and b1 of row a of the taps; there are c_q = `bands.shape[0]` rows. `t` holds something old: begin with 0. Two products for each row of taps (also where all its taps are 0), no shuffles, no shared memory, no barriers; `s` and `bands` stay as they are.
+# Compute this lane's 8 entries of T: `t[0:4]`, in the accumulator layout of `mma`, for the first 8 keys, and `t[4:8]` for the next 8. `bands[a, 0]` and `bands[a, 1]` are b0 and b1 of row a of the taps. There are c_q = `bands.shape[0]` rows. `t` holds old values, so begin with 0. Execute two products for each row of taps (even if all its taps are 0). Use no shuffles, no shared memory and no barriers, and do not change `s` and `bands`.
 #
 # <details><summary>Hint 1: the answer to the prediction</summary>
 #
-# a0 is row g, columns 2t and 2t + 1: s[a, 0]. a1 is row g + 8, the next query: s[a + 1, 0]. a2 is row g, 8 columns further: s[a, 1]. a3 is s[a + 1, 1].
+# a0 is row g, columns 2t and 2t + 1: s[a, 0]. a1 is row g + 8, which is the next query: s[a + 1, 0]. a2 is row g, 8 columns further right: s[a, 1]. a3 is s[a + 1, 1].
 #
 # </details>
 # <details><summary>Hint 2: adding up</summary>
 #
-# `mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)` returns four numbers. Give the old t as c, and store what comes as the new t.
+# `mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)` returns four numbers. Pass the old t as c, and store the result as the new t.
 #
 # </details>
 
@@ -1043,7 +1076,7 @@ print("numbers that are not 0:", np.count_nonzero(b), "of", b.size)
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def convolve(t, s, bands):
-    """t (8 float32) = the convolved scores of two queries and 16 keys, from
+    """Set t (8 float32) to the convolved scores of two queries and 16 keys, from
     s (c_q + 1 rows or more, 3 blocks) and bands (c_q, 2)."""
     # BEGIN SOLUTION 17.6
     for x in range(8):
@@ -1065,66 +1098,92 @@ check.ex17_6(convolve)
 # %% [markdown]
 # ## The kernel
 #
-# Everything is there. The loop is your walk of two places. In place of S there are several tiles of S0, one for each pair of rows of the strip; they are masked with 0, rounded and kept. `convolve` makes T of them, and from there on all is as in flash attention: mask with −∞, softmax, `as_left`, P V. In each turn, 16 new keys of S0 come in, and the last block of the old ones stays, as T needs it: so T's columns begin 8 − P_k to the left of S0's new ones (`shift` is P_k − 8), and V is brought from there.
+# Now you have all parts of the kernel. The loop is your loop with two buffers. Instead of one tile of S there are several tiles of S0, one for each pair of rows of the strip. `scores_of_strip` computes them, masks them with 0, rounds them and keeps them in registers. `convolve` turns them into T, and the rest is flash attention: mask with −∞, softmax, `as_left`, P V. Each iteration computes S0 for 16 new keys and keeps the last block of the previous 16, because T reaches back. T's columns therefore start 8 − P_k before S0's new columns (`shift` is P_k − 8), and the copies of V start there too.
+
+
+# %%
+@cuda.jit(device=True)
+def scores_of_strip(s, qs, top, k_tile, stage, first, n):
+    """Compute S0 of a strip, whose first row is `top`, for 16 keys from `first` on.
+
+    Column 0 of s becomes the last block of the previous keys."""
+    c = cuda.local.array(8, float32)
+    for tile in range(s.shape[0] // 2):
+        make_scores(c, qs, tile * WORDS, k_tile, stage)
+        mask(c, top + 2 * tile, 1, first, n, float32(0))
+        for h in range(2):
+            row, x = 2 * tile + h, 2 * h
+            s[row, 0] = s[row, 2]
+            s[row, 1] = pack_bf16(c[x], c[x + 1])
+            s[row, 2] = pack_bf16(c[x + 4], c[x + 5])
+
+
+@cuda.jit(device=True)
+def send_shifted(k, v, k_tile, v_tile, stage, first, shift):
+    """Start a group of copies: keys from first on, values from first + shift on."""
+    copy(k_tile, stage, k, first)
+    copy(v_tile, stage, v, first + shift)
+    cp_async_commit()
+
+
+@cuda.jit(device=True)
+def start_strip(bands, qs, s, w, q, top):
+    """Load the bands of all rows of taps and the queries from row `top` on."""
+    for a in range(bands.shape[0]):
+        bands[a, 0], bands[a, 1] = band(w, a)
+    for row in range(s.shape[0]):
+        s[row, 2] = uint32(0)
+        if row % 2 == 0:
+            load_queries(qs, row // 2 * WORDS, q, top + row, 1)
+
+
+@cuda.jit(device=True)
+def clear(o, m, l):
+    """Begin a softmax that has seen no key."""
+    for x in range(SUMS):
+        o[x] = float32(0)
+    for h in range(2):
+        m[h], l[h] = MINUS_INFINITY, float32(0)
 
 
 # %%
 @functools.cache
 def conv_kernel(c_q):
-    """The kernel for c_q rows of taps, of at most 9 taps each."""
+    """Return the kernel for c_q rows of taps, of at most 9 taps each."""
     tiles = (c_q + 2) // 2  # of S0: c_q + 1 rows of a strip, in pairs
     rows, q_words = 2 * tiles, tiles * WORDS
 
     @cuda.jit
     def conv_kernel(q, k, v, w, scale, out):
-        """out (n, WIDTH) float32 of q, k, v (n, WIDTH), bits of bfloat16, and
-        w (c_q, c_k) float32; causal."""
-        k_tile = cuda.shared.array((PLACES, PITCH), int16, alignment=16)
-        v_tile = cuda.shared.array((PLACES, PITCH), int16, alignment=16)
+        """Compute out (n, WIDTH) float32 of q, k, v (n, WIDTH), bits of bfloat16,
+        and w (c_q, c_k) float32; causal."""
+        k_tile = cuda.shared.array((STAGE_ROWS, PITCH), int16, alignment=16)
+        v_tile = cuda.shared.array((STAGE_ROWS, PITCH), int16, alignment=16)
         qs = cuda.local.array(q_words, uint32)
         bands = cuda.local.array((c_q, 2), uint32)
         s = cuda.local.array((rows, 3), uint32)
-        c, t = cuda.local.array(8, float32), cuda.local.array(8, float32)
+        t = cuda.local.array(8, float32)
         o = cuda.local.array(SUMS, float32)
         m, l = cuda.local.array(2, float32), cuda.local.array(2, float32)
         n, i0 = q.shape[0], (cuda.gridDim.x - 1 - cuda.blockIdx.x) * ROWS
         # the first of this lane's two queries, and the first row of its S0
         my_row = i0 + cuda.threadIdx.x // 32 * 16 + cuda.threadIdx.x % 32 // 4 * 2
         top, shift = my_row - (c_q - 1), (w.shape[1] - 1) // 2 - 8
-        for x in range(SUMS):
-            o[x] = float32(0)
-        for h in range(2):
-            m[h], l[h] = MINUS_INFINITY, float32(0)
-        for a in range(c_q):
-            bands[a, 0], bands[a, 1] = band(w, a)
-        for tile in range(tiles):
-            load_queries(qs, tile * WORDS, q, top + 2 * tile, 1)
-        for row in range(rows):
-            s[row, 2] = uint32(0)
-        seen, place = min(n, i0 + ROWS), 0
-        copy(k_tile, 0, k, 0)
-        copy(v_tile, 0, v, shift)
-        cp_async_commit()
+        clear(o, m, l)
+        start_strip(bands, qs, s, w, q, top)
+        seen, stage = min(n, i0 + ROWS), 0
+        send_shifted(k, v, k_tile, v_tile, 0, 0, shift)
         for first in range(0, seen - shift, KEYS):
             cp_async_wait_0()
             cuda.syncthreads()
             if first + KEYS < seen - shift:
-                copy(k_tile, KEYS - place, k, first + KEYS)
-                copy(v_tile, KEYS - place, v, first + KEYS + shift)
-                cp_async_commit()
-            for tile in range(tiles):
-                make_scores(c, qs, tile * WORDS, k_tile, place)
-                mask(c, top + 2 * tile, 1, first, n, float32(0))
-                for h in range(2):
-                    row, x = 2 * tile + h, 2 * h
-                    s[row, 0] = s[row, 2]
-                    s[row, 1] = pack_bf16(c[x], c[x + 1])
-                    s[row, 2] = pack_bf16(c[x + 4], c[x + 5])
+                send_shifted(k, v, k_tile, v_tile, KEYS - stage, first + KEYS, shift)
+            scores_of_strip(s, qs, top, k_tile, stage, first, n)
             convolve(t, s, bands)
             mask(t, my_row, 1, first + shift, n, MINUS_INFINITY)
-            absorb(t, m, l, o, scale * LOG2E)
-            add_values(o, t, v_tile, place)
-            place = KEYS - place
+            update(t, m, l, o, scale * LOG2E)
+            add_values(o, t, v_tile, stage)
+            stage = KEYS - stage
         store(out, o, l, my_row, 1)
 
     return conv_kernel
@@ -1133,12 +1192,12 @@ def conv_kernel(c_q):
 # %% [markdown]
 # ### Validate
 #
-# Against lesson 11's kernel, in float32, on the same numbers of bfloat16; and its error against float64 beside that of plain PyTorch in bfloat16, which rounds at the same places and more.
+# Compare the kernel with lesson 11's kernel, in float32, on the same bfloat16 numbers. Then compare its float64 error with that of plain bfloat16 PyTorch, which rounds at the same points and at others.
 
 
 # %%
 def by_pytorch(q, k, v, w, dtype):
-    """Lesson 09's whole matrices, in this type, as float64."""
+    """Compute attention with lesson 09's whole matrices, in this type, as float64."""
     given = [torch.tensor(exact(x)).to(dtype)[None, None] for x in (q, k, v)]
     taps = torch.tensor(w).to(dtype)[None]
     o = reference.conv_attention(*given, taps, scale=0.25)
@@ -1178,9 +1237,9 @@ show_table(
 )
 
 # %% [markdown]
-# ### What it takes
+# ### How close to the peak
 #
-# And this is what the package's kernel takes, which is this one with strips of 4, 32 keys a step, Q in shared memory, and a maximum that is raised only where it must be. Your `routes` says how much there is to multiply; a library's matrix products make about 790 · 10¹² operations a second on an H200, 80 % of the 989 · 10¹² that its maker states for bfloat16. The table measures against the library.
+# The package's kernel is this one with strips of 4, 32 keys per iteration, Q in shared memory, and a maximum that is raised only if necessary. How much of the tensor cores' peak does it use? Your `routes` gives the multiply-adds. An H200's peak for bfloat16 is 989 TFLOP/s. A library's matmul reaches about 790 of them. The table divides by the peak.
 
 # %% tags=["uses-exercise"]
 lines = []
@@ -1192,7 +1251,7 @@ for shape in shapes:
         ("sdpa", "no convolution", 2 * d),
         ("kernels", "7 × 7 taps", toeplitz + d),
     ]:
-        least, measured = 2 * scores * each / 790e9, taken["halves", name, *shape]
+        least, measured = 2 * scores * each / 989e9, taken["halves", name, *shape]
         lines.append(
             [
                 ", ".join(map(str, shape)),
@@ -1207,38 +1266,59 @@ show_table(
     [
         "B, H, N, d",
         "",
-        "multiply-adds a score",
-        "least ms",
+        "multiply-adds per score",
+        "ms at the peak",
         "measured ms",
-        "of a library's rate",
+        "of the peak",
     ],
     *lines,
     title=f"{bench['gpu']}, recorded {bench['date']}",
 )
 
+# %% tags=["uses-exercise"]
+for shape in shapes:
+    ms, plain, slow = (
+        taken[way, name, *shape]
+        for way, name in [
+            ("halves", "kernels"),
+            ("halves", "sdpa"),
+            ("training", "kernels"),
+        ]
+    )
+    counted = (routes(64, 7, 7, strip=4)[1] + 64) / (2 * 64)
+    print(
+        f"{', '.join(map(str, shape)):15}: {counted:.1f} times the multiply-adds",
+        end="",
+    )
+    print(f" of plain attention, {ms / plain:.1f} times the time", end="")
+    print(f" ({ms / plain / counted - 1:.0%} more than counted)")
+    print(f"{'':15}  float32 takes {slow / ms:.1f} times as long")
+
 # %% [markdown]
-# The kernel has 2.6 times the multiply-adds of plain attention, and takes 2.9 and 3.2 times as long: the count came within a quarter. Both kernels stay far below the library's rate. One reason is the instruction: on Hopper `mma.sync` by itself reaches about two thirds of the peak. Libraries use `wgmma`, which reads its operands from shared memory, and the Tensor Memory Accelerator (TMA), which copies tiles. Lesson 11's way in float32 takes 8 and 10 times as long as this kernel.
+# So the count predicts the ratio of the times within about a quarter. Both bfloat16 kernels stay far below the peak. One reason is the instruction: on Hopper GPUs, `mma.sync` alone reaches about 65 % of the peak (642 TFLOP/s). Kernels that go further use two newer instructions. **`wgmma`** lets four warps together multiply operands that are still in shared memory. **TMA**, the tensor memory accelerator, copies whole tiles to shared memory, started by a single thread. With these, FlashAttention-3 also uses **warp specialisation**: some warps only start copies, and other warps only compute. The other reason is latency: the registers leave room for only two warps per scheduler, and each warp waits for its own previous results (`docs/measurements.md`).
 #
-# Not every try was faster. From the project's log of 2026-11-22 (`docs/log/2026-11.md`, "tensor cores"; milliseconds at 1, 8, 4096, 64):
+# Not every attempt was faster. These are from the project's log of 2026-11-22 (`docs/log/2026-11.md`, "tensor cores"; milliseconds at 1, 8, 4096, 64):
 #
-# | try | expected | ms |
+# | attempt | expected | ms |
 # |---|---|---:|
-# | S0 through shared memory, 16 bits (the prototype) | | 0.375 |
-# | S0 in registers, strips of 4, a tile of S0 finished before the next begins | faster: nothing is stored | 0.324 |
-# | all tiles of S0 at once (a chain of `mma` waits for itself), heavy blocks beside light ones | faster | 0.224 |
-# | 32 keys a step in place of 16: Q is read half as often | faster | 0.194 |
-# | strips of 2: fewer registers | | 0.242 |
-# | strips of 8: S0 made 14 times per 8 rows, not 20 | 272 → 224 multiply-adds | 0.550 |
-# | 168 registers, three blocks a multiprocessor | more warps to hide waiting | 0.278 |
+# | S0 through shared memory, 16 bits (the prototype) | – | 0.375 |
+# | S0 in registers, strips of 4, each tile of S0 finished before the next begins | faster: no stores | 0.324 |
+# | all tiles of S0 at once (dependent `mma` wait for each other), heavy blocks next to light ones | faster | 0.224 |
+# | 32 keys per iteration instead of 16: Q is read half as often | faster | 0.194 |
+# | strips of 2: fewer registers | – | 0.242 |
+# | strips of 8: 14 rows of S0 per 8 rows of T, not 20 | 272 → 224 multiply-adds | 0.550 |
+# | 168 registers, three blocks per multiprocessor | more warps to hide latency | 0.278 |
 #
-# Strips of 8 would have saved a fifth of the multiply-adds, and took three times as long: they need more registers than a thread has, and what does not fit goes to memory and back. Counting tells which routes are worth a try; it does not tell what a compiler makes of them. Lesson 18 is about that limit.
+# Strips of 8 would have saved a fifth of the multiply-adds, but took nearly three times as long. They need more registers than a thread can have, and the compiler spills the rest to memory. Counting shows which routes are worth trying, but not how well a compiler handles them. Lesson 18 is about that limit.
 #
 # ## In three lines
 #
-# - What `mma` leaves is what `mma` takes: scores become weights, and weights become an operand, without leaving their lanes.
-# - Wait for your own copies, then meet, then send the next ones: one barrier per tile, and copies under way during all products but the last.
-# - A convolution is a product with taps on its diagonals; choose which rows a lane owns, and a shift of rows costs nothing.
+# - The accumulator layout of `mma` is its left-operand layout: scores become weights, and weights become an operand, without leaving their lanes.
+# - Wait for your own copies, then the barrier, then start the next copies: one barrier per tile, and copies in flight during all products except those of the last tile.
+# - A convolution is a product with a matrix that has the taps on its diagonals. If you choose which rows a lane owns, shifting rows costs nothing.
 #
-# **You can now** take a kernel to tensor cores, and count a route before you write it.
+# **You can now** move a kernel to tensor cores, and count the cost of a route before you write it.
 #
-# **Next:** lesson 18 goes back, where taps are the *result*, and decodes at the speed of memory.
+# **Read on:** Jay Shah, Ganesh Bikshandi, Ying Zhang, Vijay Thakkar, Pradeep Ramani and Tri Dao, *FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision* (2024, arXiv:2407.08608), for `wgmma`, TMA and warp specialisation · NVIDIA, *CUDA C++ Programming Guide*, section "Asynchronous Data Copies" · NVIDIA, *PTX ISA*, section on `cp.async` · the [glossary](../docs/glossary.md) of this course.
+#
+# **Next:** lesson 18 is the backward pass, where the taps' gradient is the *result*, and decodes at the speed of memory.

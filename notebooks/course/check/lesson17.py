@@ -2,6 +2,7 @@
 a convolution, and taps as a matrix."""
 
 from collections import Counter, defaultdict
+from types import CellType, FunctionType
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -95,8 +96,11 @@ def ex17_1(as_left, rng):
         for x in range(8):
             kept[thread, x] = mine[x]
 
-    for size in (1, 1e-30, 1e-3, 1e3):
-        weights = (size * rng.standard_normal((2, 16, 16))).astype(float32)  # of two warps
+    for size in (1, 1e-30, 1e-3, 1e3, "ties"):
+        if size == "ties":  # halfway between two neighbours of bfloat16
+            weights = (1 + (2 * rng.integers(0, 128, (2, 16, 16)) + 1) / 256).astype(float32)
+        else:
+            weights = (size * rng.standard_normal((2, 16, 16))).astype(float32)  # of two warps
         left, right = (weights[:, ROWS_OF_A, COLUMNS_OF_A + half] for half in (0, 1))
         wanted = parts(words(left, right)).reshape(64, 4, 2)
         call = "as_left(p) in two warps; p: weights as two mma leave them"
@@ -119,7 +123,7 @@ def ex17_1(as_left, rng):
             hint=lambda out, kept, wanted=wanted, weights=weights: where_from(out, wanted, weights),
             float64=0,
         )
-    return "8 tiles of weights, large and small, each number in its place, rounded to the nearest"
+    return "10 tiles of weights, large and small, each in its place, rounded to the nearest, ties to even"
 
 
 def where_from(out, wanted, weights):
@@ -246,8 +250,33 @@ class Flights(Observer):
 
 
 WIDTH, KEYS, ROWS, THREADS = 16, 16, 32, 64  # as in the lesson
-PRODUCTS = 8  # with a tile: two warps, two mma for the scores and two for the output
+PRODUCTS = 8  # with 16 keys: two warps, two mma for the scores and two for the output
+WIDE = 32  # keys of a larger tile, of which both warps of a block copy a part
 LONG = 113
+
+
+def with_tiles_of(keys, kernel):
+    """Return the learner's kernel as the same source gives it with other values of KEYS and STAGE_ROWS."""
+    original = kernel.py_func.__globals__
+    names = dict(original)
+    made = {}
+
+    def again(value):
+        """Return a function of the notebook that reads the new names, and any other value unchanged."""
+        function = getattr(value, "py_func", value)
+        if not isinstance(function, FunctionType) or function.__globals__ is not original:
+            return value
+        if function not in made:
+            cells = tuple(CellType(again(cell.cell_contents)) for cell in function.__closure__ or ())
+            copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
+            made[function] = cuda.jit(device=True)(copied) if value is not function else copied
+        return made[function]
+
+    names.update({name: again(value) for name, value in original.items() if callable(value)})
+    names.update(KEYS=keys, STAGE_ROWS=2 * keys)
+    function = kernel.py_func
+    cells = tuple(CellType(again(cell.cell_contents)) for cell in function.__closure__ or ())
+    return cuda.jit(FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells))
 
 
 def attended(q, k, v, scale):
@@ -257,20 +286,26 @@ def attended(q, k, v, scale):
     return p / p.sum(1, keepdims=True) @ v
 
 
-@exercise("17.3", "two_places")
+@exercise("17.3", "two_buffers")
 def ex17_3(flash_kernel, rng):
     kernels.jitted(flash_kernel, "flash_kernel")
-    for n in (1, 16, 33, int(rng.integers(34, 60)), LONG):
-        check_walk(flash_kernel, n, rng)
-    return f"1 to {LONG} tokens, up to 8 tiles of keys"
+    wide = with_tiles_of(WIDE, flash_kernel)
+    check_loop(flash_kernel, 1, KEYS, rng)
+    check_loop(flash_kernel, 16, KEYS, rng)
+    check_loop(flash_kernel, 33, KEYS, rng)
+    check_loop(wide, int(rng.integers(34, 60)), WIDE, rng)
+    check_loop(wide, int(rng.integers(97, 113)), WIDE, rng)
+    check_loop(flash_kernel, int(rng.integers(34, 60)), KEYS, rng)
+    check_loop(flash_kernel, LONG, KEYS, rng)
+    return f"1 to {LONG} tokens, up to 8 tiles of {KEYS} and of {WIDE} keys"
 
 
-def check_walk(flash_kernel, n, rng):
+def check_loop(flash_kernel, n, keys, rng):
     q, k, v, scale = *(bits(rng, n, WIDTH) for _ in range(3)), float32(unusual(rng, unlike=(1, 0.25)))
     blocks = -(-n // ROWS)
-    tiles = [-(-min(n, (block + 1) * ROWS) // KEYS) for block in range(blocks)]
+    tiles = [-(-min(n, (block + 1) * ROWS) // keys) for block in range(blocks)]
     flights = Flights()
-    call = f"flash_with(two_places) on {plural(n, 'token')}, {plural(max(tiles), 'tile')} of keys"
+    call = f"flash_with(two_buffers) on {plural(n, 'token')}, {plural(max(tiles), 'tile')} of {keys} keys"
     kernels.judge(
         flash_kernel,
         (blocks, THREADS),
@@ -285,16 +320,16 @@ def check_walk(flash_kernel, n, rng):
         ),
         tolerance=2e-2,
         what="a wrong output",
-        hint="Does every tile of keys meet its number j0, and its place?",
+        hint="Does use_tiles get each tile's stage and its first key j0? Does the loop use KEYS everywhere?",
         observers=(flights,),
         float64=0,
     )
-    if (products := flights.products.total()) != (enough := PRODUCTS * sum(tiles)):
+    if (products := flights.products.total()) != (enough := PRODUCTS * keys // 16 * sum(tiles)):
         fail(f"correct, but {products} products are computed; {enough} process each tile once", call=call)
     least, most = 0, 0
     for block, count in zip(sorted(flights.products), reversed(tiles), strict=True):
         least += flights.products[block] * (count - 1) / count
-        most += count * 2 * KEYS * WIDTH // 8
+        most += count * 2 * keys * WIDTH // 8
     if (sent := flights.sent.total()) > most:
         fail(f"correct, but {sent} copies are issued; {most} load each tile once", call=call)
     if (covered := flights.covered.total()) < least:
@@ -302,7 +337,7 @@ def check_walk(flash_kernel, n, rng):
             f"correct, but key and value copies are in flight during only {covered} of {products} products",
             call=call,
             wanted=f"{least:g}: all but those with a block's last tile",
-            hint="Bring the next tile before you visit this one, and wait for it after that.",
+            hint="Start the copies of the next tile before you use this one, and wait for them after that.",
         )
 
 
@@ -364,6 +399,8 @@ def ex17_5(band, rng):
     for c_q, c_k in [(1, 1), (1, 9), (3, 5), (2, 8), (4, 2), (7, 7), (12, int(rng.integers(3, 9)))]:
         size = 10 ** rng.uniform(1, 4)
         w = normal(rng, c_q, c_k) * float32(1 / size if c_k % 2 else size)
+        if c_q > 2:
+            w[0, 0] = w[-1, -1] = np.inf  # 0 times a tap is not 0 where the tap is infinite
         wanted = parts(np.stack([np.tile(right_operand(banded(taps)), (2, 1)) for taps in w]))
         kernels.judge(
             operands,
@@ -385,7 +422,7 @@ def ex17_5(band, rng):
             hint=lambda out, wanted=wanted: which_tap(out, wanted),
             float64=0,
         )
-    return "1 to 12 rows of 1 to 9 taps"
+    return "1 to 12 rows of 1 to 9 taps, some of them infinite"
 
 
 def which_tap(out, wanted):

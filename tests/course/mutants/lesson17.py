@@ -62,6 +62,11 @@ AS_LEFT = {
     "a number of the neighbour": [
         ("pack_bf16(p[6], p[7])", "pack_bf16(p[6], cuda.shfl_xor_sync(0xFFFFFFFF, p[7], 1))")
     ],
+    "ties away from zero": """
+b = cuda.local.array(8, uint32)
+for x in range(8):
+    b[x] = (uint32(cuda.libdevice.float_as_int(p[x])) + uint32(0x8000)) >> uint32(16)
+return b[0] | b[1] << 16, b[2] | b[3] << 16, b[4] | b[5] << 16, b[6] | b[7] << 16""",
     "right, through a shuffle": [
         ("pack_bf16(p[6], p[7])", "pack_bf16(p[6], cuda.shfl_sync(0xFFFFFFFF, p[7], cuda.threadIdx.x))")
     ],
@@ -110,8 +115,8 @@ return b0, b1, b2, b3""",
 
 WAIT, MEET = "        cp_async_wait_0()\n", "        cuda.syncthreads()\n"
 GUARD = "        if j0 + KEYS < seen:\n"
-NEXT = "            bring(k, v, k_tile, v_tile, KEYS - place, j0 + KEYS)\n"
-VISIT = "visit(k_tile, v_tile, place, j0, mine)"
+NEXT = "            send_tiles(k, v, k_tile, v_tile, KEYS - stage, j0 + KEYS)\n"
+VISIT = "use_tiles(k_tile, v_tile, stage, j0, mine)"
 LOOP = "for j0 in range(0, seen, KEYS):"
 TWO_PLACES = {
     "never waits": [(WAIT, "")],
@@ -123,21 +128,34 @@ TWO_PLACES = {
     "waits as soon as it has sent": [(NEXT, NEXT + "    " + WAIT)],
     "one place": """
 for j0 in range(0, seen, KEYS):
-    bring(k, v, k_tile, v_tile, 0, j0)
+    send_tiles(k, v, k_tile, v_tile, 0, j0)
     cp_async_wait_0()
     cuda.syncthreads()
-    visit(k_tile, v_tile, 0, j0, mine)
+    use_tiles(k_tile, v_tile, 0, j0, mine)
     cuda.syncthreads()""",
-    "always place 0": [("place = KEYS - place", "place = place")],
-    "visits the other place": [(VISIT, "visit(k_tile, v_tile, KEYS - place, j0, mine)")],
+    "always stage 0": [("stage = KEYS - stage", "stage = stage")],
+    "uses the other stage": [(VISIT, "use_tiles(k_tile, v_tile, KEYS - stage, j0, mine)")],
     "brings beyond the last tile": [(GUARD, "        if j0 >= 0:\n")],
     "goes on to the last key": [(LOOP, "for j0 in range(0, k.shape[0], KEYS):")],
     "the last tile is missing": [(LOOP, "for j0 in range(0, seen - KEYS + 1, KEYS):")],
-    "the first tile is missing": [("    bring(k, v, k_tile, v_tile, 0, 0)\n", "")],
-    "the tile's number is one behind": [(VISIT, "visit(k_tile, v_tile, place, j0 - KEYS, mine)")],
-    "brings this tile again": [("KEYS - place, j0 + KEYS)", "KEYS - place, j0)")],
+    "the first tile is missing": [("    send_tiles(k, v, k_tile, v_tile, 0, 0)\n", "")],
+    "the tile's number is one behind": [(VISIT, "use_tiles(k_tile, v_tile, stage, j0 - KEYS, mine)")],
+    "brings this tile again": [("KEYS - stage, j0 + KEYS)", "KEYS - stage, j0)")],
     "two tiles and no more": [(LOOP, "for j0 in range(0, min(seen, 2 * KEYS), KEYS):")],
     "brings each tile twice": [(NEXT, NEXT + NEXT)],
+    "only the first warp waits": [
+        (WAIT, "        if cuda.threadIdx.x < 32:\n            cp_async_wait_0()\n")
+    ],
+    "tiles of 16 keys": """
+send_tiles(k, v, k_tile, v_tile, 0, 0)
+stage = 0
+for j0 in range(0, seen, 16):
+    cp_async_wait_0()
+    cuda.syncthreads()
+    if j0 + 16 < seen:
+        send_tiles(k, v, k_tile, v_tile, 16 - stage, j0 + 16)
+    use_tiles(k_tile, v_tile, stage, j0, mine)
+    stage = 16 - stage""",
 }
 
 ROUTES = {
@@ -160,7 +178,10 @@ B0, B1 = "pack_bf16(tap(w, a, b), tap(w, a, b + 1))", "pack_bf16(tap(w, a, b + 8
 FIRST = "b = lane % 4 * 2 - lane // 4"
 BAND = {
     "one warp alone": [("lane = cuda.threadIdx.x % 32", "lane = cuda.threadIdx.x")],
-    "the nearest tap in place of 0": [(TAP, "return w[a, max(0, min(b, w.shape[1] - 1))]")],
+    "the nearest tap instead of 0": [(TAP, "return w[a, max(0, min(b, w.shape[1] - 1))]")],
+    "0 times an infinite tap": [
+        (TAP, "return w[a, b if 0 <= b and b < w.shape[1] else 0] * float32(0 <= b and b < w.shape[1])")
+    ],
     "at most 7 taps": [(TAP, TAP.replace("b < w.shape[1]", "b < min(7, w.shape[1])"))],
     "always row 0": [(TAP, TAP.replace("w[a, b]", "w[0, b]"))],
     "turned round": [(TAP, TAP.replace("w[a, b]", "w[a, w.shape[1] - 1 - b]"))],
@@ -256,43 +277,43 @@ return b0, b1, b2, b3""",
             "ex17_3",
             """
 tiles = (seen + KEYS - 1) // KEYS
-bring(k, v, k_tile, v_tile, 0, 0)
+send_tiles(k, v, k_tile, v_tile, 0, 0)
 for number in range(tiles):
     cp_async_wait_0()
     cuda.syncthreads()
     if number + 1 < tiles:
-        bring(k, v, k_tile, v_tile, (number + 1) % 2 * KEYS, (number + 1) * KEYS)
-    visit(k_tile, v_tile, number % 2 * KEYS, number * KEYS, mine)""",
+        send_tiles(k, v, k_tile, v_tile, (number + 1) % 2 * KEYS, (number + 1) * KEYS)
+    use_tiles(k_tile, v_tile, number % 2 * KEYS, number * KEYS, mine)""",
         ),
         other(
             "ex17_3",
             """
-bring(k, v, k_tile, v_tile, 0, 0)
+send_tiles(k, v, k_tile, v_tile, 0, 0)
 cp_async_wait_0()
 cuda.syncthreads()
-j0, place = 0, 0
+j0, stage = 0, 0
 while j0 < seen:
     if j0 + KEYS < seen:
-        bring(k, v, k_tile, v_tile, KEYS - place, j0 + KEYS)
-    visit(k_tile, v_tile, place, j0, mine)
+        send_tiles(k, v, k_tile, v_tile, KEYS - stage, j0 + KEYS)
+    use_tiles(k_tile, v_tile, stage, j0, mine)
     cp_async_wait_0()
     cuda.syncthreads()
-    j0, place = j0 + KEYS, KEYS - place""",
+    j0, stage = j0 + KEYS, KEYS - stage""",
         ),
         other(
             "ex17_3",
             """
-bring(k, v, k_tile, v_tile, 0, 0)
-place = 0
+send_tiles(k, v, k_tile, v_tile, 0, 0)
+stage = 0
 for j0 in range(KEYS, seen, KEYS):
     cp_async_wait_0()
     cuda.syncthreads()
-    bring(k, v, k_tile, v_tile, KEYS - place, j0)
-    visit(k_tile, v_tile, place, j0 - KEYS, mine)
-    place = KEYS - place
+    send_tiles(k, v, k_tile, v_tile, KEYS - stage, j0)
+    use_tiles(k_tile, v_tile, stage, j0 - KEYS, mine)
+    stage = KEYS - stage
 cp_async_wait_0()
 cuda.syncthreads()
-visit(k_tile, v_tile, place, (seen - 1) // KEYS * KEYS, mine)""",
+use_tiles(k_tile, v_tile, stage, (seen - 1) // KEYS * KEYS, mine)""",
         ),
     ],
     "ex17_4": [
