@@ -1,15 +1,15 @@
-"""The memory of a launch: its address space, the arrays that kernels use, and the checks of every access.
+"""The memory of a launch: its address space, the arrays used by kernels, and the checks of every access.
 
 What enters are the arguments of the launch and the declarations of the kernel. What leaves are Arrays, whose
-accesses are checked and logged. The access log has one integer per access, which contains the site, the size
-and the address. From the log, observers detect races and other faults.
+accesses are checked and logged. The access log has one integer per access, which encodes the site, the size
+and the address. Observers detect races and other faults from the log.
 
 Read the files in this order:
 
     argument    the classification of a launch's arguments
     spaces      the simulated address space, and the allocation of arguments in it
     array       the class Array: views of an allocation, and the general path of an access
-    indices     the kinds of index that an Array accepts
+    indices     the kinds of index accepted by an Array
     record      one element of an array of records
     accessors   the fast path for single elements
     declared    the arrays that a kernel declares or captures: shared, local, constant

@@ -4,8 +4,8 @@ The front end turns `a[i, j]` into `load2(a, i, j, site)` and `a[i, j] = v` into
 These functions are generated from one template, once for each number of dimensions. They check the bounds,
 append an integer to the access log if an observer is subscribed, and access the element.
 
-All other cases are left to `Array.load` and `Array.store`: negative or invalid indices, numpy's narrow
-integers, tuples, slices, and objects that are not arrays.
+`Array.load` and `Array.store` handle all other cases: negative or invalid indices, numpy's narrow integers,
+tuples, slices, and objects that are not arrays.
 """
 
 import numpy as np
@@ -78,7 +78,7 @@ def template(logged, local):
 
 INTEGERS = frozenset(np.dtype(letter).type for letter in np.typecodes["AllInteger"])
 BUILTINS = {own.__name__: own for own in (type, int, slice, TypeError, ValueError, OverflowError)}
-# Each variant is compiled once, at import. A launch only executes one of them.
+# Each variant is compiled once, at import. A launch executes only one of them.
 CODE = {
     (logged, local): compile(template(logged, local), "<accessors>", "exec")
     for logged, local in ((False, False), (True, False), (True, True))
@@ -86,7 +86,7 @@ CODE = {
 
 
 def convert(x, flat, value):
-    """Convert a value to the dtype of the array, and store it. The memory has rejected the original value."""
+    """Convert a value to the dtype of the array, and store it. The memory rejected the original value."""
     if not x.writable:
         raise read_only_error(x) from None
     x.cells[flat] = cast(x.dtype)(value)
@@ -109,13 +109,13 @@ def store_any(x, index, value, site):
         x[index[0] if len(index) == 1 else index] = value
 
 
-# The prefixes of the names that rewritten kernels use.
+# The prefixes of the names used by rewritten kernels.
 OFFERED = ("load", "store", "Array", "log", "values", "convert")
 GENERAL = load_any, store_any, convert
 
 
 def accessors(log, values, local):
-    """Return {name: function} with load1 ... store5, and with the other names that inlined accesses use.
+    """Return {name: function} with load1 ... store5, and with the other names used by inlined accesses.
 
     log: the list to which accesses are appended, or None.
     values: the list to which the stored values are appended.

@@ -19,7 +19,7 @@ class Argument:
     """An argument of a launch, or an item of an argument that is a tuple.
 
     name: the name of the parameter. The items of a tuple are called name[0], name[1], ...
-    value: the argument that the caller passed.
+    value: the argument passed by the caller.
     array: for an array, a CPU tensor or a record, a numpy array over its memory. For a record, the array has
         no dimensions. For numbers and tuples, it is None.
     parts: for a tuple, the Arguments of its items, otherwise None.
@@ -44,7 +44,7 @@ class Argument:
 
 
 def classify(name: str, value: Any) -> Argument:
-    """Return the Argument for a value. Raise LaunchError for an array whose dtype a GPU does not support."""
+    """Return the Argument for a value. Raise LaunchError for an array with a dtype not supported by GPUs."""
     if isinstance(value, tuple):
         return Argument(name, value, None, tuple(classify(f"{name}[{i}]", x) for i, x in enumerate(value)))
     if isinstance(value, np.void):
@@ -75,13 +75,12 @@ def arrays_of(arguments: tuple[Argument, ...]) -> dict[str, np.ndarray]:
 
 
 def of_parts(value, parts):
-    """Return a tuple with the items `parts` and the type of `value`, which may be a named tuple."""
+    """Return a tuple with the items `parts` and the type of `value`, which can be a named tuple."""
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
 def host_array(value, name):
-    """Return a numpy array for an argument that is a numpy array or a CPU tensor. Return None for any other
-    argument."""
+    """Return a numpy array for a numpy array or CPU tensor, or None for any other argument."""
     if isinstance(value, np.ndarray):
         array = value
     elif type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr"):
@@ -93,7 +92,7 @@ def host_array(value, name):
 
 
 def check_dtype(dtype, name):
-    """Raise LaunchError for a dtype that the simulator does not support.
+    """Raise LaunchError for an unsupported dtype.
 
     Strings are refused, although Numba compiles them.
     """

@@ -1,4 +1,4 @@
-"""The array class that kernels use. An Array is a view of an allocation, and checks every access.
+"""The array class used by kernels. An Array is a view of an allocation, and checks every access.
 
 `sim.memory.accessors` contains the fast path for single elements.
 """
@@ -25,11 +25,11 @@ WORDS = {1: "b", 2: "h", 4: "i", 8: "q"}  # size of an integer in bytes -> its m
 class Array(Views, Methods):
     """A view of an allocation that behaves like an ndarray inside a kernel.
 
-    root: the underlying bytes, which are those of the allocation, or the private copy of a block or thread.
+    root: the underlying bytes: those of the allocation, or the private copy of a block or thread.
     offset, strides: in bytes.
-    marks: for local memory whose reads are checked, a record of the elements that the thread has written,
-        otherwise None. At first, it is a list with -1 for each written element and 0 for each other element.
-        Once several views share it, it is a bytearray with 255 for each written byte.
+    marks: for local memory whose reads are checked, a record of the elements written by the thread, otherwise
+        None. At first, it is a list with -1 for each written element and 0 for each other element. Once
+        several views share it, it is a bytearray with 255 for each written byte.
     code: the size and the address of the first element, as in a log entry.
     """
 
@@ -51,13 +51,13 @@ class Array(Views, Methods):
             self.prepare_fast_access(layout)
 
     def prepare_fast_access(self, layout):
-        """Set the attributes that the fast path uses: the sizes and strides in elements, `data` and `cells`.
+        """Set the attributes used by the fast path: the sizes and strides in elements, `data` and `cells`.
 
-        `data[flat]` is an element in the form in which a kernel computes with it. Stores go to `cells`.
+        `data[flat]` is an element in the type with which a kernel computes. Stores go to `cells`.
         """
         for name, value in layout.axes:
             setattr(self, name, value)
-        # The elements of a view may be separated by gaps, so `span` extends from the first to the last
+        # The elements of a view can be separated by gaps, so `span` extends from the first to the last
         # element.
         end = self.offset + layout.span
         memory = self.root if layout.span == self.root.size else self.root[self.offset : end]
@@ -212,7 +212,7 @@ class Array(Views, Methods):
         return self.another(moved if math.prod(shape) else 0, self.dtype, shape, strides)
 
     def unusual_part(self, index):
-        """Return a view for an index that contains other items than integers in bounds and slices."""
+        """Return a view for an index that contains anything other than in-bounds integers and slices."""
         try:
             return self.derived(self.numpy[index])
         except IndexError:
@@ -235,7 +235,7 @@ class Array(Views, Methods):
         return Array(*of_memory, layout, self.name, address, self.marks)
 
     def once(self, getter, name):
-        """Return the view that `getter(name)` selects, where `getter` is from the module `operator`.
+        """Return the view selected by `getter(name)`, where `getter` is from the module `operator`.
 
         Views are cached, because a kernel reads the column of a field again on each access.
         """
@@ -283,7 +283,7 @@ class Columns(Array):
     __slots__ = ()
 
     def __getattr__(self, name):
-        """Return the column of one field, which contains this field of all records."""
+        """Return the column of one field: this field of all records."""
         if name not in self.dtype.names:
             raise AttributeError(f"{self.name}, an array of {self.dtype}, has no {name}")
         return self.once(operator.itemgetter, name)
@@ -295,7 +295,7 @@ class Outside(Array):
     Creating the view is not an access. An access to its elements is reported as out of bounds in the array
     `of`.
 
-    numpy: the indices that the elements of the view would have in `of`.
+    numpy: the indices of the view's elements in `of`, which are out of bounds.
     """
 
     __slots__ = ("of",)
@@ -330,7 +330,7 @@ FAST, WATCHED = (
 
 @dataclass(frozen=True)
 class Layout:
-    """The properties that all arrays with the same dtype, shape and strides share.
+    """The properties shared by all arrays with the same dtype, shape and strides.
 
     array: the class of the arrays.
     span: the number of bytes from the first element to the end of the last one, or None if there is no fast
@@ -387,6 +387,6 @@ def array_at(context, allocation, offset, dtype, shape, strides, name):
 
 
 def read_only_error(array):
-    """Return the error for a write to an array that is read-only."""
+    """Return the error for a write to a read-only array."""
     what = "constant" if array.allocation.space == "const" else "a read-only array"
     return TypeError(f"{array.name} is {what}: a kernel may only read it")

@@ -21,7 +21,7 @@ class FailedAtomic:
     The scheduler uses it to recognise a spinning thread.
 
     key: a value that identifies the atomic and its operands.
-    memory, place, found: the array, the index of the element, and the value that the atomic found there.
+    memory, place, found: the array, the index of the element, and the value found there by the atomic.
     repeated: whether the thread is about to execute the atomic again.
     """
 
@@ -31,7 +31,7 @@ class FailedAtomic:
         self.key, self.memory, self.place, self.found, self.repeated = key, memory, place, found, False
 
     def would_fail_again(self):
-        """Return whether memory still contains the value that the atomic found."""
+        """Return whether memory still contains the value found by the atomic."""
         return self.memory[self.place] == self.found
 
 
@@ -84,7 +84,7 @@ class Atomic:
 
 
 def method(entry):
-    """Return the method for the function of `cuda.atomic` that an entry defines."""
+    """Return the method for the function of `cuda.atomic` defined by an entry."""
     count = 1 + entry.indexed + len(entry.operands)
     parameters = ", ".join(["array", *["index"] * entry.indexed, *entry.operands])
 

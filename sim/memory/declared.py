@@ -1,4 +1,4 @@
-"""Arrays that a kernel declares or captures, in shared, local and constant memory."""
+"""Arrays declared or captured by a kernel, in shared, local and constant memory."""
 
 import functools
 import re
@@ -30,7 +30,7 @@ class Declarations:
 
     def __init__(self, context, dynamic_bytes):
         self.context, self.dynamic_bytes = context, dynamic_bytes
-        self.allocations = {}  # declaration -> its Allocation, which all blocks share
+        self.allocations = {}  # declaration -> its Allocation, shared by all blocks
         self.makers = {}  # declaration -> the function that creates its local arrays
         self.declared_bytes = {"shared": 0, "local": 0}
         self.kernel_code = None  # in the kernel itself, all threads have the same types of arguments
@@ -80,14 +80,14 @@ class Declarations:
         shape = as_shape(shape)
         if dtype.hasobject:
             return self.objects(shape, "local", frame)
-        # The local arrays of one declaration may differ in shape from call to call.
+        # The local arrays of one declaration can differ in shape from call to call.
         key = id(frame.f_code), frame.f_lasti, shape, dtype
         if key not in self.makers:
             self.makers[key] = self.local_maker(self.context.sites.of_frame(frame, "call"), shape, dtype)
         return self.makers[key]()
 
     def local_maker(self, site, shape, dtype):
-        """Return a function that creates an array each time that a thread reaches this declaration of local
+        """Return a function that creates an array each time a thread reaches this declaration of local
         memory."""
         context, watched = self.context, self.context.enabled.unwritten
         layout, allocation = layout_of(dtype, as_shape(shape), c_strides(shape, dtype), watched), None
@@ -98,7 +98,7 @@ class Declarations:
             nonlocal allocation
             if allocation is None:
                 allocation = self.placed("local", site, dtype, shape, prod(context.block_shape))
-            # Marks show which elements the thread has written. They are needed only if an observer checks
+            # Marks record the elements written by the thread. They are needed only if an observer checks
             # reads.
             marks = None
             if watched:
@@ -122,15 +122,15 @@ class Declarations:
         return Array(self.context, allocation, memory, 0, layout, allocation.name, allocation.base)
 
     def allocation(self, key, space, dtype, shape, frame):
-        """Return the allocation for a declaration of shared memory. The first thread that reaches the
-        declaration creates it."""
+        """Return the allocation for a declaration of shared memory. The first thread to reach the declaration
+        creates it."""
         if key not in self.allocations:
             site = self.context.sites.of_frame(frame, "call")
             self.allocations[key] = self.placed(space, site, dtype, shape, dynamic=key == "dynamic")
         return self.allocations[key]
 
     def placed(self, space, site, dtype, shape, copies=1, dynamic=False):
-        """Return a new allocation for the declaration at `site`. Its name is that of the variable to which it
+        """Return a new allocation for the declaration at `site`. It is named after the variable to which it
         is assigned."""
         nbytes = self.dynamic_bytes if dynamic else prod(shape) * dtype.itemsize
         if not dynamic:

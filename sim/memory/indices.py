@@ -1,4 +1,4 @@
-"""The kinds of index that an Array accepts: integers, slices, an ellipsis, None."""
+"""The kinds of index accepted by an Array: integers, slices, an ellipsis, None."""
 
 import operator
 from types import EllipsisType, NoneType
@@ -9,7 +9,7 @@ PARTS = slice, EllipsisType, NoneType  # the items of an index that select a vie
 
 
 class FromEnd(int):
-    """A negative literal that is used as an index. It counts from the end on purpose."""
+    """A negative literal used as an index. It counts from the end on purpose."""
 
 
 def is_integer(index):
@@ -26,7 +26,7 @@ def checked_integer(index, array):
 
 
 def indices_of_part(index, shape):
-    """Return the indices of all elements in a view that is out of range, for an array with this shape.
+    """Return the indices of all elements in an out-of-range view, for an array with this shape.
 
     The result is an ndarray of tuples, arranged like the view.
     """

@@ -1,4 +1,4 @@
-"""Array methods that process all elements in order, and compute in the types that Numba uses.
+"""Array methods that process all elements in order, and compute in Numba's types.
 
 These are sum, prod, mean, var, std, any, all, argmin, argmax, fill, item and flat. Each element counts as one
 access.
@@ -19,8 +19,8 @@ add, sub, mul, div, power = (
 
 
 def wrap_reduction(method):
-    """Wrap an array method that kernels call without arguments. Functions such as `np.sum(x)` pass numpy's
-    default arguments to it."""
+    """Wrap an array method that takes no arguments in kernels, so that it accepts the default arguments
+    passed by functions such as `np.sum(x)`."""
 
     def of_all_elements(self, axis=None, dtype=None, out=None, ddof=0):
         if axis is not None or out is not None or ddof:
@@ -47,7 +47,7 @@ class Methods:
     __array_ufunc__ = None  # lets numpy's scalars defer to the operators below
 
     def elements(self):
-        """Yield the elements. Each of them is loaded when it is needed."""
+        """Yield the elements. Each element is loaded on demand."""
         site, load = self.context.sites.current("load"), self.context.load
         if 1 <= self.ndim <= MAX_FAST_RANK:
             return (load[self.ndim](self, *place, site) for place in np.ndindex(self.shape))
@@ -102,8 +102,8 @@ class Methods:
         return self.first(operator.gt)
 
     def first(self, better):
-        """Return the position of the first NaN. If there is none, return the position of the best element,
-        the first one if there are several.
+        """Return the position of the first NaN. If there is none, return the position of the first best
+        element.
 
         better: the function (a, b) that returns whether a is better than b.
         """
@@ -139,7 +139,7 @@ BEFORE = {"neg": "-", "pos": "+", "invert": "~"}
 
 
 def of_elements(what, wanted):
-    """Return a method that raises TypeError for an operation that is defined only for numbers."""
+    """Return a method that raises TypeError when an operation on numbers is applied to a whole array."""
 
     def refused(self, *others):
         if any(other is None or isinstance(other, str) for other in others):
@@ -181,7 +181,8 @@ class Flat:
         self.array.store(self.place(number), value, self.array.context.sites.current("store"))
 
     def place(self, number):
-        """Return the index, with one component per axis, of element `number`, which may be out of bounds."""
+        """Return the multi-dimensional index of element `number`. If the number is out of bounds, so is the
+        index."""
         behind = itertools.accumulate(self.array.shape[:0:-1], operator.mul, initial=1)
         sizes, rest = [*behind][::-1], operator.index(number)
         place = []

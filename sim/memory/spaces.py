@@ -50,15 +50,15 @@ class Allocation:
     space: str
     root: np.ndarray  # all its bytes, as uint8
     base: int
-    # (offset, itemsize, shape, strides in bytes) of the array by whose indices messages describe the elements
+    # (offset, itemsize, shape, strides in bytes) of the array whose indices describe elements in messages
     home: tuple = None
     copies: int = 1  # the number of consecutive copies of `root`: one per thread for local memory
     keep: object = None  # the objects that own the memory; only arguments of a launch have them
     # A mask of the bytes that were unwritten before the launch, or None if all bytes were written.
     unwritten: np.ndarray | None = None
-    alignment: int = ALIGNMENT  # the alignment that the declaration guarantees on any GPU
+    alignment: int = ALIGNMENT  # the alignment guaranteed by the declaration on any GPU
     last: bool = False  # whether it comes after all others in its space, like dynamic shared memory
-    # Whether it is shared memory that the system reserves, which is zero when a block starts.
+    # Whether this is shared memory reserved by the system, which is zeroed when a block starts.
     reserved: bool = False
 
     @functools.cached_property
@@ -81,8 +81,8 @@ class Allocation:
 class AddressSpace:
     """The simulated addresses of one launch. It allocates addresses, and finds the allocation at an address.
 
-    Each state space has a window of 16 GiB. An address outside of the window would belong to another space,
-    so an allocation that does not fit is refused.
+    Each state space has a window of 16 GiB. An address outside the window would belong to another space, so
+    an allocation that does not fit is refused.
     """
 
     gap = 0  # the number of unused bytes before each allocation
@@ -120,9 +120,9 @@ class AddressSpace:
         return base if self.next[space] <= window_end(space) else None
 
     def shifting(self, allocation, multiple):
-        """Return a declared array whose size may move `allocation` off a boundary of `multiple` bytes.
+        """Return a declared array whose size can move `allocation` off a boundary of `multiple` bytes.
 
-        A compiler may place the other array first. Return None if the declaration of `allocation`, or the
+        A compiler is free to place that array first. Return None if the declaration of `allocation`, or the
         sizes of all others, keep it aligned. Local memory is on a stack, so only its declaration matters. In
         that case, return `allocation` itself.
         """
@@ -135,8 +135,7 @@ class AddressSpace:
         return next((other for other in others if other.root.size % multiple), None)
 
     def sure_alignment(self, allocation):
-        """Return the largest alignment, up to 16 bytes, that an allocation is guaranteed to have on any
-        GPU."""
+        """Return the largest alignment, up to 16 bytes, guaranteed for an allocation on any GPU."""
         return next((size for size in (16, 8, 4, 2) if self.shifting(allocation, size) is None), 1)
 
     def find(self, address):
@@ -150,7 +149,7 @@ class AddressSpace:
 
 
 class Empty(np.ndarray):
-    """The subclass of ndarray that `sim.empty` returns.
+    """The subclass of ndarray returned by `sim.empty`.
 
     byte: the byte with which the array was filled. If it is None, the whole array counts as unwritten.
     """
@@ -170,10 +169,10 @@ class Empty(np.ndarray):
         super().__setstate__(state)
 
     def unwritten(self, root):
-        """Return a mask of the bytes in `root`, the memory of this array, that have not been written. Return
-        None if all of them have been.
+        """Return a mask of the unwritten bytes in `root`, the memory of this array, or None if all have been
+        written.
 
-        An element of one or two bytes, a boolean or a record may equal the poison by chance. For these, a
+        An element of one or two bytes, a boolean or a record can equal the poison by chance. For these, a
         single store makes the whole array count as written.
         """
         if self.byte is None:
@@ -189,7 +188,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     """Return an array of this shape whose elements have never been written.
 
     The array is filled with poison. A load of an element before any store to it is reported as
-    `uninitialized-read`. Elements that a launch or the host stores count as written in later launches.
+    `uninitialized-read`. Elements stored by a launch or by the host count as written in later launches.
     """
     dtype = np.dtype(dtype)
     memory = fresh_memory(int(np.prod(shape)) * dtype.itemsize, dtype)
@@ -199,8 +198,8 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
 
 
 def unwritten(root, arrays):
-    """Return a mask of the bytes in `root` that have never been written, if every array there was returned by
-    `sim.empty`. Otherwise, return None."""
+    """Return a mask of the never-written bytes in `root` if every array there was returned by `sim.empty`,
+    otherwise None."""
     return arrays[0].unwritten(root) if all(isinstance(a, Empty) for a in arrays) else None
 
 
@@ -247,7 +246,7 @@ def group_overlapping(arrays):
     The groups are in the order of `arrays`. Addresses on the host differ between processes, and must
     influence neither simulated addresses nor messages.
     """
-    # Two names may refer to the same memory, because a caller may pass one array twice.
+    # Two names can refer to the same memory, because a caller can pass one array twice.
     groups, order = [], list(arrays)
     for (low, high), name in sorted((np.lib.array_utils.byte_bounds(a), name) for name, a in arrays.items()):
         # The arrays are sorted by address, so an array overlaps the previous group if it begins before the
@@ -270,7 +269,7 @@ def bytes_between(low, high):
 def owner_number(array):
     """Return a number for the array that owns the memory of `array`, or 0 if no numpy array owns it.
 
-    A new array may reuse the address of a deleted one, but it has a different number.
+    A new array can reuse the address of a deleted one, but has a different number.
     """
     while isinstance(array.base, np.ndarray):
         array = array.base
@@ -283,12 +282,12 @@ def owner_number(array):
 
 
 def bind_group(space, low, high, arrays):
-    """Make one allocation, from byte `low` to byte `high`, for arrays that overlap. It gets the name of the
-    first one."""
+    """Make one allocation, from byte `low` to byte `high`, for arrays that overlap. The allocation is named
+    after the first array."""
     offsets = {name: array.__array_interface__["data"][0] - low for name, array in arrays.items()}
     first, array = next(iter(arrays.items()))
     root, arrays = bytes_between(low, high), list(arrays.values())
-    # One array that is writable makes the whole allocation writable.
+    # A single writable array makes the whole allocation writable.
     root.flags.writeable = any(a.flags.writeable for a in arrays)
     home, key = (offsets[first], array.itemsize, array.shape, array.strides), (low, high, owner_number(array))
     allocation = space.add(

@@ -24,7 +24,7 @@ class Spot(NamedTuple):
 
 
 class Sent:
-    """A pending copy: the Copy event, the memory of the destination, and the data, which is None once it has
+    """A pending copy: the Copy event, the memory of the destination, and the data, or None once the data have
     arrived."""
 
     __slots__ = ("copy", "memory", "data")
@@ -38,8 +38,8 @@ class Sent:
 
 
 class Memory:
-    """The memory operations of an instruction. Each front end implements `spot` and `site`, which define how
-    a location is given."""
+    """The memory operations of an instruction. Each front end implements `spot` and `site`, and thereby
+    defines the form of a location."""
 
     def __init__(self, context, name):
         self.context, self.name = context, name
@@ -49,7 +49,7 @@ class Memory:
         raise NotImplementedError
 
     def spot(self, where, index, size, multiple, site, what):
-        """Return the Spot of `size` bytes. Return None if the access is refused, because it is out of bounds
+        """Return the Spot of `size` bytes. Return None if the access is refused because it is out of bounds
         or its address is not a multiple of `multiple`."""
         raise NotImplementedError
 
@@ -59,11 +59,11 @@ class Memory:
         return self.context.thread.lane
 
     def read(self, where, index, size, multiple=None):
-        """Return `size` bytes as uint8. If the access is refused, they are poison."""
+        """Return `size` bytes as uint8, or poison if the access is refused."""
         return self.source(where, index, size, multiple or size).memory.copy()
 
     def begins(self, where, index, multiple, action):
-        """Return whether an access may begin at this location, which must be aligned to `multiple` bytes."""
+        """Return whether an access can begin at this location, which must be aligned to `multiple` bytes."""
         what = "read" if action == "load" else "written"
         return self.spot(where, index, multiple, multiple, self.site(action), what) is not None
 
@@ -102,7 +102,7 @@ class Memory:
         self.context.announce_ordering("copy_sent", copy)
 
     def commit(self):
-        """Commit all copies that were sent since the last commit, as one group."""
+        """Commit all copies sent since the last commit, as one group."""
         thread = self.context.thread
         # PTX allows a group without copies, so an empty list is appended too.
         thread.groups.append(thread.sent)
@@ -119,7 +119,7 @@ class Memory:
             self.context.announce_ordering("copies_received", [sent.copy for sent in arrived])
 
     def track(self, barrier):
-        """Make an mbarrier count one arrival once all copies that the current thread has issued are complete.
+        """Make an mbarrier count one arrival once all copies issued by the current thread are complete.
 
         The copies arrive when a thread tests the phase of the barrier, at the latest.
         """
@@ -197,7 +197,7 @@ class Memory:
     # --- the log --------------------------------------------------------------------------------------------
 
     def log(self, address, size, site):
-        """Log an access. If its size is not a power of two, log several accesses whose sizes are."""
+        """Log an access. Split it into several accesses if its size is not a power of two."""
         while self.context.log is not None and size:
             # A log entry contains log2 of the size.
             part = 1 << size.bit_length() - 1
@@ -205,24 +205,24 @@ class Memory:
             address, size = address + part, size - part
 
     def log_write(self, spot, site, value=None):
-        """Log a store or an atomic, and the value that it wrote."""
+        """Log a store or an atomic, and the written value."""
         self.log(spot.address, len(spot.memory), site)
         if self.context.log is not None:
             self.context.values.append(value)
 
 
 def phase_of(barrier, phase):
-    """Return the key by which observers identify a phase of an mbarrier."""
+    """Return the key that identifies a phase of an mbarrier to observers."""
     return ("mbarrier", barrier.address), phase
 
 
 class Alignment:
-    """A check that addresses have the alignment that an instruction requires.
+    """A check that addresses have the alignment required by an instruction.
 
-    An address may be aligned although the declaration of the array does not guarantee it. The alignment may
-    then depend on the sizes of other arrays (AddressSpace.shifting), all of which are known only when the
-    launch ends. For each array, only the widest access at the lowest address is reported, so that the finding
-    does not depend on the order of threads.
+    An address can be aligned although the declaration of the array does not guarantee it. The alignment then
+    depends on the sizes of other arrays (AddressSpace.shifting), all of which are known only when the launch
+    ends. For each array, only the widest access at the lowest address is reported, so that the finding does
+    not depend on the order of threads.
     """
 
     def __init__(self, context):
@@ -251,7 +251,7 @@ class Alignment:
         return False
 
     def by_luck(self, context):
-        """Yield findings for the accesses that are aligned only because another array has a suitable size."""
+        """Yield findings for the accesses aligned only because another array has a suitable size."""
         for allocation, (_, multiple, finding) in self.lowest.items():
             other = context.space.shifting(allocation, multiple)
             if other is not None:
@@ -314,7 +314,7 @@ class OfArrays(Memory):
         if not isinstance(where, Array):
             raise TypeError(f"{self.name} works on arrays, got {where!r}")
         index = tuple(map(int, index if isinstance(index, tuple) else (index,)))
-        # The bytes extend over several elements of the last axis. Both ends must be in bounds.
+        # The bytes can extend over several elements of the last axis, so both ends must be in bounds.
         last = (*index[:-1], index[-1] + -(-size // where.itemsize) - 1)
         for end in (index, last):
             if len(end) != where.ndim or any(not 0 <= i < n for i, n in zip(end, where.shape)):

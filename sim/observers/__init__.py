@@ -8,7 +8,7 @@ Read the files in this order:
 
     bounds         out-of-bounds accesses, and negative indices
     misuse         a launch without any effect, a value of the wrong type for an atomic
-    uninitialized  reads of memory that was never written
+    uninitialized  reads of memory never written
     order          happens-before between threads, with vector clocks
     races          unordered accesses to the same byte by two threads; cells groups accesses by byte, pairs
                    selects the pairs that race, and copies checks asynchronous copies

@@ -1,5 +1,5 @@
-"""Describe two racing accesses: what the access log and the source tell about their lines, the barriers near
-them, and the names that they use for the memory.
+"""The description of two racing accesses: what the access log and the source say about their lines, the
+barriers near them, and their names for the memory.
 """
 
 import re
@@ -35,7 +35,7 @@ class AccessPair:
     equal: bool  # whether all racing accesses write the same value
     replaced: bool  # whether the thread of one write writes the byte again later
     colliding: bool  # whether several threads write the byte
-    sites: tuple[int, ...]  # the sites of all accesses that race for the byte
+    sites: tuple[int, ...]  # the sites of all accesses that race on the byte
     scoped: bool  # whether the blocks differ although one access is an atomic of block scope
     lacks_fence: bool  # whether fences before the atomics would order the accesses
     synchronizes: bool  # whether threads use the results of atomics, or execute fences
@@ -86,15 +86,15 @@ class AccessPair:
 
     @property
     def statements_of_line(self):
-        """True if the accesses belong to two statements that share a line."""
+        """True if the accesses belong to two statements on the same line."""
         one, other = self.statement(self.one), self.statement(self.other)
         return self.same_line and (one != other or not one)
 
     def statement(self, site):
         """Return the text of the statement at a Site.
 
-        C++ compilers do not record the column of a statement. If several statements on the line could perform
-        the access, the text is therefore empty.
+        C++ compilers do not record the column of a statement. The text is therefore empty if several
+        statements on the line could perform the access.
         """
         found = [text for _, text in statements(site.source)]
         if self.language != CPP or len(found) < 2:
@@ -103,7 +103,7 @@ class AccessPair:
         return fitting[0] if len(fitting) == 1 else ""
 
     def shared_lines(self, lines):
-        """Return those of `lines` that contain several statements."""
+        """Return the subset of `lines` that contain several statements."""
         return [line for line in lines if self.outline and len(statements(self.outline.lines[line])) > 1]
 
     @cached_property
@@ -121,12 +121,12 @@ class AccessPair:
 
     @cached_property
     def branch(self):
-        """The branch that has the two accesses in different arms, or None."""
+        """The branch with the two accesses in different arms, or None."""
         return self.outline and self.outline.branch(self.one.line, self.other.line)
 
     @cached_property
     def block_barriers(self):
-        """The lines at which threads passed a block barrier, if one function contains both accesses."""
+        """The lines of the block barriers that opened, if one function contains both accesses."""
         return self.lines_of("syncthreads")
 
     @cached_property
@@ -151,7 +151,8 @@ class AccessPair:
     # --- names ----------------------------------------------------------------------------------------------
 
     def called(self, number):
-        """Return the name by which the access at a site refers to the memory, or None if in doubt."""
+        """Return the name by which the access at a site refers to the memory, or None if the name is
+        uncertain."""
         site = SITES[number]
         if site.action == "atomic":
             found = ATOMIC_CALL.search(self.statement(site))
@@ -176,7 +177,7 @@ class AccessPair:
     @cached_property
     def views(self):
         """The two different names by which the accesses refer to the same memory, or None. A name that is
-        assigned more than once does not count, because it may refer to other memory by then."""
+        assigned more than once does not count, because it may have referred to other memory before."""
         names = self.called(self.a.site), self.called(self.b.site)
         if self.outline is None or None in names or names[0] == names[1]:
             return None
@@ -187,7 +188,7 @@ class AccessPair:
         return names if max(times) <= 1 else None
 
     def span(self, name):
-        """Return the range (first, end) of the byte offsets in the array that the function accesses through
+        """Return the range (first, end) of byte offsets in the array accessed by the function through
         `name`."""
         home = self.outline.function(self.low)
 

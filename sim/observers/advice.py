@@ -21,7 +21,7 @@ BLOCKS = "Blocks run in any order and at the same time, so either may come first
 EITHER, DEPENDS = "Either may come first.", "Either may come first, and the result depends on which."
 
 
-# The patterns of races that may be consequences of a divergence.
+# The patterns of races that can be consequences of a divergence.
 DIVERGED = "barrier that some threads miss", "mask of some lanes"
 
 
@@ -29,7 +29,7 @@ DIVERGED = "barrier that some threads miss", "mask of some lanes"
 class Pattern:
     """A row of the table of race patterns.
 
-    fits: a function that decides whether the row applies.
+    fits: a function that returns whether the row applies.
     fix, cause, steps: texts of the advice, or functions that produce it.
     """
 
@@ -113,14 +113,14 @@ def is_pass_of_grid(facts):
 def needs_wait(facts):
     """Return whether a thread has to wait for a message from another thread.
 
-    In shared memory, a block barrier suffices unless the lines are inside a branch.
+    A block barrier suffices for shared memory, unless the lines are inside a branch.
     """
     without_barriers = not facts.block_barriers and facts.space == "global"
     return facts.synchronizes and (without_barriers or facts.branch)
 
 
 def is_in_phases(facts):
-    """Return whether blocks write in one phase of the kernel what other blocks read in a later phase.
+    """Return whether blocks write data in one phase of the kernel that other blocks read in a later phase.
 
     The later phase is on a line below, or in the next iteration of a loop that contains a barrier.
     """

@@ -10,7 +10,7 @@ class Banks(EpochCounter):
     The counters are `shared_requests`, their `wavefronts`, the `fewest_wavefronts` possible, and the worst
     conflict in `ways`. 1 means no conflict, and 32 means that the lanes are served one after another.
 
-    Atomic additions to one word count as one wavefront per lane, although a GPU may combine some of them.
+    Atomic additions to one word count as one wavefront per lane, although a GPU can combine some of them.
     """
 
     space = SHARED
@@ -32,6 +32,6 @@ class Banks(EpochCounter):
 
     def epochs(self, lane, site, address, size):
         order, request = self.spec.requests(lane, site)
-        # The lowest two bits of a site number are the action, so they tell atomics apart.
+        # The lowest two bits of a site number are the action, which identifies atomics.
         lane, site, address, size = lane[order], site[order], address[order], size[order]
         self.count(site, request, *self.spec.wavefronts(request, lane, address, size, site & 3 == ATOMIC))

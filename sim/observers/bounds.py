@@ -42,7 +42,7 @@ class Bounds(Observer):
             return [self.last[where]]
 
     def find_origins(self, site, name):
-        """Return the numbers of the lines that compute the index of the access at a Site."""
+        """Return the numbers of the lines that compute the index used by the access at a Site."""
         outline, found = self.context.outline(site), index_of(site, name)
         home = outline and outline.function(site.line)
         return lines_of_value(outline.text(home), found[0]) if home and found else frozenset()
@@ -111,7 +111,7 @@ def condition(access, name, test):
 
 
 def names(access, array):
-    """Return (name of the array on the source line, the same name and the array to which it belongs).
+    """Return (name of the array on the source line, the same name with the array that contains it).
 
     The first name is None if the line has no name for the array, as in x[i].field.
     """

@@ -10,12 +10,11 @@ from sim.observers.epochs import EpochCounter
 class Branches(EpochCounter):
     """A counter of branches, for the launch (`counters["branching"]`) and for each source line.
 
-    The counters are the number of `branches` that warps execute, and the number of these that are
-    `divergent`.
+    The counters are the number of `branches` executed by warps, and the number of `divergent` ones.
 
     A branch is an `if`, a conditional expression, or the test of a `while` loop. The k-th executions by the
     lanes of a warp since the last barrier count as one branch. The ends of `for` loops and the short circuits
-    of `and` and `or` are not counted. A compiler may also replace a small branch by predicated instructions.
+    of `and` and `or` are not counted. A compiler can also replace a small branch by predicated instructions.
     """
 
     accesses = Observer.accesses  # do not subscribe to accesses, only to branches

@@ -1,5 +1,5 @@
-"""Accesses as parallel columns, and as cells. A cell is a byte or an element that several parties access,
-which are threads or blocks."""
+"""Accesses as parallel columns, and as cells. A cell is a byte or element accessed by several parties
+(threads or blocks)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Rows:
 
     block: the number of the block.
     position: the rank of the access among all accesses of the launch.
-    value: the value that was written, as an object, or None for a load.
+    value: the written value, as an object, or None for a load.
     action: LOAD, STORE, ATOMIC or ATOMIC_LOAD. Between blocks, an atomic of block scope counts as a plain
         access.
     """
@@ -59,7 +59,7 @@ class Rows:
         space = batch.space
         keep = space == GLOBAL
         if len(written) and not keep.all():
-            # An unaligned access may extend over two lines, so the line of its first byte does not suffice.
+            # An unaligned access can extend over two lines, so the line of its first byte does not suffice.
             aligned = not (batch.address & (batch.size - 1)).any()
             keep |= (space == SHARED) & (np.isin(batch.address >> LINE_SHIFT, written) if aligned else True)
         keep = slice(None) if keep.all() else np.flatnonzero(keep)
@@ -94,7 +94,7 @@ class Rows:
         """Return the accesses to global memory.
 
         once: whether to keep only two accesses per address and site: the first one by the lowest thread, and
-            the last one by the highest thread, which determines the final value.
+            the last one by the highest thread. The latter determines the final value.
         """
         chosen = np.flatnonzero(self.address >> SPACE_SHIFT == GLOBAL)
         if len(chosen) == len(self) <= FEW_ROWS:
@@ -133,8 +133,8 @@ class Cells:
     def patterns(self, always=False):
         """Yield (hash of the access pattern, cells with this pattern) for each pattern.
 
-        Two cells have the same pattern if the same sites access them, several parties execute the same ones
-        of these sites, and the lowest party executes the same ones.
+        Two cells have the same pattern if they agree in three sets of sites: the sites that access the cell,
+        the sites executed by several parties, and the sites executed by the lowest party.
 
         always: whether to distinguish patterns even for a small number of cells. Otherwise, these form one
             group, with the hash None.
@@ -166,7 +166,7 @@ class Cells:
 
 
 def pick_evenly(cells, most):
-    """Return up to `most` of these cells: the first ones, and others at even distances."""
+    """Return up to `most` of these cells: the first ones, and others at regular intervals."""
     if len(cells) <= most:
         return cells
     first = -(-most // 2)
@@ -185,8 +185,8 @@ def sorted_distinct(column):
 
 
 def has_shared_cell(cell, party):
-    """Return whether several parties access one cell. The result may be wrong in one direction: it may be
-    True although no cell is shared, if the packed numbers exceed 64 bits."""
+    """Return whether several parties access one cell. The result can be a false positive, but never a false
+    negative, if the packed numbers exceed 64 bits."""
     bits = int(party.max(initial=0)).bit_length()
     # If the highest bits are lost, different cells can become equal, but equal cells cannot become different.
     both = np.sort(cell << bits | party)
@@ -194,8 +194,8 @@ def has_shared_cell(cell, party):
 
 
 def racy_cells(rows, party):
-    """Return the Cells that two parties access if at least one of them writes and not both accesses are
-    atomic."""
+    """Return the Cells accessed by two parties if at least one of the accesses is a write and they are not
+    both atomic."""
     cell, origin = rows.address, np.arange(len(rows.address))
     if (
         len(sorted_distinct(rows.size)) > 1 or (rows.address % rows.size).any()

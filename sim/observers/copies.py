@@ -1,8 +1,8 @@
 """Asynchronous copies in flight, and the accesses that conflict with them.
 
-An access to the destination of a copy may read the old or the new bytes if it comes after the copy was
-issued, but before the thread has waited for it. A write to the source may happen before or after the copy
-reads it.
+An access to the destination of a copy can read the old or the new bytes if it comes after the copy was
+issued, but before the thread has waited for the copy. A write to the source can happen before or after the
+copy reads the source.
 
 As for races, an access comes after the issue or the wait if program order within a thread, a barrier, or
 sim.observers.order says so. An access that is unordered with the issue of the copy is a race.
@@ -19,7 +19,8 @@ from sim.observers.order import copies_thread
 
 # The widest access has 16 bytes, so aligned accesses to different 16-byte lines never overlap.
 LINE_SHIFT = 4
-# The epoch of a copy's end that threads acquire through an mbarrier. It is greater than every other epoch.
+# The epoch of a copy's end if threads acquire the end through an mbarrier. It is greater than every other
+# epoch.
 NEVER = math.inf
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
 
@@ -30,10 +31,10 @@ class Flight:
 
     index: the index of the block.
     begin: the Moment of its issue.
-    ends: the Moments that end it.
+    ends: the Moments at which the copy ends.
 
-    Here, the block of a Moment is a number. A copy that an mbarrier tracks ends when the phase of the
-    mbarrier completes, for the threads that acquire this phase. Its end is a Moment of the pseudo-thread
+    Here, the block of a Moment is a number. A copy tracked by an mbarrier ends when the phase of the mbarrier
+    completes, for the threads that acquire this phase. The end of the copy is a Moment of the pseudo-thread
     `copies_thread(thread)`.
     """
 
@@ -43,7 +44,7 @@ class Flight:
     ends: list[Moment] = field(default_factory=list)
 
     def byte_ranges(self):
-        """Yield the range of bytes that the copy writes, and the range that it reads if it has one."""
+        """Yield the range of bytes that the copy writes, and the range that it reads, if any."""
         yield ByteRange(self.copy.address, self.copy.size, True)
         if self.copy.source is not None:
             yield ByteRange(self.copy.source, self.copy.read, False)
@@ -53,8 +54,8 @@ class Flight:
         return precedes(self.begin, row, order) and not any(precedes(end, row, order) for end in self.ends)
 
     def is_over(self, order):
-        """Return whether the end of the copy is ordered before all further accesses of the block, whose
-        threads have reached a barrier."""
+        """Return whether the end of the copy is ordered before all further accesses of the block. The threads
+        of the block have reached a barrier."""
         return any(end.epoch < NEVER or order.precedes_barrier(end) for end in self.ends)
 
 
@@ -66,7 +67,7 @@ def precedes(at, row, order):
 
 
 class ByteRange(NamedTuple):
-    """A contiguous range of bytes that a copy writes or reads."""
+    """A contiguous range of bytes written or read by a copy."""
 
     address: int
     size: int
@@ -87,11 +88,11 @@ class Flights:
         self.end(at._replace(block=block), copies)
 
     def end_tracked(self, at, block, copies):
-        """Record that an mbarrier tracks the copies that a thread has issued."""
+        """Record that an mbarrier tracks the copies issued by a thread."""
         self.end(Moment(block, NEVER, copies_thread(at.thread), at.segment), copies)
 
     def end(self, at, copies):
-        # A copy that ended in an earlier epoch has been dropped.
+        # A copy that ended in an earlier epoch is no longer listed.
         flights = self.under_way.get(at.block, {})
         for copy in copies:
             if id(copy) in flights:  # otherwise the copy was already complete
@@ -103,7 +104,7 @@ class Flights:
         return np.array([flight.copy.address >> LINE_SHIFT for flight in flights], np.int64)
 
     def epoch_ended(self, block, rows, order):
-        """Return the findings for the accesses of an epoch, and drop the copies that are complete.
+        """Return the findings for the accesses of an epoch, and drop the completed copies.
 
         rows: the Rows, or None if there were no accesses.
         """

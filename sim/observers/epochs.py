@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class EpochCounter(Observer):
-    """A counter of warp requests, which are processed epoch by epoch.
+    """A counter of warp requests that processes accesses epoch by epoch.
 
     A subclass overrides `space`, the memory space whose accesses are counted, and `epochs`.
 
     There are counters for the launch (`counters[title]`) and for each source line: the number of requests,
-    and the further `names`. Counts are added up, except that the names in `worst` keep the maximum.
+    and the further `names`. Counts are summed, except for the names in `worst`, which keep the maximum.
     `report.by_line()` shows one column per name, or the `columns` of the class if it defines them.
     """
 
@@ -92,7 +92,7 @@ class EpochCounter(Observer):
         site, request: arrays of equal length, with the site of each access and the number of its request.
         columns: arrays with one entry per request, with the counts for all names except the first.
         """
-        # All accesses of a request have the same site, so any of them may set it.
+        # All accesses of a request have the same site, so any of them can set it.
         site_of = np.empty(int(request.max()) + 1, np.int64)
         site_of[request] = site
         for number in np.unique(site_of).tolist():

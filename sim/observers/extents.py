@@ -1,4 +1,4 @@
-"""The bytes that one thread accesses, or that are accessed through one name of an array."""
+"""The bytes accessed by one thread, or through one name of an array."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +10,13 @@ from sim.events import SITES
 
 @dataclass(frozen=True)
 class Extents:
-    """Queries about the bytes that a set of accesses (Rows) touches."""
+    """Queries about the bytes touched by a set of accesses (Rows)."""
 
     rows: Any
     space: Any  # the launch's AddressSpace
 
     def touched(self, row, line):
-        """Return the addresses that the thread of a Row accesses on a line of the same function."""
+        """Return the addresses accessed by the thread of a Row on a line of the same function."""
         own = (self.rows.thread == row.thread) & (self.rows.block == row.block)
         place = SITES[row.site].function, line
         # Look up each site once, because a launch has many accesses but few sites.

@@ -36,7 +36,8 @@ class Facts(AccessPair):
         """(line, Assignment, line of the read) for a read-modify-write of one element that an atomic can
         perform.
 
-        None if there is none, or if the value depends on other elements of the array.
+        The value is None without such a statement, or if the stored value depends on other elements of the
+        array.
         """
         for site in (SITES[row.site] for row in (self.a, self.b)):
             found = assignment(self.statement(site)) if site.action == "store" else None
@@ -82,8 +83,8 @@ class Facts(AccessPair):
 
     @cached_property
     def in_passes(self):
-        """True if a loop updates elements from values that other threads changed in earlier iterations, as a
-        scan or a sort does."""
+        """True if a loop updates elements from values that other threads changed in earlier iterations, as in
+        a scan or a sort."""
         stores = [SITES[row.site] for row in (self.a, self.b) if row.site & 3 == STORE]
         return self.loop is not None and any(
             read.function == store.function and self.loop.first <= read.line <= store.line
@@ -92,8 +93,8 @@ class Facts(AccessPair):
         )
 
     def element_at(self, site):
-        """Return the text of the element of the accessed array that the line of a Site reads. Return None if
-        the line reads several elements."""
+        """Return the text of the array element that is read on the line of a Site, or None if the line reads
+        several."""
         name = next((self.called(row.site) for row in (self.a, self.b) if SITES[row.site] is site), None)
         found = set(tickets.elements(site.source, name)) if name else set()
         return found.pop() if len(found) == 1 else None
@@ -119,7 +120,7 @@ class Facts(AccessPair):
 
     @cached_property
     def missed_barrier(self):
-        """The line of a barrier between the accesses that some threads miss, or None."""
+        """The line of a barrier between the accesses that is not reached by some threads, or None."""
         if self.outline is None or self.several_blocks:
             return None
         first, last = (self.loop.first, self.loop.last) if self.loop else (self.low, self.high)
@@ -149,8 +150,8 @@ class Facts(AccessPair):
 
     @cached_property
     def buffers(self):
-        """(name, number of buffers) for an array of several buffers of which a loop refills one that is still
-        being read, or None.
+        """(name, number of buffers) for an array of several buffers if a loop refills a buffer that is still
+        being read, otherwise None.
 
         The source shows the number of buffers as `% number` in the first index.
         """
@@ -171,7 +172,7 @@ class Facts(AccessPair):
 
     def ring_index(self, element):
         """Return (position, number of buffers) if the first index of an element is `position % number`, or a
-        variable that has this value. Return None otherwise."""
+        variable with this value. Return None otherwise."""
         first = arguments(element.partition("[")[2].partition("]")[0])[0]
         lines = [text for _, text in self.outline.text(self.outline.function(self.low))]
         values = [found.value for found in map(assignment, lines) if found and found.target == first]
@@ -196,7 +197,7 @@ class Facts(AccessPair):
 
     @cached_property
     def taken_before(self):
-        """The plain read (a Site) of an element that a compare-and-swap loop changes, or None."""
+        """The plain read (a Site) of an element changed by a compare-and-swap loop, or None."""
         read = next((SITES[row.site] for row in (self.a, self.b) if row.site & 3 == LOAD), None)
         change = next((SITES[row.site] for row in (self.a, self.b) if row.site & 3 == ATOMIC), None)
         if read is None or change is None or self.outline is None or not CAS.search(change.source):
@@ -217,8 +218,8 @@ class Facts(AccessPair):
     def fenced_by_one(self):
         """The line of a fence that covers only the writes of one thread, or None.
 
-        The fence is between a write and the atomic that signals another block. No barrier precedes it, so it
-        does not cover the writes of the other threads in the block.
+        The fence is between a write and the atomic that signals another block. No barrier precedes the fence,
+        so it does not cover the writes of the other threads in the block.
         """
         if self.outline is None or not self.several_blocks or self.one.line >= self.other.line:
             return None
@@ -263,8 +264,8 @@ class Facts(AccessPair):
 
     @cached_property
     def outside_lock(self):
-        """A list with the access (a Site) that is outside of the critical section while the other one is
-        inside, or an empty list."""
+        """A list with the access (a Site) outside the critical section if the other access is inside it,
+        otherwise an empty list."""
         if self.lock is None:
             return []
         first, last = self.lock

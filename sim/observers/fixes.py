@@ -1,4 +1,4 @@
-"""The fixes of races, as sentences and as steps that a program can apply. Terms in braces are keys of
+"""The fixes for races, as sentences and as steps that a program can apply. Terms in braces are keys of
 sim.observers.words."""
 
 from sim.events import ATOMIC, LOAD, STORE, Step
@@ -20,7 +20,7 @@ def needs_two_barriers(facts):
 
 
 def moved_view(facts):
-    """Return (the view to move, the other view, the byte at which the first one has to begin)."""
+    """Return (the view to move, the other view, the byte at which the moved view has to begin)."""
     spans = sorted(
         (*facts.span(name), site.line, name) for name, site in zip(facts.views, (facts.one, facts.other))
     )
@@ -51,8 +51,8 @@ def fix_of_views(facts):
 
 
 def general_fix(facts):
-    """Return the general fix, which is a second launch for a race between blocks, and a barrier for a race
-    within a block."""
+    """Return the general fix: a second launch for a race between blocks, a barrier for a race within a
+    block."""
     if facts.several_blocks:
         return (
             "let each block write elements of its own, combine them with {atomics}, or end the kernel and"
@@ -105,7 +105,7 @@ def fix_of_barrier(facts):
 
 
 def insertion_steps(facts, node, what):
-    """Return the Steps that insert `what` after a Node of the outline. Without a Node, there are none."""
+    """Return the Steps that insert `what` after a Node of the outline. Without a Node, return no steps."""
     return () if node is None else (Step("insert", facts.one.function, node.last, what, node.first),)
 
 
@@ -122,8 +122,8 @@ def steps_of_barrier(facts, what="barrier"):
 
 
 def steps_between_lines(facts, low, high, what):
-    """Return the Steps that insert `what` between two lines, at a place that every thread reaches. If there
-    is no such place, there are none."""
+    """Return the Steps that insert `what` between two lines, at a place reached by every thread. If there is
+    no such place, return no steps."""
     node = facts.outline.between(low, high)
     if node is None or facts.outline.all_reach_end(node):
         return insertion_steps(facts, node, what)
@@ -199,9 +199,9 @@ def fix_of_statements(facts):
 
 def applicable_steps(facts, steps):
     """Return the steps in a form that a program can apply. If Numba's atomics cannot name the element, return
-    none.
+    no steps.
 
-    A statement on a line that is edited is first moved to a line of its own.
+    A statement on an edited line is first moved to a line of its own.
     """
     edited = {step.line for step in steps if step.action in ("atomic", "split", "guard")}
     if shared := facts.shared_lines(sorted(edited)):

@@ -1,7 +1,7 @@
 """misuse: kernels that run without an error but cannot do what was intended.
 
-Examples are a launch that writes nothing, a floating-point value for an integer atomic, and a variable that
-is read before it is assigned.
+Examples are a launch that writes nothing, a floating-point value for an integer atomic, and a variable read
+before it is assigned.
 """
 
 from sim.events import GLOBAL, LOAD, Element, Finding, Observer
@@ -56,10 +56,10 @@ class Misuse(Observer):
 
     def launch_finished(self, context):
         yield from (finding for _, finding in self.unset.values())
-        # Only arguments of the launch count, because a variable of the module may belong to a library.
+        # Only arguments of the launch count, because a variable of the module can belong to a library.
         allocations = (a for a in context.space.allocations if a.keep is not None)
         arrays = [a.name for a in allocations if a.space == "global" and a.root.size]
-        # A kernel that has read its data may correctly find that there is nothing to write.
+        # A kernel that has read its data can legitimately have nothing to write.
         chose = self.read and context.stores
         if arrays and not (self.wrote or context.wrote or chose or context.findings):
             yield Finding(

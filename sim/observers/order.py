@@ -4,16 +4,15 @@ Barriers order the threads of one block. Release and acquire order everything el
 Consistency Model):
 
     release   a fence, followed by an atomic that writes
-    acquire   an atomic on the same element that reads the released value, directly or through other
-              atomics in between
+    acquire   an atomic on the same element that reads the released value, directly or through other atomics
 
-A release publishes all accesses that its thread performed or acquired before the fence. `threadfence_block`
+A release publishes all accesses performed or acquired by its thread before the fence. `threadfence_block`
 publishes them to the thread's own block, and `threadfence` to the whole grid. Barriers for a part of a block
 (mbarrier, named barrier) and `syncwarp` release and acquire without a fence.
 
 An atomic that does not write (a failed compare-and-swap) publishes nothing. An atomic of scope .cta neither
-publishes to other blocks nor acquires from them. An atomic on shared memory only orders threads of its block,
-because the memory belongs to this block.
+publishes to other blocks nor acquires from them. An atomic on shared memory orders only threads of its block,
+because shared memory belongs to one block.
 
 The acquiring side needs no fence here, although PTX's acquire pattern requires one. The "last block" example
 in the CUDA C++ Programming Guide (Memory Fence Functions) omits it, and code that NVIDIA recommends must not
@@ -29,15 +28,15 @@ from sim.events import ATOMIC, LOAD, SHARED, SPACE_SHIFT, Observer
 GRID, BLOCK = "grid", "block"  # the reach of a fence
 COLUMNS = "thread", "segment", "position", "site", "address", "size"  # the columns of a Batch
 MAX_UNIONS = 256  # the maximum number of unions of clocks in the cache
-MAX_PARTS = 8  # the maximum number of separate clocks that a thread has before they are merged
+MAX_PARTS = 8  # the maximum number of a thread's separate clocks before they are merged
 
 
 class HappensBefore:
     """Vector clocks of all threads. They are maintained from the first event that can order accesses.
 
     A clock is a dict with two kinds of entries. A block maps to an epoch: all accesses of the block in
-    earlier epochs happen before. `(block, thread)` maps to the last segment of the thread that happens
-    before.
+    earlier epochs happen before. `(block, thread)` maps to a segment: all accesses of the thread up to this
+    segment happen before.
 
     generous: whether to treat every atomic as if a grid-wide fence preceded it. Accesses that are ordered
         only in this mode lack a fence.
@@ -46,18 +45,18 @@ class HappensBefore:
     def __init__(self, generous=False):
         self.generous = generous
         self.active = False  # whether any event so far can order accesses
-        # (block, thread) -> {source: clock that was acquired from it}. A new clock from the same source
-        # contains the earlier ones, so it replaces them.
+        # (block, thread) -> {source: clock acquired from it}. A new clock from the same source contains the
+        # earlier ones, so it replaces them.
         self.acquired = {}
-        # block -> {thread: {reach: the thread's clock at its last fence}}. The key None has the clocks that
-        # any thread released before the last barrier.
+        # block -> {thread: {reach: the thread's clock at its last fence}}. The key None has the clocks
+        # released by any thread before the last barrier.
         self.released = {}
-        # element -> {GRID or a block: the clock that atomics have published to all blocks or to this block}
+        # element -> {GRID or a block: the clock published by atomics to all blocks or to this block}
         self.published = {}
-        # (block, thread, address, reach) -> the clock that the thread has acquired there last
+        # (block, thread, address, reach) -> the clock most recently acquired there by the thread
         self.last_acquired = {}
         self.history = {}  # (block, thread) -> (segments, the clocks of the thread after each of them)
-        self.block_clocks = {}  # block -> (epochs, the clocks that all its threads have after each of them)
+        self.block_clocks = {}  # block -> (epochs, the clocks of all its threads after each of them)
         self.arrival_clocks = {}  # (block, phase of a barrier) -> the clocks of the threads that have arrived
         self.unions = {}  # ids of clocks -> (the clocks, their union)
 
@@ -77,8 +76,8 @@ class HappensBefore:
     def clocks_now(self, block, epoch, thread, segment):
         """Return two clocks whose union is the current clock of a thread.
 
-        The first one contains everything that the thread has acquired. All threads that have acquired the
-        same clocks share it. The second one contains the thread's own accesses.
+        The first clock contains everything acquired by the thread, and is shared by all threads that have
+        acquired the same clocks. The second clock contains the thread's own accesses.
         """
         acquired = (*self.block_clocks.get(block, ((), ((),)))[1][-1], *self.thread_clocks(block, thread))
         # A clock is never modified once it is stored, so equal ids imply equal clocks.
@@ -104,8 +103,8 @@ class HappensBefore:
     def track_copies(self, block, epoch, thread, segment, phase):
         """Let the asynchronous copies of the thread arrive at an mbarrier when they are complete.
 
-        A thread that passes the barrier acquires the accesses that this thread performed before, and the
-        completion of the copies that it issued.
+        A thread that passes the barrier acquires this thread's earlier accesses, and the completion of its
+        copies.
         """
         self.arrive(block, epoch, thread, segment, phase)
         copies = copies_thread(thread)
@@ -124,7 +123,7 @@ class HappensBefore:
         self.acquire(block, thread, segment, {phase: gathered[0]})
 
     def perform_atomic(self, block, epoch, thread, segment, address, wrote, reach):
-        """Acquire the clocks that earlier atomics published at this element. If the atomic wrote, publish the
+        """Acquire the clocks published by earlier atomics on this element. If the atomic wrote, publish the
         clock of the thread."""
         if self.generous:
             self.release(block, epoch, thread, segment, GRID)
@@ -205,7 +204,7 @@ class HappensBefore:
 
     def clocks_at(self, row):
         """Yield the clock of the accessing thread and the clock of its block, at the time of the access."""
-        # The entry before position `bisect_left` is the last one that was recorded earlier than the access.
+        # The entry before position `bisect_left` is the last one recorded before the access.
         for (moments, clocks_after), now in (
             (self.history.get((row.block, row.thread), NOTHING), row.segment),
             (self.block_clocks.get(row.block, NOTHING), row.epoch),
@@ -215,11 +214,12 @@ class HappensBefore:
 
 
 class Invalidation(HappensBefore):
-    """The happens-before order of a kernel that invalidates mbarriers.
+    """The happens-before order for kernels that invalidate mbarriers.
 
     An arrival, or a test of a phase, is complete once it returns. A lane that votes or matches afterwards no
-    longer uses the barrier, so a lane that receives the result of the vote may invalidate it. The destructor
-    of cuda::pipeline relies on this rule. Such an exchange does not order plain accesses to memory.
+    longer uses the barrier, so a lane that receives the result of the vote is allowed to invalidate the
+    barrier. The destructor of cuda::pipeline relies on this rule. Such an exchange does not order plain
+    accesses to memory.
     """
 
     def __init__(self, context):
@@ -235,7 +235,7 @@ class Invalidation(HappensBefore):
         return self.is_invalidation(a, b) and self.performed.before(a, b)
 
     def is_invalidation(self, a, b):
-        """Return whether the access b invalidates an mbarrier that the access a used."""
+        """Return whether the access b invalidates an mbarrier used by the access a."""
         return b.segment in self.context.invalidating and a.site & 3 == ATOMIC
 
 
@@ -262,10 +262,10 @@ for _name in (
 
 
 class OrderingObserver(Observer):
-    """The base class of observers that need the happens-before order.
+    """The base class for observers that need the happens-before order.
 
     It keeps `order` (a HappensBefore) up to date. When an epoch ends, it passes the accesses of the block to
-    `epoch_ended`, which subclasses override. Local memory is ignored.
+    `epoch_ended`, overridden by subclasses. Local memory is ignored.
     """
 
     local = False
@@ -324,18 +324,19 @@ def copies_thread(thread):
 def widen(clock, clocks):
     """Return the union of a clock and several others.
 
-    If the others add nothing, return the same object `clock`. While threads spin, a comparison of ids then
-    suffices.
+    If the others add nothing, return the same object `clock`. A comparison of ids then suffices while threads
+    spin.
     """
     union = merge([clock, *clocks])
     return clock if clock == union else union
 
 
 class Clock(dict):
-    """A union of clocks.
+    """A record of how far the accesses of each thread or block are known to have happened, built by merging
+    clocks.
 
     number: a unique number.
-    contains: the numbers of some clocks whose bounds it includes.
+    contains: the numbers of some clocks already merged into this one.
     """
 
     __slots__ = "number", "contains"
@@ -353,8 +354,9 @@ class Clock(dict):
 def merge(clocks):
     """Return the union of several clocks: the maximum bound for each key.
 
-    A clock with an entry per thread takes long to merge. Skip those that the largest clock already contains,
-    such as the clock that a thread acquired with a lock and publishes again when it releases the lock.
+    A clock with an entry per thread is expensive to merge. Skip those that the largest clock already
+    contains, such as the clock that a thread acquired with a lock and publishes again when it releases the
+    lock.
     """
     distinct = sorted({id(part): part for part in clocks}.values(), key=len)
     if not distinct:
@@ -372,7 +374,7 @@ def merge(clocks):
 
 
 def without_reserved(batch, space):
-    """Return a batch without the accesses to shared memory that the system reserves for libraries.
+    """Return a batch without the accesses to shared memory reserved by the system for libraries.
 
     Cooperative groups let all lanes store the same value there, and order lanes by shuffles. Neither is a
     fault of the kernel.

@@ -1,4 +1,5 @@
-"""Pairs of accesses to the same bytes: which pairs race, and which pair a finding describes."""
+"""Pairs of accesses to the same bytes: finds the pairs that race, and selects the pair described by a
+finding."""
 
 from itertools import combinations
 
@@ -7,7 +8,7 @@ import numpy as np
 from sim.events import ATOMIC, LOAD, STORE
 from sim.observers.cells import ATOMIC_LOAD, sorted_distinct
 
-# The number of pairs in which to search for the lowest racing threads. After that, any racing pair will do.
+# The maximum number of pairs searched for the lowest racing threads. After that, any racing pair is used.
 MAX_PAIRS = 4096
 WARP_SHIFT = 5
 WORD = 4  # size in bytes of the word on which libcu++ emulates smaller atomics
@@ -25,7 +26,7 @@ def both_store(pairs):
 
 
 def stores_again(rows, row):
-    """Return whether the thread of a store stores to the cell again later."""
+    """Return whether the thread that made a store later stores to the same cell again."""
     own = (rows.thread == row.thread) & (rows.block == row.block)
     return row.site & 3 == STORE and bool(
         (own & (rows.position > row.position) & (rows.action == STORE)).any()
@@ -33,7 +34,7 @@ def stores_again(rows, row):
 
 
 def may_race(rows):
-    """Return whether accesses to one byte may race: at least one of them writes, and they are not all atomics
+    """Return whether accesses to one byte can race: at least one of them writes, and they are not all atomics
     on one element."""
     actions = set(rows.action.tolist())
     if actions.isdisjoint({STORE, ATOMIC}):
@@ -42,8 +43,8 @@ def may_race(rows):
 
 
 def write_equal_values(rows, party, chosen, order):
-    """Return whether all chosen accesses write the same value to the same element. Accesses that differ may
-    be ordered instead."""
+    """Return whether all chosen accesses write the same value to the same element. Two accesses that write
+    different values do not count against this if the program orders them."""
     positions = np.flatnonzero(chosen)
     if all(stores_same_value(rows, positions[0], i) for i in positions):
         return True
@@ -65,12 +66,12 @@ def stores_same_value(rows, i, j):
 
 
 def atomic_mask(rows):
-    """Return a mask of the accesses that are atomic."""
+    """Return a mask of the atomic accesses."""
     return (rows.action == ATOMICS[0]) | (rows.action == ATOMICS[1])
 
 
 def narrow_load(rows):
-    """Return a mask of the atomic loads that are narrower than a word.
+    """Return a mask of the atomic loads narrower than a word.
 
     libcu++ implements atomics on 8 and 16 bits by such loads and by compare-and-swap on the surrounding word.
     The compare-and-swap changes all loaded bytes at once, so a load sees either none or all of the change.
@@ -87,10 +88,10 @@ def first_pair(rows, party, ones, others, order):
 
     Pairs of low threads come first, and a pair from different warps is preferred.
 
-    ones, others: the positions of the accesses from which the pair is taken.
+    ones, others: the positions of the candidate accesses for the two members of the pair.
     order: the HappensBefore, or None if nothing can be ordered.
     """
-    if order is None:  # all accesses of a thread are equivalent then, so keep one of each thread
+    if order is None:  # all accesses of a thread are equivalent then, so keep one per thread
         ones, others = (
             positions[np.unique(rows.thread[positions] + (party[positions] << 12), return_index=True)[1]]
             for positions in (ones, others)
@@ -128,7 +129,7 @@ def in_order(rows, i, j, order):
 def follows_atomic(rows, i, j):
     """Return whether a later atomic orders the access j after the atomic i.
 
-    The later atomic has observed the effect of i. It must be executed by j's own thread before j, or by
+    The later atomic must have observed the effect of i. It must be executed by j's own thread before j, or by
     another thread of the block before a barrier that precedes j.
     """
     element = (rows.address == rows.address[i]) & (rows.size == rows.size[i])
@@ -180,7 +181,7 @@ def successive_pairs(rows, party, members):
 
 
 def pairs_with_atomics(rows, party, members):
-    """Yield the pairs of accesses to a cell that must be ordered, where some of the accesses are atomic."""
+    """Yield the pairs of accesses that must be ordered, for a cell with some atomic accesses."""
     here = rows[members]
     changing, plain = here.action == ATOMIC, np.flatnonzero(~atomic_mask(here)).tolist()
     yield from successive_pairs(rows, party, members[plain].tolist())
@@ -199,8 +200,8 @@ def pairs_with_atomics(rows, party, members):
 
 
 def overlapping_atomic_pairs(here, party, members):
-    """Yield pairs of atomics on elements that overlap but are not equal. They are not atomic with respect to
-    each other.
+    """Yield pairs of atomics on different but overlapping elements. They are not atomic with respect to each
+    other.
 
     For each atomic, the last earlier one by each other thread suffices.
     """

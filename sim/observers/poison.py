@@ -1,13 +1,13 @@
-"""Accesses that are consequences of an earlier finding, which left a thread with an undefined value.
+"""Accesses caused by an earlier finding that left a thread with an undefined value.
 
 Three operations return a conspicuous value, the poison: a read of unwritten memory, a shuffle from a lane
 that does not participate, and an access out of bounds. An access at a poisoned index is a consequence of such
 an operation. Its finding refers to the cause, and follows it in the report. The cause is a finding for the
 same thread, or else for a thread of the same block.
 
-Poison of 32 and 64 bits is far outside of any array. Poison of 8 and 16 bits may also result from wrong index
+Poison of 32 and 64 bits is far outside any array. Poison of 8 and 16 bits can also result from wrong index
 arithmetic, so it counts only if the thread itself has an earlier finding. If arithmetic has changed the
-poison beyond recognition, the source may still show that the index depends on the undefined value.
+poison beyond recognition, the source can still show that the index depends on the undefined value.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from dataclasses import replace
 from sim.events import INTEGER_POISON, UNTYPED_POISON, leading_name
 from sim.observers.statements import index_of
 
-FAR = 1 << 24  # a number of elements; wrong index arithmetic alone does not reach this far
+FAR = 1 << 24  # distance in elements; wrong index arithmetic alone does not reach this far
 # Size of an integer in bytes -> the largest offset, in elements, that a kernel is expected to add to a
 # poisoned index.
 OFFSETS = {1: 16, 2: 1 << 10, 4: 1 << 20, 8: 1 << 20}
@@ -25,8 +25,8 @@ NARROW, WIDE = (1, 2), (4, 8)
 def near_poison(index, sizes, byte=INTEGER_POISON):
     """Return whether an index is close to poison.
 
-    Poison is an integer whose bytes all equal `byte`. It may be signed or unsigned. Untyped poison is -1 if
-    it is signed, so no offset is allowed for it.
+    Poison is an integer whose bytes all equal `byte`. It can be signed or unsigned. Signed untyped poison is
+    -1, so no offset is allowed for it.
 
     sizes: the possible sizes of the integer in bytes.
     """
@@ -39,8 +39,8 @@ def near_poison(index, sizes, byte=INTEGER_POISON):
 
 
 def link_causes(findings):
-    """Return the findings, with causes added to those that are consequences. A finding that is a cause
-    becomes an error."""
+    """Return the findings, with causes added to those that are consequences. A finding that is a cause is
+    promoted to an error."""
     consequences = consequences_of(findings)
     if not consequences:
         return findings
@@ -91,8 +91,8 @@ def by_thread(findings):
 
 
 def source_of(finding, roots):
-    """Return the first finding of the thread about an undefined value from which the source computes the
-    index of an access. Return None if there is none.
+    """Return the thread's first finding about an undefined value from which the source computes the index of
+    an access, or None.
 
     finding: the finding about the access.
     roots: {(block, thread): its findings about undefined values}.
@@ -114,7 +114,7 @@ def flows_into(root, finding):
 
 def rank(finding):
     """Return the sort key by which a cause is chosen. Uninitialized reads and shuffles precede other
-    findings, and equal ones are in the order of their positions."""
+    findings. Findings of equal rank are in the order of their positions."""
     outside = finding.kind == "out-of-bounds"
     return outside, finding.key[2], [(block[::-1], thread[::-1]) for block, thread in threads(finding)]
 
@@ -132,7 +132,8 @@ def blocks(finding):
 
 
 def with_cause(finding, cause, is_consequence, is_root):
-    """Return a finding with its cause in the reason. A finding that is a cause itself becomes an error."""
+    """Return the finding with its cause added to the reason. A finding that is itself a cause is promoted to
+    an error."""
     if is_root:
         return replace(finding, severity="error")
     if not is_consequence or cause is None and not is_poison(finding):

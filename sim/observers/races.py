@@ -10,8 +10,8 @@ nothing orders them. Each of these orders two accesses:
     release and acquire (sim.observers.order)
     for one element only: an earlier atomic, and then an atomic by the later thread before its own access
 
-None of these depends on which thread happens to run first. The values that threads read may depend on it, so
-a launch whose control flow depends on the results of atomics is run under several schedules
+None of these depends on which thread happens to run first. The values read by threads can depend on the
+schedule, so a launch whose control flow depends on the results of atomics is run under several schedules
 (sim.engine.schedules).
 """
 
@@ -37,11 +37,11 @@ from sim.observers.pairs import (
     write_equal_values,
 )
 
-# The maximum number of racy cells that are examined per block, and between blocks. Beyond it, only one cell
+# The maximum number of racy cells examined per block, and between blocks. Beyond this limit, only one cell
 # per pattern is examined, and the others are counted. A missing barrier in a loop, for example, causes the
 # same races in each epoch.
 MAX_CELLS_PER_BLOCK = 512
-MAX_EVENTS = 1 << 12  # the maximum number of recorded events, which show whether a fence is missing
+MAX_EVENTS = 1 << 12  # the maximum number of events recorded to determine whether a fence is missing
 
 
 class Races(OrderingObserver):
@@ -56,18 +56,18 @@ class Races(OrderingObserver):
     def launch_started(self, context):
         super().launch_started(context)
         self.flights = Flights(context)
-        # The events that were passed to `order`. Then a pair (number of events replayed, an order in which a
-        # fence precedes every atomic).
+        # The events passed to `order`, and a pair (number of events replayed, an order in which a fence
+        # precedes every atomic).
         self.events, self.generous = [], (0, HappensBefore(generous=True))
         # (block, thread) -> (segment, whether it is a grid-wide fence) of each recorded fence and atomic
         self.fences = {}
         self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> lines of these barriers
         self.blocks, self.names = {}, []  # block -> its number; the blocks in the order of their numbers
         self.global_accesses = []  # accesses to global memory since the last grid barrier
-        self.examined = Counter()  # block, or None between blocks -> number of racy cells that were examined
-        self.scanned, self.diverged = 0, []  # number of scanned findings; those about divergence
+        self.examined = Counter()  # block, or None between blocks -> number of racy cells examined
+        self.scanned, self.diverged = 0, []  # number of findings scanned; list of those about divergence
         self.best = {}  # (space, array, site, site) -> (rank, the finding with the lowest rank)
-        self.repeated = {}  # (block, pattern) -> the findings for one cell that has this pattern
+        self.repeated = {}  # (block, pattern) -> the findings for one cell with this pattern
 
     def grid_barrier_opened(self):
         return self.between_blocks()
@@ -112,7 +112,7 @@ class Races(OrderingObserver):
         """Return the races within one block and epoch. Accesses to global memory are kept for
         `between_blocks`."""
         batches = self.epoch.pop(block, ())
-        # A line to which nobody writes cannot have a race, so loads of such lines are dropped.
+        # A line without writes cannot have a race, so loads of such lines are dropped.
         lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
         lines.append(self.flights.lines(self.number(block)))
         written = sorted_distinct(np.concatenate(lines))
@@ -131,7 +131,7 @@ class Races(OrderingObserver):
         self.global_accesses = []
         if rows is None or not (rows.action != LOAD).any():
             return []
-        # For other blocks, an atomic of scope .cta is a plain load or store.
+        # With respect to other blocks, an atomic of scope .cta is a plain load or store.
         for site, action in self.context.block_scoped.items():
             rows.action[rows.site == site] = action
         ranks = np.empty(len(self.names), np.int64)
@@ -148,7 +148,7 @@ class Races(OrderingObserver):
     # --- finding races --------------------------------------------------------------------------------------
 
     def races(self, rows, party, block=None):
-        """Return findings for all cells that two parties access without a happens-before order.
+        """Return findings for all cells accessed by two parties without a happens-before order.
 
         rows: the accesses.
         party: the party of each row. It is a thread if `block` is given, else a block.
@@ -183,7 +183,7 @@ class Races(OrderingObserver):
         return findings
 
     def races_at(self, address, rows, party, racing_pair):
-        """Yield one finding for each pair of sites that race for a cell.
+        """Yield one finding for each pair of sites that race on a cell.
 
         address: the address of the cell.
         rows, party: the accesses to the cell, and their parties.
@@ -214,7 +214,7 @@ class Races(OrderingObserver):
         """Return the finding for a racing pair.
 
         A report shows one finding per pair of sites. If an earlier pair from these sites takes precedence,
-        return its finding again as a further case, because the advice for a pair is expensive.
+        return its finding again as another occurrence, because the advice for a pair is expensive.
         """
         if b.site & 3 == STORE and a.site & 3 != STORE:  # name the writer first
             a, b = b, a
@@ -229,7 +229,7 @@ class Races(OrderingObserver):
         return best[1]
 
     def place(self, row):
-        """Return the block and the thread of an access, in the order in which reports prefer them."""
+        """Return the block and thread of an access, as a sort key. Reports prefer the lowest one."""
         return self.names[row.block][::-1], self.context.thread_index(row.thread)[::-1]
 
     def full_finding(self, address, element, a, b, rows, equal, pairs):
@@ -258,7 +258,7 @@ class Races(OrderingObserver):
         """Return the Facts about two accesses to a cell.
 
         equal: whether both write the same value.
-        pairs: all pairs of sites that race for the cell.
+        pairs: all pairs of sites that race on the cell.
         """
         return Facts(
             a,
@@ -290,7 +290,7 @@ class Races(OrderingObserver):
 
     def divergences(self):
         """Return all findings about divergence so far."""
-        # Scan only new findings, because a launch may have thousands of races.
+        # Scan only new findings, because a launch can have thousands of races.
         new = self.context.findings[self.scanned :]
         self.diverged += [finding for finding in new if finding.kind.endswith("-divergence")]
         self.scanned += len(new)

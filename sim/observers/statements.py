@@ -1,6 +1,6 @@
 """Parsers for source lines in Python or C++. They find assignments, atomics and array elements.
 
-Regular expressions suffice, because the advice that uses the results has a general fallback.
+Regular expressions suffice, because advice based on the results has a general fallback.
 """
 
 import re
@@ -23,7 +23,7 @@ EXTREME = re.compile(r"(?:\w+(?:\.|::))*f?(min|max)(?:imum|f)?(?=\()")
 CONDITIONAL = re.compile(
     r"(?P<then>.+) if (?P<test>.+) else (?P<other>.+)|(?P<test2>.+) \? (?P<then2>.+) : (?P<other2>.+)"
 )
-ATOMIC_OPERATORS = "+-|&^"  # the operators of `target operator= value` that an atomic can perform
+ATOMIC_OPERATORS = "+-|&^"  # the operators of `target operator= value` for which an atomic exists
 LOOSER_THAN_SUM = re.compile(r"[<>=?&|^]|\b(?:if|and|or)\b")  # operators with a lower precedence than a sum
 PLACE = r"\(?(\*\s*\w+|\w+\s*\[[^\[\]]+\])\)?"
 STEP = re.compile(rf"{PLACE}\s*(\+\+|--)|(\+\+|--)\s*{PLACE}")
@@ -66,7 +66,7 @@ def statement_of(site):
 
 
 def may_perform(text, action):
-    """Return whether a C++ statement may perform an access of this kind to an element.
+    """Return whether a C++ statement can perform an access of this kind to an element.
 
     action: "load", "store" or "atomic".
     """
@@ -105,8 +105,7 @@ def index_of(site, name):
 
 
 def lines_of_value(lines, value):
-    """Return the numbers of the lines that assign a variable on which `value` depends, directly or
-    indirectly.
+    """Return the numbers of the lines that assign variables on which `value` depends, directly or indirectly.
 
     lines: pairs (number, text).
     """
@@ -121,8 +120,7 @@ def lines_of_value(lines, value):
 
 
 def atomic_target(target):
-    """Return the arguments (array, index) that a Numba atomic takes for an element. Return None if there are
-    none.
+    """Return the arguments (array, index) of a Numba atomic on an element, or None if there are none.
 
     For x[i], they are x and i. For the field x[i].n, they are x["n"] and i.
     """
@@ -198,7 +196,7 @@ def statement(source):
 
 
 def closing_bracket(text):
-    """Return the position of the bracket that closes the one with which a text begins."""
+    """Return the position of the bracket that closes the opening bracket at the start of a text."""
     depth = 0
     for at, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -239,7 +237,7 @@ def assignment(source):
 
 
 def element_of(taken):
-    """Return the element that an Assignment copies unchanged, or None."""
+    """Return the element copied unchanged by an Assignment, or None."""
     return taken and arguments(re.sub(r"^tl\.load\(|\)$", "", taken.value))[0]
 
 

@@ -1,4 +1,4 @@
-"""Reads of an element that a single atomic could replace: tickets, claims and checks.
+"""Reads of an element that could be replaced by a single atomic: tickets, claims and checks.
 
 A ticket is a counter that threads read and increment in two statements. A claim is a comparison in the
 condition of a branch, followed by a store to the same element in the branch. A check is such a comparison
@@ -49,7 +49,7 @@ class Claim:
     operation: str  # "cas", "min" or "max"
     expected: str
     value: str
-    copied: str | None  # the variable that the branch compares instead of the element, or None
+    copied: str | None  # the variable compared by the branch instead of the element, or None
 
 
 def find_increment(source):
@@ -103,7 +103,7 @@ def find_ticket(facts):
     element, operator, operand = find_increment(facts.statement(site))
     name = re.match(r"\w*", element)[0]
     holder = outline.holders(outline.innermost(site.line), outline.root)[-1]
-    # Search the text and not the log, because a compiler may read the element once for several lines.
+    # Search the text and not the log, because a compiler can read the element once for several lines.
     lines = [
         line
         for line, text in outline.text(holder)
@@ -140,7 +140,7 @@ def index(element):
 
 
 def is_own_value(outline, holder, line, added):
-    """Return whether the thread needs the value that its own atomic returned, and not the final one.
+    """Return whether the thread needs the value returned by its own atomic rather than the final one.
 
     It does if the line compares the element, uses it as an index (perhaps through a variable), or reverts the
     addition.
@@ -179,7 +179,7 @@ def find_claim(facts):
     if found is None or not found.is_element or found.operator:
         return None
     load = of_action(facts, LOAD)
-    # Lines count from the `def` of each function, and `outline` contains one function.
+    # Lines are numbered from the `def` of each function, and `outline` contains one function.
     headers = [read.line for read in ([load] if load else facts.reads) if read.function == store.function]
     branches = (headed_branch(outline, line, store.line) for line in headers)
     branch = next(filter(None, branches), None) or branch_on_copy(outline, found.target, headers, store.line)
@@ -204,8 +204,8 @@ def find_claim(facts):
 
 
 def copy_of(outline, lines, element):
-    """Return the variable to which a line assigns an element, if nothing else assigns the variable. Return
-    None otherwise."""
+    """Return the variable to which a line assigns an element, provided that nothing else assigns the
+    variable, otherwise None."""
     for line in lines:
         found = assignment(outline.lines[line])
         home = outline.function(line)
@@ -255,8 +255,8 @@ def of_action(facts, action):
 
 
 def find_check(facts):
-    """Return (line, element) for a load in the condition of a branch that contains an atomic or a store on
-    the same array. Return None if there is none."""
+    """Return (line, element) for a load in the condition of a branch whose body contains an atomic or store
+    to the same array. Return None if there is none."""
     outline, load = facts.outline, of_action(facts, LOAD)
     change = of_action(facts, ATOMIC) or of_action(facts, STORE)
     if outline is None or load is None or change is None:

@@ -24,7 +24,7 @@ class Trace(Observer):
 
     @property
     def share(self):
-        """The fraction of the selected blocks' events that the Recording contains."""
+        """The fraction of the selected blocks' events contained in the Recording."""
         return self.length / max(self.length + self.cut, 1) if self.cut else 1.0
 
     def launch_started(self, context):
@@ -49,7 +49,7 @@ class Trace(Observer):
         self.length += room
         if room:
             number = self.blocks.setdefault(block, len(self.blocks))
-            # A barrier has scalars instead of columns, so broadcast all of them to the same length.
+            # A barrier has scalars instead of columns, so broadcast all values to the same length.
             columns = action, number, epoch, thread, site, address
             self.rows.append([np.broadcast_to(c, length)[:room].astype(np.int64) for c in columns])
 

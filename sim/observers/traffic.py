@@ -6,8 +6,8 @@ import numpy as np
 
 from sim.events import SITES, Column, Observer
 
-# The number of accesses that are counted together. It is large enough for numpy to be efficient, and small
-# enough for the CPU's cache.
+# The number of accesses counted together. It is large enough for numpy to be efficient, and small enough for
+# the CPU's cache.
 LUMP = 1 << 14
 BARRIERS = "syncthreads", "grid.sync"
 DONE = {"load": "loads", "store": "stores", "atomic": "atomics"}
@@ -33,7 +33,7 @@ class Traffic(Observer):
     def __init__(self) -> None:
         # (site, space, name, size) -> number of accesses; (name, site) -> number of executions
         self.accessed, self.together = Counter(), Counter()
-        self.batches, self.buffered = [], 0  # the columns that are not counted yet, and their total length
+        self.batches, self.buffered = [], 0  # the columns not yet counted, and their total length
 
     def launch_started(self, context):
         self.allocations, self.owner_count, self.order = context.space.allocations, 0, None

@@ -1,10 +1,9 @@
-"""uninitialized: loads of bytes that were never written, in shared memory, local memory and arrays from
-`sim.empty`.
+"""uninitialized: loads of bytes never written, in shared memory, local memory and arrays from `sim.empty`.
 
 In local memory, only stores by the current thread count. In other memory, a load is uninitialized if no
 earlier epoch wrote the byte, the thread itself has not written it before, and no other thread writes it in
-the same epoch. A write by another thread does not count if it is ordered after the load. If it is unordered,
-it is reported as a race. The findings therefore do not depend on the schedule.
+the same epoch. A write by another thread does not count if it is ordered after the load. An unordered write
+is reported as a race. The findings therefore do not depend on the schedule.
 
 An atomic other than exch also loads the element that it changes. Atomics by other threads in the same epoch
 do not initialise the element for it.
@@ -62,14 +61,13 @@ class Uninitialized(OrderingObserver):
 
     def launch_started(self, context):
         super().launch_started(context)
-        # block, or (block, base of an array from sim.empty) -> mask of the bytes that earlier epochs have
-        # written
+        # block, or (block, base of an array from sim.empty) -> mask of the bytes written in earlier epochs
         self.on_chip = {}
         # (site, array) -> (the lowest read as (position, access, address, use), the number of reads)
         self.local_reads = {}
         self.empty = [a for a in context.space.allocations if a.unwritten is not None]
-        # For arrays from sim.empty: (address, site) -> [(block, thread)] of the loads that no earlier write
-        # by their block precedes.
+        # For arrays from sim.empty: (address, site) -> [(block, thread)] of the loads not preceded by a write
+        # of their block.
         self.suspects = {}
         # address -> the blocks that write to it; address -> the blocks that write to it without reading it
         self.writers, self.setters = {}, {}
@@ -135,7 +133,7 @@ class Uninitialized(OrderingObserver):
     def shared_offsets(self, address):
         """Return the offsets of shared addresses in a block's mask of written bytes.
 
-        The mask contains the allocations one after another. Their addresses may be far apart, so a mask of
+        The mask contains the allocations one after another. Their addresses can be far apart, so a mask of
         the whole address range would need too much memory.
         """
         allocations = [a for a in self.context.space.allocations if a.space == "shared"]
@@ -155,8 +153,8 @@ class Uninitialized(OrderingObserver):
     def global_epoch(self, block, epoch, allocation, thread, site, address, size, segment):
         """Process the accesses of a block to an array from sim.empty in one epoch.
 
-        Loads that no earlier write by the block precedes are kept until the launch ends. If another block
-        writes the byte, Races decides whether this is a fault.
+        Loads not preceded by a write of the block are kept until the launch ends. If another block writes the
+        byte, Races decides whether this is a fault.
         """
         key = block, allocation.base
         written = self.on_chip.setdefault(key, ~allocation.unwritten)
@@ -183,7 +181,7 @@ class Uninitialized(OrderingObserver):
         """Return the positions of the uninitialized loads.
 
         Their bytes are not in `written`, their own thread has not stored them before, and no other thread
-        stores them in this epoch, except by a store that is ordered after the load.
+        stores them in this epoch, except by a store ordered after the load.
         """
         sets = self.sets(site)
         loads = np.flatnonzero(~sets)
@@ -259,7 +257,7 @@ def line_of(access):
 
 
 def all_written(written, offset, width):
-    """Return a mask that tells, for each `offset`, whether all `width` bytes from there on are set."""
+    """Return a mask with, for each `offset`, whether all `width` bytes from there on are set."""
     word = WORDS.get(width)
     if word is None or len(written) % width or (offset % width).any():
         return written[offset[:, None] + np.arange(width)].all(1)
@@ -277,8 +275,8 @@ def mark_written(written, offset, size):
 def loads_with_equal_store(loads, offset, size, site, thread, ordered):
     """Return a mask of the loads for which there is a plain store to exactly the same bytes.
 
-    The first such store must precede the load. If nothing is `ordered`, it may also belong to another thread.
-    This cheap test settles most loads.
+    The first such store must precede the load. If nothing is `ordered`, the store can also belong to another
+    thread. This cheap test settles most loads.
     """
     stores = np.flatnonzero(site & 3 == STORE)
     if not len(stores):

@@ -1,4 +1,4 @@
-"""The terms that findings use, for each kernel language.
+"""The terms used in findings, for each kernel language.
 
 Advice is a template over these terms. All other findings are written for Numba and then translated.
 """
@@ -51,7 +51,7 @@ WORDS = {
         "grid_barrier": "a second launch",
     },
 }
-# Further terms to replace in findings that are written for Numba.
+# Further terms to replace in findings written for Numba.
 MORE = {
     CPP: {"cuda.ballot_sync": "__ballot_sync", **{f"alignment={n}": f"alignas({n})" for n in (4, 8, 16)}},
     TRITON: {},
@@ -59,7 +59,7 @@ MORE = {
 
 
 def in_language(text: str, language: str) -> str:
-    """Translate a sentence that is written for Numba to the terms of another language."""
+    """Translate a sentence written for Numba to the terms of another language."""
     numba, other = WORDS[NUMBA], WORDS[language]
     pairs = [
         (numba[term].removesuffix("()"), other[term].removesuffix("()")) for term in ("barrier", "fence")
