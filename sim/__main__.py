@@ -132,7 +132,7 @@ def main(given=None):
     options = make_parser().parse_intermixed_args(given)
     try:
         report = run(options)
-    except ThreadError as error:  # a trap or a failed assertion
+    except ThreadError as error:  # the kernel executed a trap or failed an assertion
         print(error)
         return 1
     except (SimulatorError, OSError, UnicodeDecodeError, MemoryError) as error:

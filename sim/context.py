@@ -29,7 +29,8 @@ from sim.hooks import HOOKS, check_names, listeners
 from sim.nouns import plural
 from sim.progress import FIRST_LEAP, MAX_LEAP, Clock, ProgressCheck
 
-FLUSH_AT = 1 << 20  # limit on logged accesses: a longer log is flushed at the next thread switch
+# limit on the number of logged accesses; a longer log is flushed at the next thread switch
+FLUSH_AT = 1 << 20
 DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress before threads are compared
 # CPU seconds without progress before threads are compared. The delay starts at FIRST_PATIENCE and doubles
 # after each comparison that finds a change. PATIENCE is the limit for a loop in which something changes.
@@ -82,7 +83,7 @@ class Context:
             branches=bool(self.listeners["branches"]),
         )
         self.in_observer = False  # Whether a hook is running. A hook may be slow, but it returns.
-        self.silent = {}  # hook that is never called, or not for every event -> the reason
+        self.silent = {}  # hook that is not called, or not for every event -> the reason
         self.notes: dict[str, None] = {}  # notes for the report, stored as keys so that each appears once
         self.findings = []
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
@@ -115,7 +116,7 @@ class Context:
         # single-element accessors, indexed by the array's rank
         self.load = self.store = ()
         self.live = ()  # The blocks that have started and not ended, if several run concurrently.
-        self.pending = ()  # The blocks that have not started, in that case.
+        self.pending = ()  # The blocks that have not started, if several run concurrently.
         # whether compiled code is running; whether it has written to global memory
         self.runs_compiled = self.wrote = False
 
@@ -317,7 +318,7 @@ class Context:
             self.forecast.add(now, check.numbers)
             check.numbers = {}
             self.ends = now - self.moved + self.forecast.seconds_left() <= PATIENCE_FACTOR * PATIENCE
-            # Threads that wait for nobody compute, and may find what they search for.
+            # Threads that do not wait for other threads are computing, and may reach the end of a search.
             self.ends |= self.forecast.wanders and not self.synchronizes
         factor = COMPARING if stuck is None else 1
         late = now - self.moved > factor * PATIENCE and now - self.moved > factor * self.time_limit()

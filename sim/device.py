@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# stands in for the word of a lane that accesses none; sorts after every word of shared memory
+# placeholder for the word of a lane that accesses no word; sorts after every word of shared memory
 NOTHING = np.iinfo(np.int32).max
 
 

@@ -1,4 +1,4 @@
-"""Idle variables: variables of a loop that influence nothing but themselves, such as a count of iterations.
+"""Finds the idle variables of a loop, which influence nothing but themselves, such as a count of iterations.
 
 The test for endless loops (sim.progress) ignores them. Otherwise, a loop that counts how often it polls a
 flag would never repeat a state. The analysis works on bytecode, which Python kernels and translated PTX
@@ -11,13 +11,13 @@ import functools
 from sim.isa.table import INSTRUCTIONS
 
 PREFIX = "__sim_"  # prefix of the names in rewritten code (sim.frontend.accesses)
-OPERATOR = None  # stands on the stack for a function that replaces an operator
+OPERATOR = None  # placeholder on the stack for a function that replaces an operator
 BACKWARD = "BACKWARD"  # part of the name of each jump that ends an iteration
 # Instructions that compute a value from the values on the stack, by the number of values that they take.
 OPERATIONS = {"BINARY_OP": 2, "UNARY_NEGATIVE": 1, "UNARY_INVERT": 1, "UNARY_POSITIVE": 1}
 LOADS = {"LOAD_FAST", "LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"}
 CONSTANTS = {"LOAD_CONST", "LOAD_SMALL_INT"}
-NEUTRAL = {"NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL"}  # leave the stack as it is
+NEUTRAL = {"NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL"}  # leave the stack unchanged
 
 
 def idle_variables(code, offset):
@@ -35,7 +35,7 @@ def loops_of(code):
     instructions, found = list(dis.get_instructions(code)), []
     ranges = sorted((each.argval, each.offset) for each in instructions if BACKWARD in each.opname)
     for first, last in ranges:
-        # A jump from outside of a loop into it extends the loop.
+        # A jump into a loop from outside extends the loop.
         if found and first <= found[-1][1]:
             found[-1] = found[-1][0], max(last, found[-1][1])
         else:
@@ -56,7 +56,7 @@ def idle_among(instructions):
     for each in instructions:
         count = each.argval if each.opname == "CALL" else OPERATIONS.get(each.opname, 0)
         if each.opname in LOADS:
-            # Python 3.13 loads two variables by one instruction.
+            # Python 3.13 can load two variables with a single instruction.
             stack += [{name} for name in as_tuple(each.argval)]
         elif each.opname in CONSTANTS:
             stack.append(set())

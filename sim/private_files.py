@@ -1,4 +1,4 @@
-"""Files of a disk cache in a folder that only the current user can change.
+"""Stores the files of a disk cache in a folder that only the current user can change.
 
 Each file begins with a hash of its contents, so that a damaged file is recognised. Files that have not been
 used for a long time are removed.
@@ -28,11 +28,12 @@ def cache_home():
 
 
 def find_permission_problem(path):
-    """Return a text that says how another user could change the contents of `path`, or "" if none can.
+    """Return a message that says how another user could change the contents of `path`, or "" if no other user
+    can.
 
     The folder itself must belong to the current user, must not be a link, and must not be writable by others.
     The folders above it must belong to the current user or the administrator. If they are world-writable,
-    they must have the sticky bit, because other users could rename their entries otherwise.
+    they must have the sticky bit, because otherwise other users could rename their entries.
     """
     if not stat.S_ISDIR(path.lstat().st_mode):
         return f"{path} is no folder"

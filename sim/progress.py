@@ -1,4 +1,4 @@
-"""A test of whether a launch with a long-running loop still makes progress.
+"""Tests whether a launch with a long-running loop still makes progress.
 
 The decision compares everything that threads can observe: their variables and memory. Counting iterations
 instead would report loops that are correct but slow.
@@ -15,7 +15,7 @@ from sim.idle_variables import idle_variables
 # A thread that passes through more than MAX_STATES distinct states is not in a short cycle, unless all
 # threads together have passed through at most MOST_STATES in a thorough check.
 MAX_STATES, MOST_STATES = 64, 1 << 11
-OUTERMOST_MODULE = "sim.engine.grid"  # runs the threads; outer frames belong to no thread
+OUTERMOST_MODULE = "sim.engine.grid"  # the module that runs threads; frames further out belong to no thread
 MIN_REPEATS = 128  # iterations, per looping thread, that must start in a state seen before
 # If many threads loop, FEW_REPEATS of such iterations per thread are enough, provided that there are at least
 # MANY_REPEATS of them in total (see `is_enough`).
@@ -27,8 +27,8 @@ MOST_READS = 1 << 13
 IDLE_READS, MAX_IDLE_STEP = (
     16,
     30,
-)  # reads before the steps of a delay double; binary logarithm of the longest
-FIRST_LEAP = 1 << 20  # clock ticks to skip if all looping threads time a wait: about 1 ms
+)  # number of reads before the clock's step starts to double; binary logarithm of the longest step
+FIRST_LEAP = 1 << 20  # clock ticks to skip if all looping threads wait for a time: about 1 ms
 
 
 class Clock:
@@ -37,12 +37,13 @@ class Clock:
     def __init__(self, context):
         self.context, self.now, self.step = context, 0, 1
         self.readers = set()  # threads that have read the clock since the last ProgressCheck started
-        # what the reading thread had done at its last read, and how many reads since then did nothing else
+        # the reading thread's activity up to its last read, and the number of reads since then without other
+        # activity
         self.last, self.idle_reads = None, 0
 
     def read(self):
-        """Return the time. Reads between which a thread does nothing else advance it ever faster, so that a
-        delay of a million ticks takes a few dozen reads."""
+        """Return the time. Consecutive reads by a thread that does nothing else advance the clock ever
+        faster, so that a delay of a million ticks takes a few dozen reads."""
         context = self.context
         self.readers.add(context.thread)
         did = context.thread, context.entered, len(context.log or ())
@@ -59,7 +60,7 @@ class Clock:
         self.now = max(self.now, wakes)
 
     def advance(self, ticks):
-        """Jump ahead, because threads time their waits."""
+        """Move the clock ahead by this number of ticks, because threads wait for a time."""
         self.now += ticks
         self.step = max(self.step, ticks // MOST_READS)
 
@@ -124,8 +125,8 @@ class ProgressCheck:
     def is_enough(self, rounds, rest):
         """Return whether enough iterations have repeated: `rounds` per looping thread, and `rest` more.
 
-        Fewer suffice if there are many threads, each of which has repeated a state, no other thread or block
-        could still run, and no thread waits for a time.
+        Fewer iterations are enough if there are many threads, each thread has repeated a state, no other
+        thread or block could still run, and no thread waits for a time.
         """
         if rounds < FEW_REPEATS or self.repeats < MANY_REPEATS or rest or self.context.clock.readers:
             return rounds >= MIN_REPEATS
@@ -164,8 +165,8 @@ class ProgressCheck:
     def variables(self, frame):
         """Return a thread's position and variables in each function on its stack.
 
-        The idle variables of a loop in the kernel itself are left out. In a device function, they may
-        influence the caller.
+        The idle variables of a loop in the kernel itself are omitted. In a device function, such variables
+        may influence the caller.
         """
         frames = []
         while isinstance(frame, FrameType) and frame.f_globals.get("__name__") != OUTERMOST_MODULE:

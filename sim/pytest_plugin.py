@@ -1,7 +1,7 @@
 """The pytest plug-in for `pytest --cuda-sim`, which tests `@cuda.jit` kernels without a GPU.
 
-Each launch is simulated and checked by observers. A finding fails the test. So does an exception in a thread,
-even where a GPU would not report it to the host.
+Each launch is simulated and checked by observers. A finding fails the test. An exception in a thread also
+fails it, even if a GPU would not report the exception to the host.
 
 The project under test needs no changes: Numba's host API keeps working, on top of a simulated driver
 (sim.host). Mark a test that needs a real GPU with `@pytest.mark.cuda_sim(off=True)`. The mark also accepts
@@ -158,7 +158,7 @@ class LaunchTally:
     failed: bool = False
 
     def failures(self, allowed):
-        """Return the entries for errors that fail a test. `allowed` are the kinds that do not."""
+        """Return the entries for errors that fail a test. Errors of the kinds in `allowed` do not."""
         errors = (entry for entry in self.findings.values() if entry[0].severity == "error")
         return [entry for entry in errors if entry[0].kind not in allowed]
 

@@ -66,7 +66,7 @@ class Recording:
         return len(self.action)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle. It contains the Sites themselves, because site numbers are only valid
+        """Return the state for pickle. It contains the Sites themselves, because site numbers are valid only
         in one process."""
         numbers, site = np.unique(self.site, return_inverse=True)
         return {**vars(self), "site": site, "sites": [SITES[number] for number in numbers.tolist()]}

@@ -224,8 +224,8 @@ def format_access(access: Access) -> tuple[str, str, str]:
 
 
 def lines_of_files(accesses: Sequence[Access], code: Iterable[CodeType]) -> list[str]:
-    """Return the locations of accesses in a form that editors recognise, "example.py:20". Return none in a
-    notebook."""
+    """Return the locations of accesses in a form that editors recognise, "example.py:20". In a notebook,
+    return no location."""
     if in_notebook():
         return []
     functions: dict[str, set[CodeType]] = {}

@@ -1,7 +1,7 @@
 """Reruns of a launch whose first run is inconclusive.
 
 Every rerun starts with the arguments as they were before the launch. Afterwards, the results of the first run
-are restored. There are two reasons for a rerun:
+are restored. There are two kinds of reruns:
 
     other schedules    Threads act on the results of atomics. Their behaviour then depends on the schedule,
                        and some faults occur only under few schedules.
@@ -27,7 +27,8 @@ from sim.isa.table import INSTRUCTIONS
 from sim.observers import DEFAULT
 from sim.observers.races import Races
 
-# Budget of all schedules together, in thread resumptions: the maximum of MAX_TURNS and twice those of the
+# Budget for all schedules together, in thread resumptions: the maximum of MAX_TURNS and twice the number in
+# the
 # first run.
 MAX_TURNS = 30_000
 MAX_LATER_TURNS = 4_000  # the budget after the first FEW schedules, if they found nothing
@@ -163,7 +164,7 @@ class Reruns:
 
 def confirmed(findings):
     """Return the findings of a launch whose effects depend on undefined values. A read of an inactive lane is
-    an error then, unless a read of unwritten shared memory may be the cause."""
+    then an error, unless a read of unwritten shared memory may be the cause."""
     if any(map(reads_fresh_shared, findings)):
         return findings
     return [replace(f, severity="error") if reads_absent_lane(f) else f for f in findings]

@@ -15,7 +15,8 @@ SITE_BITS = 63 - SITE_SHIFT
 SPACE_SHIFT = ADDRESS_BITS - 2
 SPACES = ("global", "const", "shared", "local")
 GLOBAL, CONST, SHARED, LOCAL = range(4)
-CONSTANT = "a global array"  # the name of every array in constant memory: a captured global variable
+# name given to every array in constant memory, which is a captured global variable
+CONSTANT = "a global array"
 ACTIONS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
 ACTIONS |= {"atomic load": 2, "atomic store": 2}  # loads and stores with .relaxed, .acquire or .release
 LOAD, STORE, ATOMIC, BARRIER = range(4)

@@ -1,4 +1,4 @@
-"""The fraction of a launch that each observer has seen, with notes about the rest."""
+"""Computes the fraction of a launch that each observer has seen, and writes notes about the rest."""
 
 from sim.hooks import observer_class, overridden_hooks
 

@@ -1,4 +1,4 @@
-"""The front end for Python kernels: source text in, annotated and typed syntax tree out.
+"""The front end for Python kernels, which turns source text into an annotated and typed syntax tree.
 
 The input is a Python function: the kernel or a device function that it calls. Both engines build on the same
 tree, so they agree on what every name refers to and on the type of every expression:

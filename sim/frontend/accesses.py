@@ -20,8 +20,8 @@ MAX_INDICES = 5
 
 
 def element_strides(array, type_):
-    """Return the strides of the array called `array`, in elements: an int where its type determines the
-    stride, otherwise an expression."""
+    """Return the strides of the array called `array`, in elements: an int if its type determines the stride,
+    otherwise an expression."""
     strides = [
         prod(type_.shape[axis + 1 :]) if type_.shape else f"{array}.s{axis}" for axis in range(type_.rank)
     ]
@@ -185,13 +185,13 @@ class Accesses(ast.NodeTransformer):
         return made.body
 
     def position(self, target, indices, type_):
-        """Return the bounds conditions on the indices and the position of the element in the array, as
-        text."""
+        """Return, as text, the bounds conditions on the indices and the position of the element in the
+        array."""
         array, rank, surely = target.id, len(indices), type_ != ANY
         sizes = (surely and type_.shape) or [f"{array}.n{axis}" for axis in range(rank)]
         strides = element_strides(array, type_) if surely else [f"{array}.s{axis}" for axis in range(rank)]
-        # Without a certain type, the access is inlined for the usual class of array and guarded by a check of
-        # it.
+        # If the type is uncertain, the access is inlined for the usual class of array, and a check of the
+        # class guards it.
         conditions = [] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]
         terms = []
         for index, size, stride in zip(indices, sizes, strides):

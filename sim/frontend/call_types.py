@@ -208,7 +208,7 @@ def probe_result_type(function, scalars):
     try:
         with np.errstate(all="ignore"):
             return type_of_result(function(*(scalar(1) for scalar in scalars)))
-    except Exception:  # The function does not accept such numbers, so the result type is unknown.
+    except Exception:  # The function does not accept scalars of these types, so the result type is unknown.
         return ANY
 
 

@@ -129,7 +129,7 @@ class Types(CallTypes):
         if not all(isinstance(number, Number) and number.scalar in INTEGRAL for number in given):
             return ANY
         scalars = {number.scalar for number in given}
-        # Numba's range_state types: int32, int64 or uint64, by the types of the bounds.
+        # Numba's range_state types: int32, int64 or uint64, depending on the types of the bounds.
         if scalars <= UNSIGNED:
             return Number(np.uint64)
         narrow, known = scalars <= SIGNED - {int}, all(number.bits is not None for number in given)

@@ -1,4 +1,4 @@
-"""The loops whose iterations must be counted, because threads may reach the same barrier in different
+"""Finds the loops whose iterations must be counted, because threads may reach the same barrier in different
 iterations.
 
 If every barrier in a loop's body is passed exactly once per iteration, threads that have passed the same

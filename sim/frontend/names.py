@@ -1,4 +1,4 @@
-"""Lookup of a function's global and free names: numbers, device functions, members of numba.cuda."""
+"""Looks up a function's global and free names: numbers, device functions, members of numba.cuda."""
 
 import functools
 import importlib
@@ -225,8 +225,8 @@ def python_function(kernel):
 def positional(function):
     """Return the names of a function's parameters from its code object.
 
-    Return None if only `inspect.signature` can tell: some parameters aren't positional, or a decorator has
-    changed the signature.
+    Return None if this requires `inspect.signature`, because some parameters are not positional or a
+    decorator has changed the signature.
     """
     code = function.__code__
     if hasattr(function, "__wrapped__") or hasattr(function, "__signature__"):

@@ -33,7 +33,7 @@ class Outline:
     def __init__(self, lines, parts):
         self.lines = dict(enumerate(lines, 1))
         self.root = Node("text", 1, len(lines), parts)
-        self.paths = {}  # line -> its path, because each of thousands of races asks for the same few
+        self.paths = {}  # line -> its path; a cache, because thousands of races may be on the same few lines
 
     def path(self, line):
         """Return the Nodes that contain a line, outermost first."""
@@ -92,11 +92,11 @@ class Outline:
         return found if found is not None and self.all_reach_end(found) else None
 
     def divisible(self, node):
-        """Return whether every thread would reach the code after a Node, if the code were restructured around
-        it.
+        """Return whether each branch around a Node can be split so that every thread reaches the code after
+        the Node.
 
-        Restructuring means that each enclosing branch is split at the Node. An early `return` in front of the
-        Node becomes a branch around the code that follows.
+        Splitting divides each enclosing branch in two at the Node, and turns an early `return` before the
+        Node into a branch around the code that follows.
         """
         above = [part for part in self.holders(node, self.root) if part.kind != STATEMENT][1:]
         kinds = [part.kind for part in above]

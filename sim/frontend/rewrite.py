@@ -133,8 +133,11 @@ class Rewriter(Accesses):
         return self.operation(UNARY[type(node.op)], [self.with_width(node.operand, type_)], [type_], node)
 
     def form(self, entry, types_, node):
-        """Return a constant node for the version of an entry that handles operands of these types. Return
-        None if the types are not certain."""
+        """Return a constant node that holds the version of an instruction-table entry for operands of these
+        types.
+
+        Return None if the types are not certain.
+        """
         classes = tuple(map(class_of, types_))
         if None in classes or len(classes) != entry.count or entry.version(*classes) is None:
             return None
@@ -165,7 +168,7 @@ class Rewriter(Accesses):
         return self.call(name, [node], node)
 
     def unify(self, parts, type_):
-        """Convert alternative expressions, of which the program selects one, to their common type."""
+        """Convert expressions, one of which the program selects at run time, to their common type."""
         made, wanted = [], held_as(type_)
         for part, held in [(part, held_as(self.types.of(part))) for part in parts]:
             same = None in (wanted, held) or held is wanted
@@ -182,8 +185,8 @@ class Rewriter(Accesses):
         return node
 
     def is_instance(self, node):
-        """Return the result of `isinstance(x, float)` as Numba decides it, by the type of x alone. There, an
-        int32 is not an `int` (int64)."""
+        """Return the result of `isinstance(x, float)` as Numba decides it, from the type of x alone. In
+        Numba, an int32 is not an `int` (int64)."""
         named = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else [node.args[1]]
         referents, type_ = [referent_of(part) for part in named], self.types.of(node.args[0])
         python = {one.__name__: one for one in PYTHON_TYPES}

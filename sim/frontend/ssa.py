@@ -243,7 +243,7 @@ class Versions:
     # --- compile-time values --------------------------------------------------------------------------------
 
     def decide(self, test):
-        """Return the truth value of a condition that Numba's branch pruning can decide; None for any other
+        """Return the truth value of a condition that Numba's branch pruning can decide, or None for any other
         condition."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             known = self.decide(test.operand)

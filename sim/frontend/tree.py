@@ -109,7 +109,7 @@ def has(node, *classes):
 class Fold(ast.NodeTransformer):
     """Constant folding of operations on literals, with the result of Python's own compiler.
 
-    Numba compiles bytecode. To it, `2**64 - 1` is a single uint64 and not an int64 that wrapped around.
+    Numba compiles bytecode, in which `2**64 - 1` is a single uint64, and not an int64 that wrapped around.
     """
 
     def visit_BinOp(self, node):
@@ -162,10 +162,10 @@ class Simplify(ast.NodeTransformer):
         return name
 
     def evaluate_once(self, node, stem, before):
-        """Return a function that builds a new copy of `node` for each use.
+        """Return a function that builds an expression with the value of `node` for each use.
 
-        Names and literals are copied. For any other node, append an assignment to a new variable to `before`
-        and build a read of that variable, so that the expression is evaluated only once.
+        The expression is a copy of `node` if it is a name or a literal. Otherwise `node` is assigned once to
+        a new variable, by a statement appended to `before`, and the expression reads that variable.
         """
         if isinstance(node, ast.Tuple):
             parts = [self.evaluate_once(part, stem, before) for part in node.elts]

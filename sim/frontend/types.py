@@ -96,7 +96,7 @@ INT32, INT64, UINT64, BOOL = signed(np.int32, 31), Number(int), Number(np.uint64
 
 
 def bits(type_):
-    """Return the bits of an integer that is certainly a Python int, else None."""
+    """Return the number of bits of an integer that is known to be a Python int, else None."""
     return type_.bits if isinstance(type_, Number) else None
 
 

@@ -23,8 +23,8 @@ TOTAL_BYTES = 16 << 30  # the device's memory size, as reported by get_memory_in
 
 
 class Memory:
-    """The allocations of the simulated device, {address: bytes}, and the addresses of those not yet
-    written."""
+    """The allocations of the simulated device, {address: bytes}, and the addresses of allocations that have
+    not been written."""
 
     def __init__(self):
         self.blocks, self.addresses, self.fresh = {}, [], set()
@@ -67,7 +67,7 @@ class Memory:
         self.fresh.discard(self.find_base(int(address)))
 
     def update_fresh(self):
-        """Record which allocations a launch has written: those that are no longer filled with FRESH."""
+        """Record which allocations a launch has written, because they are no longer filled with FRESH."""
         # Only fresh allocations are compared, so each one costs time until its first write.
         self.fresh = {address for address in self.fresh if (self.blocks[address] == FRESH).all()}
 
@@ -85,7 +85,7 @@ class Memory:
 
 
 class Device(driver.Device):
-    """The only device, with the limits of a DeviceSpec."""
+    """The single simulated device, with the limits of a DeviceSpec."""
 
     def __init__(self, spec):
         self.id, self.name, self.uuid = 0, b"simulated", "GPU-simulated"
@@ -114,7 +114,7 @@ class Device(driver.Device):
 
 
 class Functions:
-    """The driver functions by name. Any other function is refused with an error that names it."""
+    """The driver functions by name. A call to any other function raises an error that names it."""
 
     def __init__(self, memory):
         self.memory, self.contexts, self.handles, self.events = memory, [], 0, {}

@@ -156,8 +156,8 @@ class Host:
     # --- launches -------------------------------------------------------------------------------------------
 
     def call(self, kernel, arguments, how):
-        """Launch a kernel. Replaces numba.cuda.dispatcher.CUDADispatcher.call; `how` holds the
-        configuration."""
+        """Launch a kernel with the configuration `how`. This replaces
+        numba.cuda.dispatcher.CUDADispatcher.call."""
         for callback in how.pre_launch_callbacks:
             callback(kernel, how)
         own = NUMBA_KERNELS.get((kernel.py_func.__module__, kernel.py_func.__name__))
@@ -244,7 +244,7 @@ class Host:
 
 
 def run_seeds(function, options, configuration, values):
-    """Return the Report of one launch: the report for the first seed, with the findings for all seeds."""
+    """Return the Report of one launch: the report for the first seed, with the findings from all seeds."""
     how = dict(observers=options.observers, spec=options.spec, max_steps=options.max_steps)
 
     def one(seed):
@@ -330,13 +330,14 @@ def fits(given, wanted):
 
 
 def keep_signature(kernel, signature, return_type=None):
-    """Store a kernel's signature. Replaces `compile` and `compile_device`."""
+    """Store a kernel's signature. This replaces `compile` and `compile_device`."""
     argument_types, stated = sigutils.normalize_signature(signature)
     return kernel.overloads.setdefault(argument_types, Uncompiled(argument_types, return_type or stated))
 
 
 def launch_for_all(asked, *arguments):
-    """Launch a kernel with at least one thread per task. Replaces numba.cuda.dispatcher.ForAll.__call__."""
+    """Launch a kernel with at least one thread per task. This replaces
+    numba.cuda.dispatcher.ForAll.__call__."""
     if asked.ntasks:
         block = asked.thread_per_block or THREADS_PER_BLOCK
         asked.dispatcher[-(-asked.ntasks // block), block, asked.stream, asked.sharedmem](*arguments)

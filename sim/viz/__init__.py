@@ -98,7 +98,7 @@ IMAGE_STYLE = (
 LEFT_ALIGNED = 'class="text" style="text-align:left"'
 
 
-Row = tuple[Any, ...]  # One row of a table that describes a picture.
+Row = tuple[Any, ...]  # a row of the table that describes a picture
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Scene:
         for look, meaning in entries:
             self.boxes.append((look, x, y, 12, 12))
             self.labels.append((x + 17, y + 10, meaning, ""))
-            # 7 is the average width of a letter at this font size, in pixels.
+            # A letter is 7 pixels wide on average at this font size.
             x += 34 + 7 * len(meaning)
 
 

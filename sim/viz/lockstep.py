@@ -1,5 +1,5 @@
-"""Group the accesses in a Recording as a warp would issue them: all lanes together, by the number of accesses
-since the last barrier."""
+"""Groups the accesses in a Recording as a warp would issue them: all lanes together, by the number of
+accesses since the last barrier."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Request:
     active lane."""
 
     epoch: int
-    time: int  # number of accesses since the barrier by the lane that has made most of them
+    time: int  # number of accesses since the barrier by the lane that has made the most
     warp: int
     rows: np.ndarray
 

@@ -28,7 +28,7 @@ LEGEND = {
 def timeline(recording: Recording, block: int | Index3 | None = None) -> View:
     """Return a View of `block`, by default the lowest block in the trace.
 
-    Time is the number of accesses that a thread has made since the last barrier, and not clock cycles.
+    Time is measured in accesses that a thread has made since the last barrier, not in clock cycles.
     """
     number, threads = block_number(recording, block), prod(recording.threads)
     moments = [(epoch, rows, times(recording, rows)) for epoch, rows in epochs(recording, number)]
