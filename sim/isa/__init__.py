@@ -1,9 +1,9 @@
 """The instruction set of the simulated GPU: a table with one entry per instruction. An entry has the operand
 types, the participating lanes, the memory effects, and a reference implementation in Python.
 
-What enters are the entries. The modules of this package, and user code with the decorators `instruction`,
-`function`, `memory_instruction` and `vote`, add them to the table when they are imported. The package imports
-nothing else from `sim`, except for the text helper `sim.nouns`.
+What enters are the entries. The modules of this package add entries to the table when they are imported, and
+so does user code through the decorators `instruction`, `function`, `memory_instruction` and `vote`. The
+package imports nothing else from `sim`, except for the text helper `sim.nouns`.
 
 What leaves is the table. The interpreter calls an entry's reference implementation (its *semantics*). The
 native engine compiles the semantics with Numba, or a faster compiled form with the same results (`native=`).
@@ -12,7 +12,7 @@ only use registers into Python expressions. `tests/sim/test_isa.py` compares eve
 semantics.
 
 Most semantics come from NVIDIA's *PTX ISA* manual, chapter 9, "Instruction Set". Each file names the sections
-that it implements. Section numbers are those of PTX ISA 8.6 to 9.2. Other versions number some sections
+implemented there. Section numbers are those of PTX ISA 8.6 to 9.2. Other versions number some sections
 differently, but keep their titles. Where Numba defines the types or the result, the file says so.
 
 Read the files in this order:
@@ -27,11 +27,11 @@ Read the files in this order:
 
     operations, powers   Python's operators
     builtin_functions    Python's builtins for numbers
-    operators     semantics of operators that only the interpreter calls
+    operators     semantics of operators called only by the interpreter
     ptx_types     PTX's types of numbers
     integer_arithmetic, float_arithmetic   PTX arithmetic: add.s32, shl.b64, fma.rn.f32
     comparisons   PTX comparisons, choices and conversions: setp.lt.f32, selp, cvt
-    mathematics, libdevice, half, integers   the modules that kernels import: math, libdevice, cuda.fp16
+    mathematics, libdevice, half, integers   the modules imported by kernels: math, libdevice, cuda.fp16
     vectors       CUDA's vector types: float4, int2
 
     warp, shuffles                votes, matches and shuffles

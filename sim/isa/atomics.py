@@ -26,7 +26,7 @@ class Atomic(Entry):
     overwrites: whether the new value is independent of the old one.
     tests: whether the operation may leave the element unchanged.
     indexed: whether a call passes an index after the array.
-    native: the compiled form, which by default is the semantics.
+    native: the compiled form. By default, it is the semantics.
     """
 
     operands: tuple = ("value",)
@@ -58,27 +58,27 @@ def increment(old, value):
 
 
 def decrement(old, value):
-    """Return `value` if `old` is 0 or above it, otherwise old - 1 (atom.dec)."""
+    """Return `value` if `old` is 0 or greater than `value`, otherwise old - 1 (atom.dec)."""
     return value if old == 0 or old > value else old - 1
 
 
 def larger(old, value):
-    """Return the larger value. If one of them is NaN, keep the old value, as Numba's atomic max does."""
+    """Return the larger value. If either is NaN, keep the old value, as Numba's atomic max does."""
     return value if value > old else old
 
 
 def smaller(old, value):
-    """Return the smaller value. If one of them is NaN, keep the old value."""
+    """Return the smaller value. If either is NaN, keep the old value."""
     return value if value < old else old
 
 
 def larger_number(old, value):
-    """Return the larger value. If one of them is NaN, return the other."""
+    """Return the larger value. If one value is NaN, return the other."""
     return value if old != old or value > old else old
 
 
 def smaller_number(old, value):
-    """Return the smaller value. If one of them is NaN, return the other."""
+    """Return the smaller value. If one value is NaN, return the other."""
     return value if old != old or value < old else old
 
 
@@ -102,7 +102,7 @@ def unsigned_increment(old, value):
 
 
 def unsigned_decrement(old, value):
-    """Return `value` if `old` is 0 or above it, otherwise old - 1. This is the compiled form of
+    """Return `value` if `old` is 0 or greater than `value`, otherwise old - 1. This is the compiled form of
     `decrement`."""
     return value if old == 0 or old > value else old - uint64(1)
 

@@ -34,8 +34,8 @@ class Barrier(Entry):
     function (result so far, number of the next thread) that returns the new result. It is folded over the
     threads in order, beginning with `start`.
 
-    operands: {name: dtype, or None for a number of any type}. It is empty without a vote.
-    results: {name: dtype}. It is empty without a vote.
+    operands: {name: dtype, or None for a number of any type}. Empty without a vote.
+    results: {name: dtype}. Empty without a vote.
     """
 
     scope: str
@@ -56,7 +56,7 @@ class Barrier(Entry):
         return list(self.operands)
 
     def vote(self, numbers):
-        """Return the result of the vote for these numbers. There is one number per thread."""
+        """Return the result of the vote for these numbers, one per thread."""
         (operand,), (result,) = self.operands.values(), self.results.values()
         converted = numbers if operand is None else map(cast(operand), numbers)
         result = result_converter(result)
@@ -71,10 +71,10 @@ def barrier(name, source, scope, ptx=()):
 def vote(*, source, start=0, name=None, ptx=(), replaces=None):
     """Return a decorator that adds a function to the table, as a block-wide barrier with a vote.
 
-    The decorator returns the Barrier, which kernels call. The function takes (result so far, number of the
-    next thread) and returns the new result. The interpreter calls it, and Numba compiles it. Its return
+    The decorator returns the Barrier, to be called by kernels. The function takes (result so far, number of
+    the next thread) and returns the new result. The interpreter calls it, and Numba compiles it. Its return
     annotation is the dtype of the result, such as numpy.int32. The annotation of the number is a dtype.
-    Without one, a number of any type is accepted.
+    Without an annotation, a number of any type is accepted.
 
     source: the specification, such as a section of the PTX ISA.
     start: the initial result, which is combined with the number of thread 0, then of thread 1, and so on.

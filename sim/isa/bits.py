@@ -18,12 +18,12 @@ POPC, CLZ, BREV, FMA = LLVM("ctpop"), LLVM("ctlz", ((1, 0),)), LLVM("bitreverse"
 
 
 def popc(x, *, bits):
-    """Return the number of bits that are set."""
+    """Return the number of set bits."""
     return (x & (1 << bits) - 1).bit_count()
 
 
 def clz(x, *, bits):
-    """Return the number of leading zeros. It is `bits` if x is 0."""
+    """Return the number of leading zeros, or `bits` if x is 0."""
     return bits - (x & (1 << bits) - 1).bit_length()
 
 
@@ -59,12 +59,12 @@ def bits_of(x):
 
 
 def float32_of(bits):
-    """Return the float32 that has this bit pattern."""
+    """Return the float32 with this bit pattern."""
     return np.uint32(bits).view(float32)
 
 
 def float64_of(bits):
-    """Return the float64 that has this bit pattern."""
+    """Return the float64 with this bit pattern."""
     return np.uint64(bits).view(float64)
 
 
@@ -73,14 +73,14 @@ TF32_LARGEST = 0x7F7FE000
 
 
 def to_tf32(bits, mode, relu=False, finite=False):
-    """Return the bit pattern of a float32 that is converted to tf32 (cvt.tf32.f32).
+    """Return the bit pattern of a float32 converted to tf32 (cvt.tf32.f32).
 
     A tf32 has 10 bits of fraction, and its low 13 bits are 0.
 
     bits: the bit pattern of the float32.
     mode: "rn" (to nearest, ties to even), "rna" (to nearest, ties away from zero) or "rz" (towards zero).
     relu: whether a negative number becomes 0.
-    finite: whether infinities, and numbers that are too large, become the largest finite tf32 (.satfinite).
+    finite: whether infinities and out-of-range numbers become the largest finite tf32 (.satfinite).
     """
     if relu and bits >> 31 and bits & 0x7FFFFFFF <= 0x7F800000:
         return 0

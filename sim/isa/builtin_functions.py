@@ -1,7 +1,7 @@
 """Entries for the builtins that compute with numbers: abs, max, min, round, and conversions such as int and
-numpy.float32. `BUILTINS` contains the functions that the interpreter calls for them.
+numpy.float32. `BUILTINS` contains the functions called for them by the interpreter.
 
-Source: Numba's typing on CUDA and the PTX that it emits; PTX ISA 9.7.3 (min, max).
+Source: Numba's typing on CUDA, and its PTX; PTX ISA 9.7.3 (min, max).
 """
 
 import itertools
@@ -41,8 +41,8 @@ def second_if_smaller(a, b):
 def of_extreme(of_floats=None):
     """Return the type rule of max or min.
 
-    of_floats: the semantics for two operands that are float32 or float64. Numba compiles these to PTX's max
-        or min. Other types use the semantics of the entry.
+    of_floats: the semantics for two float32 or float64 operands. Numba compiles these to PTX's max or min.
+        Other types use the semantics of the entry.
     """
 
     def rule(a, b):
@@ -146,11 +146,12 @@ for _scalar in sorted(INTEGRAL | FLOATING | COMPLEX, key=str):
     _dtype = np.dtype(_scalar)
     add_entry(f"numpy.{_dtype.name}", cast(_dtype), of_dtype(_scalar), VALUE)
 
-# --- what the interpreter calls by the name of a builtin ----------------------------------------------------
+# --- functions called by the name of a builtin --------------------------------------------------------------
 
 
 def dispatch_by_count(name):
-    """Return a function that calls the builtin for the number of its arguments, which is one or two."""
+    """Return a function that calls the builtin's one-argument or two-argument entry, by its number of
+    arguments."""
     return lambda *given: INSTRUCTIONS[f"builtins.{name}.{len(given)}"].call(*given)
 
 
@@ -172,7 +173,7 @@ def fold_extreme(name, better):
 
 
 def sum_(values, start=0):
-    """Return the sum of the values, which begins with 0 as an int64."""
+    """Return the sum of the values and `start`. By default, `start` is 0, an int64."""
     return reduce(INSTRUCTIONS["operator.add"].call, values, start)
 
 
@@ -191,7 +192,7 @@ def zip_(*items):
     return zip(*(itertools.islice(part, length) for part in items))
 
 
-# name of a builtin -> the function that the interpreter calls for it
+# name of a builtin -> the function called for it by the interpreter
 BUILTINS = {name.partition(".")[0]: entry.call for name, entry in entries_under("builtins").items()}
 BUILTINS |= {name: dispatch_by_count(name) for name in ("complex", "round")}
 BUILTINS |= {"max": fold_extreme("max", second_if_larger), "min": fold_extreme("min", second_if_smaller)}

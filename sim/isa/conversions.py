@@ -9,10 +9,9 @@ Inside a kernel, the Python type of a value represents its Numba type:
     numpy float16, float32, float64, ml_dtypes.bfloat16 (a Python float counts as float64)
     numpy complex64, complex128      (a Python complex counts as complex128)
 
-No conversion raises an exception for a value that is out of range. Integers wrap around. A float that is
-converted to an integer saturates, as in PTX's `cvt` (PTX ISA 9.7.9, "Data Movement and Conversion
-Instructions"). numpy would warn about some of these conversions, so callers run under
-`numpy.errstate(all="ignore")`.
+No conversion raises an exception for an out-of-range value. Integers wrap around. A float converted to an
+integer saturates, as in PTX's `cvt` (PTX ISA 9.7.9, "Data Movement and Conversion Instructions"). numpy would
+warn about some of these conversions, so callers run under `numpy.errstate(all="ignore")`.
 """
 
 import math
@@ -87,7 +86,7 @@ def _host_int(value):
 
 
 def _as_dtype(dtype):
-    """Return the numpy dtype for anything that `cast` accepts."""
+    """Return the numpy dtype for anything accepted by `cast`."""
     if not isinstance(dtype, (type, np.dtype)):
         # Numba prefixes the names of CUDA's 16-bit types with __nv_. The type bfloat16 belongs to ml_dtypes.
         name = str(dtype).removeprefix("__nv_")
@@ -96,7 +95,7 @@ def _as_dtype(dtype):
 
 
 def _to_signed(bits):
-    """Return the conversion to a signed integer of `bits` bits, which is represented by a Python int."""
+    """Return the conversion to a signed integer of `bits` bits, represented by a Python int."""
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     lowest, highest = float(low), float(high)
 
@@ -127,7 +126,7 @@ def _to_unsigned(scalar, bits):
 
 
 def _integral(value, bits, signed):
-    """Return an int that is congruent to the converted number modulo 2**bits."""
+    """Return an int congruent to the converted number modulo 2**bits."""
     if isinstance(value, INTEGERS):
         return int(value)
     if isinstance(value, FLOATS):
@@ -142,8 +141,8 @@ def truncated(value, bits=64, signed=True, least=16):
     converts to an 8-bit integer by saturating to 16 bits and keeping the low 8 bits. A float16 is rounded to
     the nearest integer instead (ties to even) and saturates to 8 bits, because Numba emits `cvt.rni` for it.
 
-    NaN becomes 0. If the source is a float64 or the result has 64 bits, it becomes the integer in which only
-    the top bit is set (PTX ISA 9.7.9, `cvt`).
+    NaN becomes 0. If the source is a float64 or the result has 64 bits, NaN becomes the integer with only the
+    top bit set (PTX ISA 9.7.9, `cvt`).
     """
     half = type(value) is float16
     width = bits if half else max(bits, least)

@@ -14,9 +14,10 @@ from sim.isa.memory import memory_instruction
 
 
 def cp_async(size):
-    """Add the cp.async that copies `size` bytes to the table.
+    """Add to the table the cp.async for copies of `size` bytes.
 
-    It reads `valid` bytes from the source (the operand src-size in PTX), and fills the rest with zeros.
+    It reads `valid` bytes from the source (the operand src-size in PTX), and fills the remaining bytes with
+    zeros.
     """
 
     def semantics(memory, tile, index, source, source_index, valid):
@@ -40,7 +41,7 @@ for _size in (4, 8, 16):
 
 @memory_instruction(source="PTX ISA cp.async.commit_group", ptx=("cp.async.commit_group",))
 def cp_async_commit(memory):
-    """Commit all copies that the thread has not committed yet to a new group."""
+    """Commit all of the thread's uncommitted copies to a new group."""
     memory.commit()
 
 
@@ -52,6 +53,6 @@ def cp_async_wait(memory, groups):
 
 @memory_instruction(source="PTX ISA cp.async.wait_all", ptx=("cp.async.wait_all",))
 def cp_async_wait_all(memory):
-    """Wait for all copies of the thread, whether they are committed or not."""
+    """Wait for all copies of the thread, committed or not."""
     memory.commit()
     memory.receive(0)

@@ -50,7 +50,7 @@ def divided(x, y, scalar, mode):
 def multiplied(x, y, scalar, mode):
     """Return x * y, rounded once to `scalar` in the direction `mode`."""
     x, y = float(x), float(y)
-    # `fused` would add +0 to the product. A product that is -0 would lose its sign.
+    # `fused` would add +0 to the product. A product of -0 would lose its sign.
     if x == 0 or y == 0:
         return scalar(x * y)
     return fused(x, y, 0.0, scalar, mode)

@@ -1,5 +1,5 @@
 """The class Operation, which represents a PTX instruction as a Python expression, and the helper functions
-that such expressions call."""
+called by such expressions."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,11 @@ from sim.isa.ptx_types import REALS
 class Operation:
     """A PTX instruction as a Python expression.
 
-    text: the expression, with {0}, {1}, ... in place of the operands. Its value is a tuple if there are
-        several results.
+    text: the expression, with {0}, {1}, ... in place of the operands. The value of the expression is a tuple
+        if there are several results.
     operands, results: the PTX types of the operands and results.
-    in_range: whether an integer result is certainly within the range of its type, so that it needs no mask.
+    in_range: whether an integer result is guaranteed to be within the range of its type, so that it needs no
+        mask.
     by_constant: a function (constant second operand) that returns a better expression or None; or None.
     """
 
@@ -33,7 +34,7 @@ class Operation:
         return self.text.format(*values)
 
 
-# name of a function that expressions call -> the function
+# name of a function called by expressions -> the function
 HELPERS = {scalar.__name__: scalar for scalar in REALS.values()} | {"sqrt": np.sqrt}
 HELPERS |= {f"{scalar.__name__}_of": halves.__getitem__ for scalar, halves in bits.HALVES.items()}
 for _function in (
@@ -41,13 +42,13 @@ for _function in (
     bits.two_halves, bits.two_bytes, bits.halves_to_bytes, bits.bytes_to_halves, bits.at_most,
 ):  # fmt: skip
     HELPERS[_function.__name__] = _function
-HELPER_ENTRIES = {}  # name of a helper -> the table entry that it computes
+HELPER_ENTRIES = {}  # name of a helper -> the table entry computed by it
 PAIRS = {}  # name of a helper -> (expression for one half, number of operands, their PTX type)
 MAKERS = {}  # opcode -> the function that returns the Operation for a Name, or None
 
 
 def helper(function):
-    """Register a function that expressions call by its name. Use it as a decorator."""
+    """Register a function to be called by name in expressions. Use it as a decorator."""
     HELPERS[function.__name__] = function
     return function
 

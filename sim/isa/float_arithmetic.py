@@ -3,8 +3,8 @@
 If libdevice or cuda.fp16 provides the same function, that module adds its name and a compiled form to the
 entry.
 
-An `.approx` function returns the correctly rounded value. The result of the hardware may differ in the last
-bits. `.ftz` is ignored here (see sim.isa.registers).
+An `.approx` function returns the correctly rounded value. The hardware's result can differ in the last bits.
+`.ftz` is ignored here (see sim.isa.registers).
 
 Source: PTX ISA 9.7.3, "Floating-Point Instructions"; 9.7.4, "Half Precision Floating-Point Instructions".
 """
@@ -26,7 +26,7 @@ def in_direction(scalar, mode):
     """Return {opcode: (number of operands, function)} for the operations that round their exact result once.
 
     scalar: the numpy type of the operands and of the result.
-    mode: the rounding direction, as sim.isa.rounding names it.
+    mode: the rounding direction, by its name in sim.isa.rounding.
     """
     how = {"scalar": scalar, "mode": mode}
     found = {
@@ -38,7 +38,7 @@ def in_direction(scalar, mode):
         "sqrt": (1, partial(square_root, **how)),
         "fma": (3, fused_float32 if (scalar, mode) == (float32, "rn") else partial(fused, **how)),
     }
-    if mode == "rn":  # numpy's operators round to nearest as well, and they are faster
+    if mode == "rn":  # numpy's operators also round to nearest, and are faster
         found |= {name: (2, getattr(operator, name)) for name in ("add", "sub", "mul")}
     return found
 

@@ -3,8 +3,8 @@ compute them on a GPU.
 
 The quotient |x| / |y| is rounded to the type, and then rounded down to an integer n. The remainder |x| - n
 |y| is rounded only once, because ptxas contracts the product and the difference into an fma. Therefore, the
-result differs from Python's if the quotient rounds up to an integer, or if it exceeds the integers that the
-type represents exactly. The remainder of a division by infinity is NaN.
+result differs from Python's if the quotient rounds up to an integer, or if it exceeds the integers exactly
+representable in the type. The remainder of a division by infinity is NaN.
 
 Source: the PTX of Numba's `real_divmod`. The results were compared with those of an H200.
 """
@@ -42,6 +42,6 @@ def quotient(x, y):
         found = found - 1
     if found == 0:
         return found * found * x / y  # a zero with the sign of x / y
-    # Except for rounding errors, `found` is an integer, so round it to the nearest one.
+    # Except for rounding errors, `found` is an integer, so round it to the nearest integer.
     whole = np.floor(found)
     return whole + 1 if found - whole > 0.5 else whole

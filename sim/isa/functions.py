@@ -26,7 +26,7 @@ VALUE = "the same number, in the type of the result"
 
 
 def identity(x):
-    """Return x. It is the semantics of conversions, in which the conversion to the result type does all the
+    """Return x. This is the semantics of conversions, because the conversion to the result type does all the
     work."""
     return x
 
@@ -47,10 +47,10 @@ class LLVM:
 
 
 class OpaqueIdentity:
-    """The identity function on integers, which LLVM's optimiser cannot see through.
+    """The identity function on integers, opaque to LLVM's optimiser.
 
-    Numba marks the sum in `n + 1` as one that cannot overflow. LLVM then concludes that the sum is not the
-    lowest integer. On a GPU, however, the sum wraps around.
+    Numba declares that the sum in `n + 1` cannot overflow. LLVM then concludes that the sum is not the lowest
+    integer. On a GPU, however, the sum wraps around.
     """
 
     def __call__(self, x):
@@ -77,7 +77,7 @@ class Version(NamedTuple):
 
     operands: the types to which the operands are converted.
     results: the type of the result, or a tuple of types.
-    semantics, native: as in Function. If they are None, the entry's own are used.
+    semantics, native: as in Function. If None, those of the entry are used.
     """
 
     operands: tuple
@@ -88,7 +88,7 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Function(Entry):
-    """A function of numbers that a single thread computes, without accesses to memory.
+    """A numeric function that a single thread computes without accessing memory.
 
     operands: the dtype to which each operand is converted.
     results: the dtype of the result, or a tuple of dtypes.
@@ -96,7 +96,7 @@ class Function(Entry):
         maps the types to a Version, or to None if Numba does not support them.
     native: the compiled form: SAME, BITS, VALUE, LLVM, a plain function of the converted operands, or None.
     ulps: the maximum difference between the compiled form and the semantics, in units in the last place.
-    otherwise: the function that the interpreter calls for values that are not numbers.
+    otherwise: the function called by the interpreter for non-numeric values.
     """
 
     operands: tuple = ()
@@ -130,7 +130,7 @@ class Function(Entry):
 
     @cached_property
     def call(self):
-        """The function that an interpreted kernel calls. It accepts numbers of any type, and converts them as
+        """The function called by an interpreted kernel. It accepts numbers of any type, and converts them as
         Numba does."""
         forms = self.forms
 
@@ -142,7 +142,7 @@ class Function(Entry):
 
         def of_more(*given, **named):
             if named:
-                # The names of the semantics' parameters tell the positions of keyword arguments.
+                # The names of the semantics' parameters determine the positions of keyword arguments.
                 given = inspect.signature(self.semantics).bind(*given, **named).args
             return forms[*map(type, given)](*given)
 
@@ -178,8 +178,8 @@ class Forms(dict):
 
 
 def make_form(version, given):
-    """Return the semantics, specialised for operands of the types `given`. A conversion that would change
-    nothing is left out."""
+    """Return the semantics, specialised for operands of the types `given`. A conversion without effect is
+    left out."""
     names = {
         "semantics": bind_width(version.semantics, version.operands),
         "result": to_result(version.results),
@@ -211,7 +211,7 @@ def to_operand_from(given, scalar):
         return scalar
     if scalar is int and source is uint64:
         return lambda x: wrap(int(x))
-    # An unsigned operand that only becomes wider keeps its value, so int() suffices.
+    # Widening an unsigned operand keeps its value, so int() suffices.
     grows = source in UNSIGNED and scalar in UNSIGNED and source(0).itemsize <= scalar(0).itemsize
     return int if grows else to_operand(scalar)
 
@@ -233,7 +233,8 @@ def to_operand(scalar):
 
 @cache
 def to_result(scalar):
-    """Return the conversion of the semantics' result to the result type, or to a tuple of types."""
+    """Return the function that converts the semantics' return value to the result type, or to a tuple of
+    result types."""
     if scalar is None:
         return lambda value: value
     if isinstance(scalar, tuple):
@@ -245,17 +246,17 @@ def to_result(scalar):
 def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, replaces=None):
     """Return a decorator that adds a function to the table, as a computation of a single thread.
 
-    The decorator returns the Function, which kernels call. Annotations are dtypes such as numpy.int8, for
-    each operand and for the result (`->`, with a tuple of dtypes for several results). The interpreter calls
-    the function unchanged, and Numba compiles it unchanged.
+    The decorator returns the Function, to be called by kernels. Annotations are dtypes such as numpy.int8,
+    for each operand and for the result (`->`, with a tuple of dtypes for several results). The interpreter
+    calls the function unchanged, and Numba compiles it unchanged.
 
     source: the specification, such as a section of the PTX ISA.
-    name: the name that findings show. By default, it is the function's name.
+    name: the name shown in findings. By default, it is the function's name.
     also: further names.
     ptx: a tuple of its PTX names.
     native: a compiled form with the same results: a plain function, LLVM, or None.
     ulps: the maximum difference between this form and the semantics, in units in the last place.
-    replaces: the object that kernels call on a GPU.
+    replaces: the object called by kernels on a GPU.
 
     Raise ValueError if the name belongs to another function, or if an operand or result has no dtype.
     """

@@ -21,7 +21,7 @@ from sim.isa.directed import DIRECTIONS
 from sim.isa.functions import BITS, SAME, Function, identity
 from sim.isa.table import PTX, entries_under
 
-# The functions that are computed in double precision and then rounded to float16.
+# The functions computed in double precision and then rounded to float16.
 ELEMENTARY = "ceil cos exp exp10 exp2 floor log log10 log2 rint rsqrt sin sqrt tanh trunc".split()
 # integer type in the name of a CUDA function -> PTX type
 INTEGERS = {"short": "s16", "ushort": "u16", "int": "s32", "uint": "u32", "ll": "s64", "ull": "u64"}
@@ -36,7 +36,7 @@ def add_entry(name, semantics, count=1, result=float16, operand=float16, native=
 
 
 def alias_ptx(names, ptx, native=SAME):
-    """Add these names, which spaces separate, to the entry of a PTX instruction.
+    """Add these space-separated names to the entry of a PTX instruction.
 
     native: the compiled form.
     """

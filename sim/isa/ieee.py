@@ -1,8 +1,8 @@
-"""Functions of doubles that return the result of IEEE 754 and CUDA in the cases where Python's `math` raises
-an exception.
+"""Functions on doubles that return the result specified by IEEE 754 and CUDA where Python's `math` raises an
+exception.
 
-UNARY and BINARY map each name to a pair. The first function is fast, but may raise ValueError, OverflowError
-or ZeroDivisionError. The second function computes the result in that case.
+UNARY and BINARY map each name to a pair. The first function is fast, but can raise ValueError, OverflowError
+or ZeroDivisionError. In that case, the second function computes the result.
 """
 
 import math
@@ -18,7 +18,7 @@ RAISES = (ValueError, OverflowError, ZeroDivisionError)
 
 
 def total(function, otherwise):
-    """Return a function that calls `function`, and calls `otherwise` if that raises an exception."""
+    """Return a function that calls `function`, and falls back to `otherwise` on an exception."""
 
     def evaluate(*x):
         try:
@@ -46,7 +46,7 @@ def fraction_and_whole(x):
 def nearest_remainder(x, y):
     """Return the IEEE remainder of x / y. This is the compiled form of math.remainder.
 
-    The result x - n y is exact, where n is the integer that is nearest to x / y (ties to even).
+    The result x - n y is exact, where n is the integer nearest to x / y (ties to even).
     """
     size, step = abs(x), abs(y)
     above = np.fmod(
@@ -93,7 +93,7 @@ def cospi(x):
 
 def sinpi(x):
     """Return sin(pi x). The result is exact if it is 0, 1 or -1."""
-    # Reducing the argument before it is multiplied by pi causes no rounding error.
+    # Reducing the argument before the multiplication by pi causes no rounding error.
     rest = math.remainder(x, 2.0)
     if abs(rest) in (0.0, 1.0):
         return copysign(0.0, x)
@@ -101,8 +101,8 @@ def sinpi(x):
 
 
 def _edges(low, at_low, high, at_high):
-    """Return a function with the limits of an inverse function at the ends of its domain. Outside of the
-    domain, it returns NaN."""
+    """Return a function with the limits of an inverse function at the ends of its domain. Outside the domain,
+    it returns NaN."""
     return lambda x: at_low if x == low else at_high if x == high else nan
 
 
@@ -145,7 +145,8 @@ def rounded_to_digits(x, digits):
     """
     digits = min(max(digits, -400), 400)
     scale, spare = float64(10.0) ** abs(digits), 1.0
-    # 10**22 is the largest power of ten that is exact in double precision, so apply the scale in two factors.
+    # 10**22 is the largest power of ten exactly representable in double precision, so apply the scale in two
+    # factors.
     if digits > 22:
         scale, spare = float64(10.0) ** (digits - 22), 1e22
     y = x * scale * spare if digits >= 0 else x / scale
@@ -159,8 +160,8 @@ def rounded_to_digits(x, digits):
 
 
 def whole_in_int64(y):
-    """Return the integer that is nearest to y and within the range of int64, as a double. A zero is never
-    negative, because it passes through an integer."""
+    """Return the integer nearest to y and within the range of int64, as a double. A zero is never negative,
+    because it passes through an integer."""
     return min(max(np.rint(y), -(2.0**63)), 2.0**63) + 0.0
 
 
@@ -186,12 +187,12 @@ def smaller(x, y):
 
 
 def larger_or_nan(x, y):
-    """Return the larger operand, or NaN if one of them is NaN (max.NaN)."""
+    """Return the larger operand, or NaN if either operand is NaN (max.NaN)."""
     return x if x != x else y if y != y else larger(x, y)
 
 
 def smaller_or_nan(x, y):
-    """Return the smaller operand, or NaN if one of them is NaN (min.NaN)."""
+    """Return the smaller operand, or NaN if either operand is NaN (min.NaN)."""
     return x if x != x else y if y != y else smaller(x, y)
 
 
@@ -247,7 +248,7 @@ BINARY = both_libraries("atan2 copysign fmod hypot pow") | {
     "remainder": (math.remainder, lambda x, y: nan),
 }
 
-# --- what Numba compiles ------------------------------------------------------------------------------------
+# --- compiled forms -----------------------------------------------------------------------------------------
 
 ULPS = 2  # the maximum difference between two math libraries, in units in the last place
 # The compiled forms whose result is exact in every library.
@@ -282,10 +283,10 @@ def compiled(name):
 
 
 def of_one(name):
-    """Return the function of one double that has this name. It never raises an exception."""
+    """Return the function of one double with this name. It never raises an exception."""
     return total(*UNARY[name])
 
 
 def of_two(name):
-    """Return the function of two doubles that has this name. It never raises an exception."""
+    """Return the function of two doubles with this name. It never raises an exception."""
     return total(*BINARY[name])

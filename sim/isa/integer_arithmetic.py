@@ -117,7 +117,7 @@ def dot(width, count, first=0):
 
     width: the number of bits per element of x.
     count: the number of elements of x.
-    first: the first byte of y that is used, which is 2 for dp2a.hi.
+    first: the first byte of y to use (2 for dp2a.hi).
     """
 
     def signed(signed_x, signed_y):
@@ -160,16 +160,15 @@ def part(word, start, width, signed):
 
 
 def most_significant(x, *, bits):
-    """Return the position of the most significant bit that is not a sign bit (bfind), or -1 (all ones) if
-    there is none."""
+    """Return the position of the most significant non-sign bit (bfind), or -1 (all ones) if there is none."""
     # If x is negative, ~x has the same bits inverted, so the search is for a 1. If x is not negative, it
     # exceeds ~x.
     return max(x, ~x).bit_length() - 1
 
 
 def distance(x, *, bits):
-    """Return the number of bits by which to shift left until the most significant non-sign bit is at the top
-    (bfind.shiftamt), or -1 (all ones) if there is none."""
+    """Return the left shift that moves the most significant non-sign bit to the top (bfind.shiftamt), or -1
+    (all ones) if there is none."""
     length = max(x, ~x).bit_length()
     return -1 if length == 0 else bits - length
 
@@ -181,7 +180,7 @@ def within_word(wraps, number):
 
 
 def bit_mask(wraps):
-    """Return the semantics of bmsk, which makes a mask of `length` ones from bit `at` on."""
+    """Return the semantics of bmsk, which returns a mask of `length` ones from bit `at` upwards."""
     return lambda at, length: (1 << within_word(wraps, length)) - 1 << within_word(wraps, at)
 
 
@@ -226,8 +225,8 @@ SELECTED = {
 
 
 def nibble(i, selector):
-    """Return the selector of four bits for result byte i in the default mode of prmt. Its bit 3 requests the
-    replication of the sign."""
+    """Return the selector of four bits for result byte i in the default mode of prmt. Bit 3 of the selector
+    requests the replication of the sign."""
     return selector >> 4 * i & 15
 
 

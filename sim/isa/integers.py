@@ -1,5 +1,5 @@
-"""The functions `cuda.popc`, `brev`, `clz`, `ffs`, `fma`, `cbrt` and `selp`, and the module `cuda.fp16`, in
-the form in which kernels use them.
+"""The functions `cuda.popc`, `brev`, `clz`, `ffs`, `fma`, `cbrt` and `selp`, and the module `cuda.fp16`, as
+used by kernels.
 
 Numba counts bits in the width of the operand's type. Here, a Python int is an int64, and a numpy scalar such
 as `numpy.int32` has its own width. The width matters only for clz, and for popc of a negative number. The
@@ -31,7 +31,7 @@ def counted_type(scalar):
 
 
 def of_its_type(x):
-    """Return the overload (Version) of popc and clz, whose result has the operand's type."""
+    """Return the overload (Version) of popc and clz. The result has the operand's type."""
     return Version((counted_type(x),), counted_type(x))
 
 

@@ -1,13 +1,13 @@
 """The functions of `numba.cuda.libdevice`. For each function, Numba declares one signature, to which the
 operands and the result are converted.
 
-A signature is written as a string. It has one letter for the result and then one per operand: i is int32, l
-is int64, h is int16, f is float32, and d is float64. An int32 or int64 is a Python int within its range.
+A signature is written as a string. It has one letter for the result, followed by one per operand: i is int32,
+l is int64, h is int16, f is float32, and d is float64. An int32 or int64 is a Python int within its range.
 Numba declares no unsigned types here, so umulhi returns an int32. A function whose C original writes through
 pointers returns a tuple. A `fast_` function returns the accurate value, although the hardware only
-approximates it.
+approximates this value.
 
-MISSING lists the functions that are not implemented. A call of such a function raises NotImplementedError.
+MISSING lists the unimplemented functions. A call of such a function raises NotImplementedError.
 
 Source: libdevice User's Guide; PTX ISA 9.7.1 to 9.7.4 for functions that are PTX instructions.
 """
@@ -29,7 +29,7 @@ from sim.isa.table import INSTRUCTIONS, PTX, entries_under
 TYPES = {"i": int32, "l": int64, "h": np.int16, "f": float32, "d": float64}
 SOURCE = "libdevice User's Guide"
 
-# function without an implementation -> the reason, which the error message contains
+# function without an implementation -> the reason, for the error message
 BESSEL = "sim has no Bessel functions"
 MISSING = {name: BESSEL for base in ("j0", "j1", "jn", "y0", "y1", "yn") for name in (base, base + "f")}
 MISSING |= dict.fromkeys(
@@ -49,7 +49,7 @@ def define(name, signature, semantics, **more):
 
 
 def add_entry(name, operands, results, semantics, **more):
-    """Add a function to the table. The types of its operands and results are given explicitly."""
+    """Add a function with explicitly given operand and result types to the table."""
     Function(f"libdevice.{name}", semantics, SOURCE, operands, results, **more).add()
 
 
@@ -172,7 +172,7 @@ def reciprocal(x):
     return 1 / x
 
 
-# PTX opcode -> the compiled form with the same result, if it rounds to nearest
+# PTX opcode -> the compiled form with the same result when rounding to nearest
 COMPILED = {
     "add": SAME, "sub": SAME, "mul": SAME, "div": operator.truediv, "rcp": reciprocal, "sqrt": math.sqrt,
     "fma": bits.FMA,
@@ -229,7 +229,7 @@ def low_word(x):
 
 
 def from_words(high, low):
-    """Return the double whose upper and lower 32 bits are given."""
+    """Return the double with the given upper and lower 32 bits."""
     return int64((high << 32) | (low & 0xFFFFFFFF)).view(float64)
 
 

@@ -1,6 +1,6 @@
-"""The modules `math`, `cmath` and `libdevice` in the form in which kernels use them. They contain the
-functions that Numba supports on CUDA, with Numba's types. They return the IEEE result in the cases where
-Python would raise an exception.
+"""The modules `math`, `cmath` and `libdevice`, as used by kernels. They contain the functions supported by
+Numba on CUDA, with Numba's types. They return the IEEE result in the cases where Python would raise an
+exception.
 
     argument(s)                                       result
     integer or bool                                   float64
@@ -18,7 +18,7 @@ Python would raise an exception.
     modf                                              float32 for float32, else float64
     pow(float32, int32 or uint16)                     float32, if the int32 has kept its width; else as "two"
 
-Each value is computed in double precision and rounded once to the result type. The GPU's libdevice may differ
+Each value is computed in double precision and rounded once to the result type. The GPU's libdevice can differ
 in the last bits.
 """
 
@@ -38,8 +38,7 @@ from sim.isa.table import entries_under
 
 
 class Library(SimpleNamespace):
-    """A module in the form in which kernels use it. An access to a function that Numba does not support
-    raises AttributeError."""
+    """A module as used by kernels. An access to a function unsupported by Numba raises AttributeError."""
 
     def __getattr__(self, name):
         raise AttributeError(
@@ -48,13 +47,13 @@ class Library(SimpleNamespace):
 
 
 def interpreted_functions(prefix):
-    """Return {name: function that the interpreter calls} for a namespace of the table."""
+    """Return {name: function called by the interpreter} for a namespace of the table."""
     return {name: entry.call for name, entry in entries_under(prefix).items()}
 
 
-# The types that Numba converts to float32 for a function that has only a float32 and a float64 version.
+# The types converted to float32 by Numba for a function with only a float32 and a float64 version.
 SINGLE = NARROW | {float16, bfloat16, float32}
-# The functions of which Numba has a float16 version.
+# The functions for which Numba has a float16 version.
 WITH_HALF = set("ceil cos exp exp2 fabs floor log log10 log2 sin sqrt trunc".split())
 UNARY = set(
     "acos acosh asin asinh atan atanh cos cosh ceil erf erfc exp exp2 expm1 fabs floor lgamma"
@@ -185,7 +184,7 @@ def of_question_of_complex(z):
 def add_complex(names, rule):
     """Add functions of the `cmath` module to the table.
 
-    names: their names, which spaces separate.
+    names: their names, separated by spaces.
     """
     for name in names.split():
         native, more = getattr(cpython, name), {"rule": rule, "ulps": 2 * ieee.ULPS}

@@ -1,9 +1,9 @@
 """Memory barrier objects (mbarriers) in shared memory. Threads arrive at an mbarrier, and test later whether
 a phase is complete.
 
-A phase is complete when as many arrivals have been counted as the barrier was initialised for. The next phase
-begins immediately. An arrival returns a 64-bit state, which contains the number of the phase and the number
-of arrivals that were pending before it. An element is identified as in memory.read.
+A phase is complete when the number of arrivals for which the barrier was initialised has been counted. The
+next phase begins immediately. An arrival returns a 64-bit state, which contains the number of the phase and
+the number of arrivals pending before this one. An element is identified as in memory.read.
 
 Source: PTX ISA 9.7.13.15, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
@@ -21,7 +21,7 @@ class Barrier:
     """The state of an mbarrier.
 
     expected: the number of arrivals per phase.
-    pending: the number of arrivals that are still missing in the current phase.
+    pending: the number of arrivals still missing in the current phase.
     phase: the current phase, counted from 0.
     address: the address of the barrier, or None before it is in memory.
     tracked: lists of pending copies (cp.async.mbarrier.arrive). Each list counts as one arrival once all its
@@ -34,19 +34,19 @@ class Barrier:
 
     @property
     def state(self):
-        """The 64-bit state that an arrival returns: the phase in the upper bits, and the pending count in the
+        """The 64-bit state returned by an arrival: the phase in the upper bits, and the pending count in the
         low 20 bits."""
         return self.phase << COUNT_BITS | self.pending
 
     def arrive(self, count, drops):
         """Count `count` arrivals. Return whether they complete the phase.
 
-        drops: whether the threads that arrive leave the barrier for all later phases (arrive_drop).
+        drops: whether the arriving threads leave the barrier for all later phases (arrive_drop).
 
         Raise ValueError if more threads arrive than the phase expects.
         """
-        # A copy in flight may be complete at any time. Completing the copies now may complete the current
-        # phase, and make room for these arrivals in the next one.
+        # A copy in flight can be complete at any time. Completing the copies now can complete the current
+        # phase, and make room for these arrivals in the next phase.
         if check_count(count) > self.pending:
             self.complete_copies()
         if count > self.pending:
@@ -59,8 +59,8 @@ class Barrier:
         return True
 
     def complete_copies(self):
-        """Complete all copies that the barrier tracks, and count their arrivals."""
-        # `arrive` may call this method again, so empty the list first.
+        """Complete all copies tracked by the barrier, and count their arrivals."""
+        # `arrive` can call this method again, so empty the list first.
         tracked, self.tracked = self.tracked, []
         for copies in tracked:
             for sent in copies:
@@ -69,7 +69,7 @@ class Barrier:
 
 
 def check_count(count):
-    """Return `count`. Raise ValueError if it is outside of the range of an mbarrier's count."""
+    """Return `count`. Raise ValueError if it is outside the range of an mbarrier's count."""
     if not 1 <= count <= MAX_COUNT:
         raise ValueError(f"an mbarrier counts 1 to {MAX_COUNT} arrivals, got {count}")
     return count
@@ -81,14 +81,14 @@ def add_arrival(name, *modifiers, drops=False, completes=True):
     name: "arrive" or "arrive_drop".
     modifiers: further parts of the name.
     drops: whether the threads leave the barrier for all later phases.
-    completes: whether the arrival may complete a phase. With .noComplete, it must not.
+    completes: whether the arrival is allowed to complete a phase. With .noComplete, it is not.
     """
 
     def arrive(memory, where, index, count=1):
         barrier = memory.barrier(where, index)
         if barrier is None:
             return 0
-        # The state that is returned is the one before the arrival (PTX ISA, `mbarrier.arrive`).
+        # The returned state is the one before the arrival (PTX ISA, `mbarrier.arrive`).
         state, phase = barrier.state, barrier.phase
         memory.arrived(barrier, phase)
         if barrier.arrive(count, drops) and not completes:
@@ -100,7 +100,7 @@ def add_arrival(name, *modifiers, drops=False, completes=True):
     memory_instruction(name=dialect, source=f"PTX ISA mbarrier.{name}", ptx=(ptx,))(arrive)
 
 
-# arrive_drop includes an arrival: the thread arrives in the current phase, and leaves the later ones.
+# arrive_drop includes an arrival: the thread arrives in the current phase, and takes no part in later ones.
 for _name in ("arrive", "arrive_drop"):
     add_arrival(_name, drops=_name == "arrive_drop")
     add_arrival(_name, "noComplete", drops=_name == "arrive_drop", completes=False)
@@ -147,15 +147,15 @@ def add_wait(name, is_over):
     """Add test_wait and try_wait to the table. They test whether a phase is complete.
 
     name: "" or "parity.".
-    is_over: the function (current phase, operand) that returns whether the phase that the operand identifies
-        is complete.
+    is_over: the function (current phase, operand) that returns whether the phase identified by the operand is
+        complete.
     """
 
     def test(memory, where, index, expected):
         barrier = memory.barrier(where, index)
         if barrier is not None and not is_over(barrier.phase, expected):
-            # Copies are completed as late as the program allows. This test fails nevertheless, and the next
-            # one may succeed. A program that does not repeat the test is exposed in this way.
+            # Copies are completed as late as the program allows. Therefore, this test fails, and the next one
+            # may succeed. This exposes programs that do not retry the test.
             barrier.complete_copies()
             memory.wait_failed(barrier)
             memory.yield_turn()
@@ -169,14 +169,13 @@ def add_wait(name, is_over):
     memory_instruction(name=dialect, source="PTX ISA mbarrier.test_wait", ptx=ptx, yields=True)(test)
 
 
-# Without .parity, the operand is the state that an arrival returned.
+# Without .parity, the operand is the state returned by an arrival.
 add_wait("", lambda phase, state: phase != state >> COUNT_BITS)
-# With .parity, the operand is the parity of the phase. Such a wait cannot distinguish phases that are two
-# apart.
+# With .parity, the operand is the parity of the phase. Such a wait cannot distinguish phases two apart.
 add_wait("parity.", lambda phase, parity: phase & 1 != parity & 1)
 
 
 @function(source="PTX ISA mbarrier.pending_count", ptx=("mbarrier.pending_count.b64",))
 def mbarrier_pending_count(state: uint64) -> uint32:
-    """Return the pending count in a state that an arrival returned."""
+    """Return the pending count in a state returned by an arrival."""
     return state & MAX_COUNT

@@ -1,4 +1,4 @@
-"""Entries for memory instructions of a single thread. They access a few adjacent bytes, at once or
+"""Entries for memory instructions of a single thread. They access a few adjacent bytes, synchronously or
 asynchronously."""
 
 from dataclasses import dataclass
@@ -28,19 +28,17 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), replaces=None, 
     call. The interpreter calls it. It has no compiled form. `memory` has these methods:
 
         read(array, index, size)   returns `size` bytes from adjacent elements. The address must be a multiple
-        of
-                                   `size`, or of the optional fourth argument.
+                                   of `size`, or of the optional fourth argument.
         send(array, index, data)   writes bytes at an unspecified later time. Its argument `source` is the
-        Spot from
-                                   which the copy reads until then, as memory.source returns it.
+                                   Spot, returned by memory.source, from which the copy reads until then.
         commit()                   commits all preceding sends to a group
         receive(n)                 waits until at most the n newest groups are pending
         fence(reach)               orders the thread's accesses before it and after it
         yield_turn()               lets other threads run first
 
     source, name, ptx, touches, replaces: as in sim.isa.instruction.
-    yields: whether the scheduler may switch threads at this instruction. Set it for an instruction that a
-        thread repeats while it waits for another thread.
+    yields: whether the scheduler is allowed to switch threads at this instruction. Set it for an instruction
+        that a thread repeats while it waits for another thread.
 
     Raise ValueError if the name belongs to another function.
     """
@@ -58,13 +56,13 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), replaces=None, 
 
 
 def memory_of(entry):
-    """Return the function by which a warp instruction accesses memory, or None if it does not access
-    memory."""
+    """Return the function by which a warp instruction accesses memory, or None if the instruction does not
+    access memory."""
     return getattr(entry, "fetch", None) or getattr(entry, "put", None)
 
 
 def interpreted_only(names):
-    """Return the sorted list of those `names` that are instructions without a compiled form."""
+    """Return the sorted subset of `names` that are instructions without a compiled form."""
     entries = {name: INSTRUCTIONS[name] for name in names if name in INSTRUCTIONS}
     return sorted(
         name

@@ -10,8 +10,7 @@ WIDTHS |= {"tf32": 32, "pred": 1, "b128": 128, "e4m3x2": 16, "e5m2x2": 16}
 
 
 class Missing(Exception):
-    """The exception for an instruction that `sim` does not support. Its argument is the name or a
-    description."""
+    """The exception for an unsupported instruction. Its argument is the name or a description."""
 
 
 class Name:
@@ -28,7 +27,7 @@ class Name:
 
     @property
     def canonical(self):
-        """The name without the modifiers that were removed: opcode, remaining modifiers, types."""
+        """The name without the removed modifiers: opcode, remaining modifiers, types."""
         return ".".join([self.base, *self.rest, *self.types])
 
     def take(self, part):
@@ -39,8 +38,8 @@ class Name:
         return False
 
     def take_one_of(self, parts, otherwise=None):
-        """Remove the first of these modifiers that the name contains, and return it. Return `otherwise` if it
-        contains none."""
+        """Remove the first of these modifiers contained in the name, and return it. Return `otherwise` if the
+        name contains none of them."""
         return next((part for part in parts if self.take(part)), otherwise)
 
     @property
@@ -57,6 +56,6 @@ class Name:
 
     @property
     def bits(self):
-        """The type of untyped bits with the width of the first type (b32 for s32). It suits operations that
+        """The type of untyped bits with the width of the first type (b32 for s32). It is for operations that
         do not depend on the sign."""
         return f"b{self.width}"

@@ -5,9 +5,9 @@ The 16-bit floats are computed in float64 and then rounded. For sums, products a
 correctly rounded result, because float64's 53-bit significand is longer than twice the 11 bits of a 16-bit
 float plus two (Figueroa, "When is double rounding innocuous?", 1995).
 
-Semantics that only the interpreter calls are in `sim.isa.operators`.
+Semantics called only by the interpreter are in `sim.isa.operators`.
 
-Source: Numba's typing on CUDA and the PTX that it emits; PTX ISA 9.7.1 to 9.7.8.
+Source: Numba's typing on CUDA, and its PTX; PTX ISA 9.7.1 to 9.7.8.
 """
 
 import operator
@@ -27,8 +27,8 @@ SOURCE = "Numba's typing on CUDA; PTX ISA 9.7"
 
 
 def wide(scalar):
-    """Return the type in which values of this type are computed. It is float64 for a 16-bit float, otherwise
-    the type itself."""
+    """Return the type in which values of this type are computed: float64 for a 16-bit float, otherwise the
+    type itself."""
     return float64 if scalar in HALVES else scalar
 
 
@@ -106,7 +106,7 @@ def of_shift(a, b):
 QUOTIENT = {int: signed_quotient, uint64: unsigned_quotient} | dict.fromkeys(PLAIN, floored.quotient)
 REMAINDER = {int: signed_remainder, uint64: unsigned_remainder} | dict.fromkeys(PLAIN, floored.remainder)
 
-# The interpreted // and % of floats. quick_or_exact uses numpy's result where it is certainly correct.
+# The interpreted // and % of floats. quick_or_exact uses numpy's result where that is certainly correct.
 INTERPRETED = {
     name: dict.fromkeys(PLAIN, quick_or_exact(getattr(operator, name), exact))
     for name, exact in (("floordiv", floored.quotient), ("mod", floored.remainder))
@@ -198,7 +198,7 @@ SEMANTICS = {"lshift": shifted_left, "rshift": shifted_right}
 def add_operator(name, python, rule, **more):
     """Add an operator to the table, and return its entry.
 
-    python: Python's operator, which the interpreter applies to values that are not numbers.
+    python: Python's operator, which the interpreter applies to non-numeric values.
     """
     more = {"native": SAME, "rule": rule, "otherwise": python} | more
     return Function(name, SEMANTICS.get(python.__name__, python), SOURCE, **more).add()

@@ -1,4 +1,4 @@
-"""Semantics of operators that only the interpreter calls. No operator raises an exception because of the
+"""Semantics of operators called only by the interpreter. No operator raises an exception because of the
 values of its operands, except for a complex division by zero.
 
 Compiled and interpreted kernels agree on the following:
@@ -97,8 +97,8 @@ def int_power(a, b, scalar, by_way_of_float64=BY_WAY_OF_FLOAT64):
 
 
 def multiply_repeatedly(a, exponent):
-    """Return a float to an integer power, by the sequence of multiplications that Numba uses. Each of them
-    rounds."""
+    """Return a float to an integer power, by the sequence of multiplications used by Numba. Each
+    multiplication rounds."""
     # This is a shortcut for the most common exponent. The loop would return the same value.
     if exponent == 2:
         return a * a

@@ -1,6 +1,6 @@
-"""The power operator: its compiled forms by repeated multiplication, and the rule that selects one of them.
+"""The power operator: its compiled forms by repeated multiplication, and the rule that selects a form.
 
-Source: Numba's typing on CUDA and the code that it generates.
+Source: Numba's typing on CUDA, and its generated code.
 """
 
 import math
@@ -38,7 +38,7 @@ def is_far(n):
 
 
 def float_power(one):
-    """Return the compiled form of a float to an integer power.
+    """Return the compiled form of x ** n for a float x and an integer n.
 
     one: the number 1, in the type of the base.
     """

@@ -38,7 +38,7 @@ SIGNED = {np.int8, np.int16, np.int32, int}
 INTEGRAL = UNSIGNED | SIGNED | {bool}
 # A float32 combined with one of these types gives a float32.
 NARROW = {bool, np.int8, np.int16, np.uint8}
-# 16-bit float type -> the types with which it can be combined and still give this type
+# 16-bit float type -> the types whose combination with it still gives this type
 HALVES = {float16: {float16, bool, np.int8}, bfloat16: {bfloat16, np.int8, np.uint8}}
 # The floats for which numpy's promotion agrees with Numba's.
 PLAIN = {float32, float64}
@@ -63,7 +63,7 @@ def arithmetic(a, b):
 
 
 def _complex(a, b):
-    """Return the scalar type of a + b if at least one of them is complex."""
+    """Return the scalar type of a + b if at least one operand is complex."""
     if bfloat16 in (a, b):
         return None
     single = NARROW | {float16, float32, complex64}
@@ -71,7 +71,7 @@ def _complex(a, b):
 
 
 def _floating(a, b):
-    """Return the scalar type of a + b if at least one of them is a float and neither is complex."""
+    """Return the scalar type of a + b if at least one operand is a float and neither is complex."""
     if not {a, b} <= NARROW | {float16, bfloat16, float32}:
         return float64
     for half, company in HALVES.items():

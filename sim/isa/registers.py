@@ -2,16 +2,16 @@
 code.
 
 `find_operation("add.s32")` returns an Operation: an expression of the operands, with the types of operands
-and results. The table (sim.isa.table.by_ptx) defines what an instruction computes. This module writes common
+and results. The table (sim.isa.table.by_ptx) defines the results of instructions. This module writes common
 instructions as inline expressions, because calls are slow. It also handles forms that the table lacks:
 carries, packed 16-bit floats, set and slct.
 
 In expressions, integers are Python ints. They are non-negative for the types u and b, and signed for the
-types s. A result may exceed the range of its type. The code that stores it masks it. f32, f64 and f16 are
-numpy scalars, and bf16 is the type of ml_dtypes. Predicates are bools, and packed types are ints.
+types s. A result can exceed the range of its type, and is masked by the code that stores it. f32, f64 and f16
+are numpy scalars, and bf16 is the type of ml_dtypes. Predicates are bools, and packed types are ints.
 
 The approximations (ex2.approx, lg2, sin, cos, tanh, rcp, rsqrt, sqrt, div.approx and div.full) return the
-correctly rounded value. It is within the error bounds of the PTX ISA, but the result of a GPU may differ in
+correctly rounded value. It is within the error bounds of the PTX ISA, but the result of a GPU can differ in
 the last bits. With .ftz, subnormal numbers are flushed to zero.
 
 Source: PTX ISA 9.7.1, "Integer Arithmetic Instructions", to 9.7.9, "Data Movement and Conversion
@@ -33,13 +33,13 @@ from sim.isa.names import WIDTHS, Missing, Name
 from sim.isa.ptx_types import REALS
 from sim.isa.table import by_ptx
 
-# PTX's name of a rounding direction -> CUDA's name, which the table uses
+# PTX's name of a rounding direction -> CUDA's name, used in the table
 DIRECTIONS = {"rm": "rd", "rp": "ru", "rmi": "rdi", "rpi": "rui"}
-CARRY = "carry"  # the PTX type of the condition code that add.cc sets and addc reads
+CARRY = "carry"  # the PTX type of the condition code, set by add.cc and read by addc
 
 
 def find_operation(text):
-    """Return the Operation for a PTX instruction. Raise Missing if it is not supported."""
+    """Return the Operation for a PTX instruction. Raise Missing for an unsupported instruction."""
     name = Name(text)
     if name.types and name.types[0] in ("f16x2", "bf16x2") and name.base != "cvt":
         return packed_operation(name)
@@ -240,8 +240,8 @@ def _multiply_add(name):
 def with_carry(text, ptx_type, count, takes, gives):
     """Return an Operation with a carry.
 
-    takes: whether there is a carry-in, which is the last operand.
-    gives: whether there is a carry-out (.cc), which is the second result.
+    takes: whether there is a carry-in, as the last operand.
+    gives: whether there is a carry-out (.cc), as the second result.
     """
     operands = (ptx_type,) * count + ((CARRY,) if takes else ())
     if not gives:
@@ -264,7 +264,7 @@ def clamp_signed(value, width):
 # --- choices ------------------------------------------------------------------------------------------------
 
 
-# Boolean operator with which set and setp combine a comparison and a predicate -> Python operator
+# Boolean operator by which set and setp combine a comparison and a predicate -> Python operator
 JOINED = {"and": "&", "or": "|", "xor": "^"}
 
 

@@ -24,7 +24,7 @@ FORMATS = {
 def rounded(numerator, denominator, scalar, mode="rn"):
     """Return numerator / denominator, rounded to `scalar`.
 
-    numerator: a Python int that is not zero.
+    numerator: a nonzero Python int.
     denominator: a positive Python int.
     """
     if scalar is float64 and mode == "rn":
@@ -37,7 +37,7 @@ def rounded(numerator, denominator, scalar, mode="rn"):
     if _quotient(magnitude, denominator, exponent)[0].bit_length() > precision:
         exponent += 1
     quotient, remainder, divisor = _quotient(magnitude, denominator, exponent)
-    # Rounding up may carry into one more bit. This is harmless, because ldexp scales any quotient.
+    # Rounding up can carry into one more bit. This is harmless, because ldexp scales any quotient.
     quotient += _goes_up(quotient, remainder, divisor, negative, mode)
     if quotient.bit_length() + exponent > overflow:
         # On overflow, a direction towards zero gives the largest finite number instead of an infinity.
@@ -49,7 +49,7 @@ def rounded(numerator, denominator, scalar, mode="rn"):
 
 
 def _divided(numerator, denominator):
-    """Return the double that is nearest to a quotient. Python's division of two ints is correctly rounded."""
+    """Return the double nearest to a quotient. Python's division of two ints is correctly rounded."""
     try:
         return float64(numerator / denominator)
     except OverflowError:
@@ -90,7 +90,7 @@ def fused(a, b, c, scalar, mode="rn"):
     a, b, c = float(a), float(b), float(c)
     if not (isfinite(a) and isfinite(b) and isfinite(c)):
         # If a or b is infinite or NaN, Python's arithmetic is exact. Otherwise, only c is not finite, and the
-        # result is c. Python's a * b might overflow then.
+        # result is c. Return c directly, because Python's a * b could overflow.
         return scalar(c if isfinite(a) and isfinite(b) else a * b + c)
     (an, ad), (bn, bd), (cn, cd) = a.as_integer_ratio(), b.as_integer_ratio(), c.as_integer_ratio()
     numerator = an * bn * cd + cn * ad * bd

@@ -1,4 +1,4 @@
-"""Warp instructions in forms that only PTX has: shfl.sync with clamping, segments and a predicate;
+"""Warp instructions in forms available only in PTX: shfl.sync with clamping, segments and a predicate;
 redux.sync; elect.sync.
 
 Source: PTX ISA 9.7.9, "Data Movement and Conversion Instructions" (shfl.sync); 9.7.13, "Parallel
@@ -16,7 +16,7 @@ from sim.isa.warp_instruction import instruction
 def shuffle(mode, source, inside):
     """Add shfl.sync.`mode` to the table.
 
-    A lane whose source lane is out of bounds keeps its value, and its predicate is false.
+    A lane whose source lane is out of bounds keeps its value, and gets a false predicate.
 
     Operand c packs two values. Bits 0 to 4 are the clamp. Bits 8 to 12 are the segment mask, which selects
     the bits of the lane number that identify a segment.
@@ -83,7 +83,8 @@ for _operation in ("and", "or", "xor"):
 
 @instruction(mask=GIVEN, name="elect.sync", source="PTX ISA elect.sync")
 def elect(lanes, *, leader: uint32, chosen: bool):
-    """Elect the lowest participating lane. Return its number, and whether it is the calling lane."""
+    """Elect the lowest participating lane. Return the number of that lane, and whether it is the calling
+    lane."""
     # The expression lanes & -lanes isolates the lowest set bit.
     first = (lanes & -lanes).bit_length() - 1
     for lane in range(32):

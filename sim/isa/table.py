@@ -6,7 +6,7 @@ derive everything else from the entry: type conversions, waiting, lane masks and
     a warp instruction is an `Instruction` (sim.isa.warp_instruction), and the entry of an instruction of a
     single thread is a `Function` (sim.isa.functions).
 
-INSTRUCTIONS[name] finds an entry by the name that Python kernels use, without `cuda.`: "shfl_sync",
+INSTRUCTIONS[name] finds an entry by its name in Python kernels, without `cuda.`: "shfl_sync",
 "libdevice.fmaf_rn", "math.exp". by_ptx(name) finds it by its PTX name: "fma.rn.f32".
 """
 
@@ -24,27 +24,27 @@ from sim.nouns import plural
 INSTRUCTIONS: dict[str, "Entry"] = {}  # name in Python kernels -> entry
 PTX: dict[str, "Entry"] = {}  # PTX name -> entry
 BY_NAME_PARTS: dict[tuple[Any, ...], "Entry"] = {}  # result of name_parts() -> entry
-# id of an object that kernels call -> the entry that simulates it. SUBSTITUTES keeps these objects alive,
-# because Python may reuse the id of an object that was freed.
+# id of an object called by kernels -> the entry that simulates it. SUBSTITUTES keeps these objects alive,
+# because Python can reuse the id of a freed object.
 ENTRY_OF_OBJECT: dict[int, "Entry"] = {}
 SUBSTITUTES: list[object] = []
-# The names of the instructions at which a thread may have to wait. The subsets WARP_WIDE and BLOCK_WIDE
-# synchronise a warp or a block. An entry adds its name when it is registered.
+# The names of the instructions at which a thread can be required to wait. The subsets WARP_WIDE and
+# BLOCK_WIDE synchronise a warp or a block. An entry adds its name when it is registered.
 SUSPENDING: set[str] = set()
 WARP_WIDE: set[str] = set()
 BLOCK_WIDE: set[str] = set()
-YIELDING = {"atomic"}  # the names of the instructions before which the scheduler may switch threads
+YIELDING = {"atomic"}  # the names of the instructions before which the scheduler is allowed to switch threads
 # The participating lanes: the lanes in the mask that is the first argument; the converged lanes; all 32
 # lanes.
 GIVEN, CONVERGED, ALL = "given", "converged", "all"
 FULL = 0xFFFFFFFF  # the mask of all 32 lanes
 THREAD, WARP, BLOCK, GRID = "thread", "warp", "block", "grid"  # the scopes of an instruction
-# Modifiers that by_ptx ignores. The entries of the table keep subnormals; sim.isa.registers implements .ftz.
+# Modifiers ignored by by_ptx. The entries of the table keep subnormals; sim.isa.registers implements .ftz.
 MODIFIERS = ("ftz", "full")
 
 
 class Like(str):
-    """A result type: the type of the operand that has this name."""
+    """A result type: the type of the operand with this name."""
 
 
 Type = np.dtype | Like | None  # None means a number of any type
@@ -57,7 +57,7 @@ class Touch:
     operand: the name of the array operand.
     does: "read", "write" or "change" (read-modify-write).
     space: "shared", "global", "local" or "any".
-    size: the number of bytes per thread. 0 means one element.
+    size: the number of bytes per thread, or 0 for one element.
     """
 
     operand: str
@@ -87,7 +87,7 @@ class Entry:
     def add(self) -> Self:
         """Add the entry to the table under all its names, and return it.
 
-        Raise ValueError if one of the names belongs to another function.
+        Raise ValueError if any of the names belongs to another function.
         """
         for name in (self.name, *self.also):
             # An entry whose semantics has the same qualified name is replaced. add_names relies on this, and
@@ -155,13 +155,13 @@ def entries_under(prefix: str) -> dict[str, "Entry"]:
 
 def by_ptx(name: str) -> Entry:
     """Return the entry for the full name of a PTX instruction, such as "fma.rn.f32" or "shfl.sync.idx.b32".
-    The modifiers may be in any order.
+    The modifiers can be in any order.
 
     Raise KeyError if the table has no such instruction.
     """
     plain = ".".join(part for part in name.split(".") if part not in MODIFIERS)
-    # Try the exact spelling first, then any order of the modifiers, then the name without the modifiers that
-    # the table ignores.
+    # Try the exact spelling first, then any order of the modifiers, then the name without the modifiers
+    # ignored by the table.
     found = PTX.get(name) or BY_NAME_PARTS.get(name_parts(name)) or BY_NAME_PARTS.get(name_parts(plain))
     if found is not None:
         return found
@@ -171,14 +171,13 @@ def by_ptx(name: str) -> Entry:
     )
 
 
-# The parts of a name whose order matters, because their position shows to which operand they belong: the
-# types, and the matrix layouts .row and .col.
+# The parts of a name whose order matters, because their positions identify the operands to which they belong:
+# the types, and the matrix layouts .row and .col.
 POSITIONAL = re.compile(r"([subf]|bf|tf)\d+(x\d)?|e\dm\d(x\d)?|pred|row|col")
 
 
 def name_parts(name: str) -> tuple[Any, ...]:
-    """Return a key that is equal for all spellings of one PTX instruction. ptxas accepts most modifiers in
-    any order.
+    """Return a key common to all spellings of one PTX instruction. ptxas accepts most modifiers in any order.
 
     The key consists of the opcode, the types in order, the layouts in order, and the remaining modifiers,
     sorted.
@@ -191,7 +190,8 @@ def name_parts(name: str) -> tuple[Any, ...]:
 
 
 def result_converter(type_: Any) -> Callable[[Any], Any]:
-    """Return the function that converts a result to its type. For a `Like` type, it is the identity.
+    """Return the function that converts a result to its type. For a `Like` type, that function is the
+    identity.
 
     A signed integer of less than 64 bits becomes a numpy scalar, so that it keeps its width.
     """
@@ -202,7 +202,7 @@ def result_converter(type_: Any) -> Callable[[Any], Any]:
 
 
 def parameters_of(semantics: Callable[..., Any], *first: str) -> list[inspect.Parameter]:
-    """Return the parameters of a semantics function. It must have at least the leading parameters `first`.
+    """Return the parameters of a semantics function. They must begin with those in `first`.
 
     Raise ValueError if there are fewer.
     """
@@ -218,7 +218,7 @@ def parameters_of(semantics: Callable[..., Any], *first: str) -> list[inspect.Pa
 def type_of(semantics: Callable[..., None], parameter: inspect.Parameter) -> Type:
     """Return the type of a parameter: a dtype, `Like`, or None for a number of any type.
 
-    Raise ValueError if the annotation is not a type of numbers.
+    Raise ValueError if the annotation is not a numeric type.
     """
     given = parameter.annotation
     try:
@@ -235,7 +235,7 @@ def type_of(semantics: Callable[..., None], parameter: inspect.Parameter) -> Typ
 def number_dtype(given: Any) -> np.dtype:
     """Return the numeric dtype that an annotation denotes.
 
-    Raise TypeError if it does not denote one.
+    Raise TypeError for any other annotation.
     """
     dtype = np.dtype(given)
     if dtype.hasobject:
@@ -244,6 +244,6 @@ def number_dtype(given: Any) -> np.dtype:
 
 
 def name_of(value: Any) -> str | None:
-    """Return the name of the instruction that an object is or represents, or None."""
+    """Return the name of the instruction represented by an object, or None."""
     entry = ENTRY_OF_OBJECT.get(id(value))
     return entry.name if entry else None

@@ -1,5 +1,5 @@
-"""Warp-level matrix instructions. mma.sync multiplies two small matrices that are distributed over the lanes
-of a warp. ldmatrix loads matrices from shared memory into registers.
+"""Warp-level matrix instructions. mma.sync multiplies two small matrices distributed over the lanes of a
+warp. ldmatrix loads matrices from shared memory into registers.
 
 The distribution over the lanes uses g = lane // 4 (groupID), t = lane % 4 (threadID_in_group), and p, the
 number of elements of A or B per register (two 16-bit values, four 8-bit values, or one tf32):
@@ -12,8 +12,8 @@ number of elements of A or B per register (two 16-bit values, four 8-bit values,
               M_r[2 t, g] and the next row; lane 8 r + i passes the address of row i of M_r, which
               has 16 bytes and is aligned to 16 bytes
 
-Products are exact. Sums are computed in float64 and rounded once. A GPU may truncate intermediate sums, and
-their order is not specified.
+Products are exact. Sums are computed in float64 and rounded once. A GPU can truncate intermediate sums, and
+the order of summation is not specified.
 
 Source: PTX ISA 9.7.14.5, "Matrix multiply-accumulate operation using mma instruction" (m16n8k4, m16n8k8,
 m16n8k16, m16n8k32; ldmatrix).
@@ -60,7 +60,7 @@ def integer_decoder(sign):
 
 
 def float16_bits(x):
-    """Return the bit pattern of the float16 that is nearest to a float64. Ties are rounded to even."""
+    """Return the bit pattern of the float16 nearest to a float64. Ties are rounded to even."""
     sign = 0x8000 if math.copysign(1.0, x) < 0 else 0
     size = abs(x)
     if size != size:
@@ -81,7 +81,7 @@ def unpack_registers(registers, number, drop, width):
     """Return the elements in the registers of 32 lanes, grouped by lane.
 
     number: the function that converts the bit pattern of an element to its value.
-    drop: the number of low bits of a register that are ignored, which is 13 for tf32.
+    drop: the number of ignored low bits in a register (13 for tf32).
     width: the number of bits per element.
     """
     count = (32 - drop) // width
@@ -135,7 +135,7 @@ DECODE_F16, DECODE_BF16, DECODE_TF32 = (
 
 
 def add_halves(c, low, high):
-    """Return a register with two float16 accumulators, to each of which a number is added."""
+    """Return a register with two float16 accumulators, after adding a number to each."""
     c = int(c)
     return float16_bits(DECODE_F16(c & 0xFFFF) + low) | float16_bits(DECODE_F16(c >> 16) + high) << 16
 
@@ -184,7 +184,7 @@ def accumulate_words(number, add, sums):
 
 
 def distribute_words(add, sums, c, d):
-    """Set the four elements of D in each lane to C plus the sums."""
+    """Set the four elements of D in each lane to the elements of C plus the sums."""
     for lane in range(32):
         at = 2 * lane  # 8 (lane // 4) + 2 (lane % 4)
         d[0][lane], d[1][lane] = add(c[0][lane], sums[at]), add(c[1][lane], sums[at + 1])

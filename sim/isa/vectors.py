@@ -1,5 +1,5 @@
 """CUDA's vector types, such as float32x4 (alias float4). A vector has one to four components of one type,
-which are called x, y, z and w.
+called x, y, z and w.
 
 A kernel constructs a vector from its components, or from a sequence of shorter vectors and numbers:
 `cuda.float4(cuda.float2(1, 2), 3, 4)`.
@@ -31,7 +31,7 @@ SEPARATED = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 
 class Vector:
     """A vector. Each vector type is a subclass with three class attributes: the `names` of the components,
-    their `dtype`, and the function `convert` that converts a number to it."""
+    their `dtype`, and the function `convert`, which converts a number to that dtype."""
 
     __slots__ = ("x", "y", "z", "w")
 

@@ -20,7 +20,7 @@ def shuffle(name, mode, operand, source):
     mode: its mode in PTX, such as "idx".
     operand: Numba's name for the argument after the value.
     source: the function (lane, value, argument) that returns the source lane. A lane whose source is outside
-        of the warp keeps its value.
+        the warp keeps its value.
     """
 
     def semantics(lanes, value, argument: int64, *, result: Like("value")):
@@ -42,7 +42,7 @@ shuffle("shfl_xor_sync", "bfly", "lane_mask", lambda lane, value, argument: lane
 
 
 def lanes_where(lanes, predicate):
-    """Return the mask of the participating lanes for which the predicate is true."""
+    """Return the mask of the participating lanes with a true predicate."""
     holding = 0
     for lane in range(32):
         if predicate[lane]:
@@ -77,7 +77,7 @@ def eq_sync(lanes, predicate: bool, *, result: bool):
 
 @instruction(mask=GIVEN, source="PTX ISA vote.sync", ptx=("vote.sync.ballot.b32",))
 def ballot_sync(lanes, predicate: bool, *, result: int32):
-    """Return the mask of the participating lanes in which the predicate is true."""
+    """Return the mask of the participating lanes with a true predicate."""
     for_all(result, lanes_where(lanes, predicate))
 
 
@@ -117,7 +117,7 @@ def activemask(lanes, *, result: uint32):
     for_all(result, lanes)
 
 
-# The warp instructions that numba.cuda provides.
+# The warp instructions provided by numba.cuda.
 OF_NUMBA = [
     entry
     for entry in map(INSTRUCTIONS.__getitem__, sorted(WARP_WIDE))

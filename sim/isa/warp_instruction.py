@@ -1,8 +1,8 @@
 """Entries for warp instructions (`Instruction`), and the decorator that adds them to the table.
 
 The semantics of a warp instruction takes `lanes`, the mask of the participating lanes. Each operand follows
-as a row of 32 values, with one value per lane. The results are keyword-only parameters. They are rows as
-well, and the function fills them. Annotations are types.
+as a row of 32 values, one per lane. The results are keyword-only parameters. They are also rows, which the
+function fills. Annotations are types.
 """
 
 import inspect
@@ -32,7 +32,7 @@ from sim.isa.table import (
 
 @dataclass(frozen=True, eq=False)
 class Instruction(Entry):
-    """An instruction that the lanes of a warp execute together.
+    """An instruction executed jointly by the lanes of a warp.
 
     operands: {name: dtype, or None for a number of any type}.
     results: {name: dtype, or Like(name of an operand)}.
@@ -61,7 +61,7 @@ class Instruction(Entry):
 
     @property
     def default(self) -> tuple[int, ...]:
-        """The arguments of a call without arguments. It is the full mask if the instruction takes a mask."""
+        """The operands used when the call passes none: the full mask if the instruction takes a mask."""
         return (FULL,) if self.mask == GIVEN else ()
 
     def converted(self, values: Sequence[Any]) -> list[Any]:
@@ -72,7 +72,7 @@ class Instruction(Entry):
         ]
 
     def result_outside_mask(self, operands: Sequence[Any]) -> Any:
-        """Return the result for a lane that its own mask does not contain: the lane's operand, or 0."""
+        """Return the result for a lane missing from its own mask: the lane's operand, or 0."""
         given, types = dict(zip(self.operands, operands)), self.results.values()
         return self.result([given[of] if isinstance(of, Like) else result_converter(of)(0) for of in types])
 
@@ -80,7 +80,7 @@ class Instruction(Entry):
         """Return {lane: result}.
 
         lanes: the mask of the participating lanes.
-        operands: {lane: values of its operands}. Lanes that do not participate may be missing.
+        operands: {lane: values of its operands}. Non-participating lanes can be missing.
         """
         members = sorted(operands)
         rows = [
@@ -98,8 +98,7 @@ class Instruction(Entry):
         }
 
     def result(self, parts: Sequence[Any]) -> Any:
-        """Return the results of a lane in the form in which a call returns them: a tuple, a single value, or
-        None."""
+        """Return the results of a lane as the return value of a call: a tuple, a single value, or None."""
         return tuple(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
@@ -117,19 +116,19 @@ def check_number(name: str, value: Any) -> Any:
 
 
 def fill_absent(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
-    """Return a row of operands in which unwritten bits replace the missing values of lanes that do not
-    participate."""
+    """Return a row of operands, with unwritten bits in place of the missing values of non-participating
+    lanes."""
     if len(members) == 32:
         return row
-    # The semantics may read any lane of a row, so absent lanes need a value of the correct type. The value is
-    # conspicuous, so that the result shows if an absent lane was read.
+    # The semantics can read any lane of a row, so absent lanes need a value of the correct type. The value is
+    # conspicuous, so that a read of an absent lane shows in the result.
     like = row[members[0]]
     fill = like if isinstance(like, bool) else unwritten_bits(like)
     return [fill if value is None else value for value in row]
 
 
 def unwritten_bits(value: Any) -> Any:
-    """Return the content of a register that was never written, in the type of `value`.
+    """Return the content of a never-written register, in the type of `value`.
 
     It is NaN for a float, and a conspicuous bit pattern (0xA5...) for an integer.
     """
@@ -153,11 +152,11 @@ def instruction(
 ) -> Callable[[Callable[..., None]], Instruction]:
     """Return a decorator that adds a function to the table, as a warp instruction.
 
-    The decorator returns the Instruction, which kernels call. The function takes `lanes` (an int, the mask of
-    the participating lanes), and then each operand as a row of 32 values. It fills the rows of its results,
-    which are its keyword-only parameters: `row[lane] = value`. The interpreter calls the function unchanged,
-    and Numba compiles it unchanged. It may therefore use only numbers, tuples, loops, and plain functions
-    with the same restrictions.
+    The decorator returns the Instruction, to be called by kernels. The function takes `lanes` (an int, the
+    mask of the participating lanes), and then each operand as a row of 32 values. It fills the rows of its
+    results, which are its keyword-only parameters: `row[lane] = value`. The interpreter calls the function
+    unchanged, and Numba compiles it unchanged. It can therefore use only numbers, tuples, loops, and plain
+    functions with the same restrictions.
 
     Annotations are types. A dtype such as numpy.int8 converts an operand or a result. Like("a") declares a
     result with the type of operand `a`. An operand without an annotation accepts a number of any type. In a
@@ -165,18 +164,18 @@ def instruction(
     several results.
 
     mask: the participating lanes. ALL (the default) requires all 32 lanes, and a missing lane is reported.
-        With GIVEN, the first argument of a call is the mask. With CONVERGED, the lanes that are converged at
-        the call participate.
+        With GIVEN, the first argument of a call is the mask. With CONVERGED, the lanes converged at the call
+        participate.
     source: the specification, such as a section of the PTX ISA.
-    name: the name that findings show. By default, it is the function's name.
-    reads: the function (lane, *operands of this lane) that returns the source lane. A read from a lane that
-        does not participate is reported.
+    name: the name shown in findings. By default, it is the function's name.
+    reads: the function (lane, *operands of this lane) that returns the source lane. A read from a
+        non-participating lane is reported.
     orders: whether it orders accesses to memory among its lanes, as bar.warp.sync does.
     fetch: the function (memory, *arguments) that returns a tuple of operands, for calls whose arguments are
         addresses. memory.read(array, index, size) returns `size` bytes.
     put: the function (memory, *arguments) by which each lane writes to memory after all lanes have arrived.
-    replaces: the object that kernels call on a GPU. It is an intrinsic of Numba CUDA, or a device function
-        around inline PTX.
+    replaces: the object called by kernels on a GPU: an intrinsic of Numba CUDA, or a device function around
+        inline PTX.
     ptx: its PTX names, such as ("shfl.sync.idx.b32",).
     touches: its memory effects, a tuple of Touch.
 
@@ -213,7 +212,7 @@ def instruction(
 
 
 def check(entry: Instruction) -> None:
-    """Raise ValueError if a result has no type, or is Like an operand that does not exist."""
+    """Raise ValueError if a result has no type, or is Like a nonexistent operand."""
     for result, type_ in entry.results.items():
         if type_ is None or isinstance(type_, Like) and type_ not in entry.operands:
             raise ValueError(

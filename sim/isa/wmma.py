@@ -1,10 +1,10 @@
 """Warp-level matrix instructions on fragments: wmma.load, wmma.mma and wmma.store.
 
 The PTX ISA does not specify which lane contains which element of a fragment. The layout here was measured on
-an H200 (for f64, it is the layout of mma.sync), so that kernels which rely on it compute the same values. Let
-g = lane // 4, t = lane % 4, and let p be the number of elements of A or B per register (four 8-bit values,
-two 16-bit values, one tf32 or one f64). A register contains p adjacent elements, the first one in its lowest
-bits:
+an H200 (for f64, it is the layout of mma.sync), so that kernels that rely on the layout compute the same
+values. Let g = lane // 4, t = lane % 4, and let p be the number of elements of A or B per register (four
+8-bit values, two 16-bit values, one tf32 or one f64). A register contains p adjacent elements, the first one
+in its lowest bits:
 
     A M×K     A[8 i + g, 4 p k + p t], and the next columns
     B K×N     B[4 p k + p t, 8 j + g], and the next rows
@@ -13,12 +13,12 @@ bits:
 
 The registers of A cover two row tiles i for the first tile k, then for the next k, and so on, and then the
 next two row tiles. The registers of B cover all tiles k, and then the next column tile j. For m8n32, A has
-the order of B, and B has the order of A. A and B of float16 always have eight registers. If fewer suffice,
-they are repeated, and the product uses the first ones.
+the order of B, and B has the order of A. A and B of float16 always have eight registers. If fewer registers
+suffice, the elements are repeated, and the product uses the first registers.
 
 A fragment does not depend on .row and .col, which describe the matrix in memory. Its lines (rows or columns)
-begin `stride` elements apart. The address of each line must be aligned to the number of bytes that a lane has
-of the fragment, or to 16 bytes if that is less. nvcuda::wmma requires the same of strides.
+begin `stride` elements apart. The address of each line must be aligned to the number of bytes of the fragment
+per lane, or to 16 bytes if that is less. nvcuda::wmma requires the same alignment of strides.
 
 Products and sums are those of `mma.sync`. For float64, they are fused multiply-adds in the order of k.
 
@@ -54,10 +54,10 @@ LAYOUTS = ("row", "col")
 
 
 class Fragment:
-    """A `rows` × `columns` matrix that is distributed over the lanes of a warp.
+    """A `rows` × `columns` matrix distributed over the lanes of a warp.
 
     which: its role in the product, "a", "b" or "c".
-    transposed: whether the shape is m8n32, which a GPU computes transposed.
+    transposed: whether the shape is m8n32, which is computed transposed on a GPU.
     """
 
     def __init__(self, which, rows, columns, ptx_type, transposed):
@@ -96,7 +96,7 @@ class Fragment:
         return pair * first + rest % pair, rest // pair
 
     def order_for_product(self, registers):
-        """Return the registers of A or B in the order that `product_sums` expects: all tiles of lines, and
+        """Return the registers of A or B in the order expected by `product_sums`: all tiles of lines, and
         then the next tile along K."""
         return [registers[r] for r in sorted(range(self.unique), key=lambda r: self.tile(r)[::-1])]
 
@@ -214,8 +214,8 @@ def plus(c, total):
 
 
 def double_products(mode):
-    """Return the functions `sums` and `add` for float64. Together, they compute chains of fused multiply-adds
-    that begin with C."""
+    """Return the functions `sums` and `add` for float64. Together, they compute chains of fused
+    multiply-adds, beginning with C."""
 
     def sums(a, b):
         (x,), (y,) = a, b
@@ -282,7 +282,7 @@ def add_family(sizes, shape, a_type, accumulators):
     return a, b, sums
 
 
-ADDED = set()  # the accumulators that have been added; products of several types share them
+ADDED = set()  # the accumulators added so far; products of several types share them
 
 
 def mma_name(shape, *types):
@@ -291,7 +291,7 @@ def mma_name(shape, *types):
 
 
 def add_all():
-    """Add the products of all types that sm_80 supports, with their loads and stores, to the table."""
+    """Add the products of all types supported by sm_80, with their loads and stores, to the table."""
     for sizes, shape in SHAPES.items():
         rows, columns, _ = sizes
         a, b, sums = add_family(sizes, shape, "f16", ("f16", "f32"))
