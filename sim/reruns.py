@@ -28,8 +28,7 @@ from sim.observers import DEFAULT
 from sim.observers.races import Races
 
 # Budget for all schedules together, in thread resumptions: the maximum of MAX_TURNS and twice the number in
-# the
-# first run.
+# the first run.
 MAX_TURNS = 30_000
 MAX_LATER_TURNS = 4_000  # the budget after the first FEW schedules, if they found nothing
 # Initial values of unwritten memory: first the usual initial values of flags, states and keys, because loops

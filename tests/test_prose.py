@@ -1,4 +1,4 @@
-"""Rules for the project's English: docstrings begin with a verb, and private words stay out.
+"""Rules for the project's English: docstrings begin with a verb, and private words do not occur.
 
 Fresh readers did not understand these words. CONTRIBUTING.md has the rules (How to write).
 """

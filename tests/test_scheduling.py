@@ -23,7 +23,7 @@ TESTS = [f"{file}::test_{place}" for file, number in FILES.items() for place in 
 class Process:
     """A fake pytest-xdist process, as its scheduler sees it.
 
-    It begins a test only when it knows the next test, or knows that there is none.
+    It begins a test only after it has received the next test, or the message that there is none.
     """
 
     def __init__(self):

@@ -24,8 +24,7 @@ from kernels.common.device_argument import numpy_dtype
 # type of a number -> its letter in the format of `struct`
 LETTERS = {bool: "?", int: "q", float: "d", bool_: "?", int32: "i", int64: "q", float32: "f", float64: "d"}
 # Numba passes an array as these fields: two addresses that a GPU does not use, the number of elements, bytes
-# per element,
-# the address, the shape, and the strides in bytes
+# per element, the address, the shape, and the strides in bytes
 BEFORE_ADDRESS = 4
 MOST_PLANS = 8192
 

@@ -1,8 +1,8 @@
 """python -m sim run PROGRAM [OPTION ...] [-- ARGUMENT ...]: run a whole CUDA program on the simulated GPU.
 
-PROGRAM is a .cu file with main(), or a library made by `python -m sim build PROGRAM`. The host code
-runs natively, and each kernel launch is simulated. Findings are printed to stderr as they occur, with the
-line of the host call and the lines in the kernel. A summary follows at the end.
+PROGRAM is a .cu file with main(), or a library made by `python -m sim build PROGRAM`. The host code runs
+natively, and each kernel launch is simulated. Findings are printed to stderr as they occur, with the line of
+the host call and the lines in the kernel. A summary follows at the end.
 
 Exit status: 0 if neither the program nor its kernels have errors, 1 if they have errors, 2 if the program
 cannot be built or uses something that the simulator does not support, 3 if the simulator itself failed.

@@ -3,8 +3,8 @@
 It compiles and loads the stubs, loads the program, and calls its main(). The summary is printed when the
 program ends, whether by returning from main() or by exit().
 
-Exit status: 0 without errors, 1 with errors or if the program returned a nonzero status, 2 if something
-could not be simulated, 3 if the simulator failed.
+Exit status: 0 without errors, 1 with errors or if the program returned a nonzero status, 2 if something could
+not be simulated, 3 if the simulator failed.
 """
 
 import contextlib

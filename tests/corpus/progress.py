@@ -70,7 +70,7 @@ class LockNeverReleased:
 
 
 class ReleasedToTheWrongValue:
-    """The lock is free at 0, but its owner releases it with a 2."""
+    """The lock is free when it is 0, but its owner releases it by adding 1, which leaves it at 2."""
 
     launch = 4, 1
     options = {"max_steps": 500}

@@ -1,8 +1,7 @@
 """Tests that run every kernel of the corpus under several seeds and engines.
 
 The buggy kernel must produce exactly its findings. Its fixed twin must produce no finding, and numpy's
-result. With
---all, every case also runs compiled and with 20 seeds on both interpreted engines.
+result. With --all, every case also runs compiled and with 20 seeds on both interpreted engines.
 
 A case is a class, and its docstring names the bug:
 

@@ -1,9 +1,8 @@
 """Tests of the lessons as a browser shows them, in headless Chromium.
 
 Pages made by nbconvert are tested in light and dark themes, narrow and wide, with and without scripts. In
-JupyterLab
-itself, "Run All" of a stub must stop, and keys must move a slider. Screenshots are saved in the folder that
-COURSE_SCREENSHOTS names, if it is set.
+JupyterLab itself, "Run All" of a stub must stop, and keys must move a slider. Screenshots are saved in the
+folder that COURSE_SCREENSHOTS names, if it is set.
 """
 
 import json
@@ -181,7 +180,8 @@ def jupyterlab(tmp_path):
 @pytest.mark.parametrize("folder", ["notebooks", "solutions"])
 def test_opening_a_lesson_leaves_it_saved(browser, jupyterlab, tmp_path, folder):
     lesson = tmp_path / "made" / "01_online_softmax.ipynb"
-    copies.copy_solutions(ROOT / folder, lesson.parent)  # Lessons are copied like this, but only once.
+    # The course copies lessons in the same way, but only once.
+    copies.copy_solutions(ROOT / folder, lesson.parent)
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     page.goto(jupyterlab(lesson))
     page.get_by_text("| Idle").wait_for(timeout=120_000)

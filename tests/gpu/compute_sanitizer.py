@@ -10,12 +10,10 @@ in a kernel of the course, or does not finish.
 
 This needs a GPU, and `compute-sanitizer` on the PATH. NAME is a file of the corpus (`fences`), one of its
 cases (`fences.SpinLockWithoutFence`), or `kernels`. Every buggy kernel runs in a separate process, because an
-error
-may destroy the CUDA context. The fixed twins of a file share a process, and their results are compared with
-NumPy's. Kernels that may not terminate do not run, but are listed. A process that takes longer than
-`--timeout`
-seconds (three times that for the twins of a file) is killed. After `--within` seconds, no further process
-starts.
+error may destroy the CUDA context. The fixed twins of a file share a process, and their results are compared
+with NumPy's. Kernels that may not terminate do not run, but are listed. A process that takes longer than
+`--timeout` seconds (three times that for the twins of a file) is killed. After `--within` seconds, no further
+process starts.
 """
 
 import argparse

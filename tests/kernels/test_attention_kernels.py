@@ -1,6 +1,6 @@
 """Tests of flash_attention and warp_attention against the float64 reference.
 
-They cover difficult inputs, every thread order, and a GPU if available.
+They cover difficult inputs, different thread orders, and a GPU if available.
 """
 
 import functools

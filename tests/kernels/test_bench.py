@@ -1,4 +1,4 @@
-"""Tests of `make bench` without a GPU: it checks values before it measures, and formats its tables."""
+"""Tests of `make bench` without a GPU: it must check values before it measures, and format its tables."""
 
 import json
 

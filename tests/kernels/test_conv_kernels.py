@@ -29,7 +29,7 @@ from kernels.reference import identity_taps
 from runners import checked
 
 gpu = pytest.mark.gpu
-SMALL = 32  # tiles of 32 × 32 scores, for which a block has 64 threads
+SMALL = 32  # tiles of 32 × 32 scores, for which blocks have 64 threads
 
 
 # In the simulator -------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ SMALL_SHAPES = [shape for shape in SHAPES if shape.n <= 33 and shape.d <= 16]
 INTERPRETED = [
     pytest.param(shape, marks=[pytest.mark.nightly] if place % 14 else [])
     for place, shape in enumerate(SMALL_SHAPES)
-]  # Each CI run compiles other shapes (test_conv_shapes.py).
+]  # Each CI run compiles different shapes from these (test_conv_shapes.py).
 
 
 @pytest.mark.parametrize("shape", INTERPRETED, ids=str)

@@ -124,7 +124,8 @@ def decoded(shape, lengths_of_each):
 
 
 def disagreeing(what):
-    """Call with invalid arguments of the kind `what` on rank 1, and with valid ones on the other ranks."""
+    """Call with invalid arguments of the kind `what` on rank 1, and with valid arguments on the other
+    ranks."""
     import os
 
     from torch import distributed
@@ -189,7 +190,7 @@ def in_turn(shapes, lengths_of_each, kinds):
 
 @pytest.fixture(scope="module")
 def three(compiled):
-    """Run `in_turn` on three ranks, once for all tests, because each rank is a process that imports
+    """Run `in_turn` on three ranks, once for all tests, because each rank is a process that has to import
     PyTorch."""
     lengths = [13, 14, 13], [1, 0, 39], [38, 1, 1]
     return list(zip(*run_ranks(in_turn, 3, SHAPES[:2], lengths, KINDS, timeout=600)))

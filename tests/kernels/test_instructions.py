@@ -394,7 +394,7 @@ def test_behind_the_wait_a_source_may_be_overwritten(engine):
         cuda.syncthreads()
         cp_async_16(tile, (lane, 0), x, (lane, 0), 8)
         cp_async_commit()
-        x[lane, 4] = -1  # an address past the eight copied bytes
+        x[lane, 4] = -1  # an address after the eight copied bytes
         cp_async_wait_0()
         x[lane, 0] = -1
         cuda.syncthreads()

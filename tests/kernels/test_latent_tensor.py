@@ -174,7 +174,7 @@ def a_layer():
     return LatentAttention(8, 2, 4, window=3, alpha=0.5), torch.randn(1, 4, 8)
 
 
-@pytest.mark.nightly  # This takes 16 s, and the layer under autocast covers it as well.
+@pytest.mark.nightly  # This takes 16 s, and the test of the layer under autocast covers it as well.
 def test_a_layer_in_bfloat16():
     layer, x = a_layer()
     layer, x = layer.bfloat16(), x.bfloat16()

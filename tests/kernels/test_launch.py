@@ -206,8 +206,8 @@ def test_this_numba_cuda_launches_the_fast_way():
 def test_a_launch_waits_for_nothing_and_follows_what_its_stream_did_before():
     out = torch.zeros(6, device="cuda")
     stream = torch.cuda.Stream()
-    # The first launch compiles and loads the kernel, because loading waits. The second runs for half a
-    # second.
+    # The first launch compiles and loads the kernel, because loading it synchronises with the GPU. The second
+    # launch follows half a second of work on the stream.
     for cycles in (1, 10**9):
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):

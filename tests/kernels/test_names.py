@@ -1,4 +1,4 @@
-"""Tests of the options that have the names of PyTorch's: is_causal, enable_gqa, return_lse."""
+"""Tests of the options that are named as in PyTorch: is_causal, enable_gqa, return_lse."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
-"""Compilation of every kernel in kernels/cases/table.py to PTX without a GPU.
+"""Tests that compile every kernel in kernels/cases/table.py to PTX without a GPU.
 
-The tests check the use of float64, shared memory and local memory.
+They check the use of float64, shared memory and local memory.
 """
 
 import re

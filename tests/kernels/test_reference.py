@@ -1,5 +1,5 @@
-"""Tests of the reference of attention against PyTorch and results computed by hand, and of its lazy
-import."""
+"""Tests that compare the attention reference with PyTorch and with results computed by hand, and that it is
+imported lazily."""
 
 import math
 import pkgutil

@@ -1,4 +1,4 @@
-"""Packed arguments and the disk cache of machine code, with a driver that records what it is asked to do."""
+"""Tests of packed arguments and of the disk cache of machine code, with a driver that records its calls."""
 
 import re
 import struct
@@ -133,7 +133,7 @@ def run(kernel=scale, given=None, grid=(4,), block=9):
 
 
 def forget(monkeypatch):
-    """Forget what is in memory, as a second process does."""
+    """Clear the caches in memory, as in a second process."""
     for name in ("plans", "functions"):
         monkeypatch.setattr(specialised, name, {})
 
@@ -323,7 +323,7 @@ def test_machine_code_from_the_disk_computes_the_same(tmp_path, monkeypatch):
         forget(monkeypatch)
         x = torch.arange(36.0, device="cuda").view(4, 9)
         out = torch.zeros_like(x)
-        kernel = cuda.jit(scale.py_func)  # compiled by no earlier launch
+        kernel = cuda.jit(scale.py_func)  # a kernel that no earlier launch has compiled
         monkeypatch.setattr("kernels.common.launch.plans", specialised.plans)
         launch(kernel, (4,), 9, x, out, *arguments()[2:])
         assert torch.equal(out, x * 3 * 2 + 1)

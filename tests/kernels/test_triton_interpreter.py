@@ -187,7 +187,7 @@ def test_triton_refuses_it(kernel, why):
 
 @triton.jit
 def arithmetic(x, n, y):
-    """Compute with integers, quotients and remainders, mixed types, NaN, sums, a masked load, and an
+    """Compute with integers, quotients and remainders, mixed types, NaN, sums, a masked load and an
     atomic."""
     i = tl.arange(0, 16)
     k = i - 8

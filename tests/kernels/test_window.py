@@ -20,7 +20,7 @@ CAUSAL = pytest.mark.parametrize("causal", [False, True])
 FORWARD = pytest.mark.parametrize("forward", [flash_forward, warp_forward])
 ATTENTION = pytest.mark.parametrize("kernel", [flash_attention, warp_attention])
 WINDOWS = [(0, 0), (3, 0), (2, 5), (-1, 1), (40, -1), (500, 500)]
-# numbers of queries and keys: one, a partial tile, more of either, several blocks
+# numbers of queries and keys: one, a partial tile, more queries than keys or the reverse, several blocks
 SIZES = [(1, 1), (1, 40), (37, 37), (70, 33), (20, 100)]
 ALLOWED = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -108,7 +108,7 @@ def test_a_negative_scale(dtype, device):
     ],
 )
 def test_a_block_reads_only_tiles_that_it_sees(forward, dtype, first):
-    """Fill the first 32 keys with NaN. Blocks of queries from `first` on do not see them."""
+    """Fill the first 32 keys with NaN. Blocks of queries starting at `first` do not see these keys."""
     q, k, v = normal(8, *[(1, 1, first + 10, 8)] * 3, dtype=dtype)
     k[:, :, :32], v[:, :, :32] = torch.nan, torch.nan
     o, log_sum = forward(q, k, v, window=(2, 0), run=partial(simulated, engine="native"))

@@ -1,4 +1,4 @@
-"""Application of the steps of a finding's advice to a kernel's source, without any other change."""
+"""Applies the steps of a finding's advice to a kernel's source, without any other change."""
 
 import ast
 import inspect

@@ -1,10 +1,10 @@
-"""Benchmark of the simulator against Numba's own (NUMBA_ENABLE_CUDASIM=1) on the same kernels: `make
+"""Benchmark of our simulator against Numba's simulator (NUMBA_ENABLE_CUDASIM=1) on the same kernels: `make
 bench-sim`.
 
-It prints a Markdown table with the seconds for Numba's simulator and, for each configuration of ours, the
-seconds, the speed-up, the nanoseconds per array access, and the additional seconds of the first launch. The
-native engine compiles during the first launch, with an empty cache. Times are the best of several runs after
-a warm-up. Numba's simulator performs no checks.
+It prints a Markdown table with the seconds for Numba's simulator and, for each configuration of our
+simulator, the seconds, the speed-up, the nanoseconds per array access, and the additional seconds of the
+first launch. The native engine compiles during the first launch, with an empty cache. Times are the best of
+several runs after a warm-up. Numba's simulator performs no checks.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The cases of tests/corpus by name, and a function that launches them."""
+"""Looks up the cases of tests/corpus by name, and launches them."""
 
 import inspect
 import runpy

@@ -1,5 +1,5 @@
-"""Comparison of the types that Numba's CUDA target infers for a kernel's variables with those of the front
-end.
+"""Compares the types that Numba's CUDA target infers for a kernel's variables with the types that the front
+end infers.
 
 No GPU is needed.
 """

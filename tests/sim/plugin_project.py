@@ -1,4 +1,4 @@
-"""Project that does not use the simulator, and the plug-in's output for it."""
+"""A project that does not use the simulator, and helpers that parse the plug-in's output for it."""
 
 import re
 

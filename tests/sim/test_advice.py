@@ -23,7 +23,7 @@ from sim.observers.words import WORDS
 RACES = [
     name for name, case in CASES.items() if any(found[0].startswith("race") for found in case["findings"])
 ]
-LONG = {"left.RaceInCellSixThousand"}  # takes half a minute
+LONG = {"left.RaceInCellSixThousand"}  # these cases take half a minute
 # patterns without steps, and the reason
 OPEN = {
     "overwritten": "which elements the threads were to write",
@@ -309,7 +309,7 @@ def test_the_outline_of_a_text(outline, lines):
     assert outline.after(one, behind).first == one - 1
     assert outline.after(one, other) is None  # Both accesses are in arms of one branch.
     assert outline.after(behind, last).first == loop
-    assert outline.after(early, last) is None  # Some threads have returned before.
+    assert outline.after(early, last) is None  # Some threads have already returned.
     assert outline.function(one) is outline.function(last)
 
 

@@ -203,7 +203,7 @@ def long(x, rounds):
 
 
 def waits_for_a_long_loop(x, rounds):
-    """Wait while nothing changes except the counter of a thread that yields."""
+    """Wait while only the counter of a thread that yields changes."""
     if cuda.threadIdx.x == 0:
         for _ in range(2_000):
             cuda.atomic.add(rounds, 0, 0)
@@ -486,7 +486,7 @@ def test_places_are_numbered_once():
     before = len(SITES.sites)
     for engine in ("fibers", "native"):
         simulate(step, engine=engine)[1, 4](np.zeros(4))
-    assert len(SITES.sites) <= before + 3  # columns of the native engine
+    assert len(SITES.sites) <= before + 3  # sites that the native engine adds for its columns
 
 
 def test_more_places_than_numbers_are_refused(monkeypatch):

@@ -1,6 +1,6 @@
 """Tests that the simulator is independent.
 
-It needs neither torch nor Numba, leaves kernels unchanged, and keeps no state between launches.
+It must need neither torch nor Numba, leave kernels unchanged, and keep no state between launches.
 """
 
 import gc

@@ -1,6 +1,6 @@
 """Tests of the integer intervals that the front end infers.
 
-They contain every result, and an index that may be out of bounds is still checked.
+The intervals must contain every result, and an index that may be out of bounds must still be checked.
 """
 
 import ast
@@ -125,6 +125,6 @@ def test_what_may_be_outside_is_asked_about(kernel, block, kind):
 
 
 def test_attributes_of_arrays_are_looked_up_quickly():
-    """Measure attribute lookups of arrays. A `__getattr__` makes each several times slower, and an access has
-    two or three."""
+    """Measure attribute lookups of arrays. A `__getattr__` makes each lookup several times slower, and an
+    access needs two or three lookups."""
     assert not any(hasattr(kind, "__getattr__") for kind in FAST.values())

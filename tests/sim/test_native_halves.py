@@ -210,8 +210,8 @@ def test_functions_of_fp16():
 
 
 def test_fma_rounds_once():
-    """Compute 3 * 683 = 2049, which is halfway between two float16, so that the addend decides, however
-    small."""
+    """Compute 3 * 683 = 2049, halfway between two float16 values, so that even the smallest addend decides
+    the rounding."""
 
     def fma(x, y, z, out):
         i = cuda.grid(1)

@@ -283,7 +283,8 @@ def test_as_fibers_do(kernel, wanted):
 
 
 def test_only_so_many_reads_are_asked_whether_they_were_assigned(tmp_path):
-    """Assign more variables conditionally than there are is-set flags. The next flag once overwrote another word."""
+    """Assign more variables conditionally than there are is-set flags. The next flag once overwrote an
+    unrelated word."""
     lines = [f"    if x[0] > {i}:\n        v{i} = 1.0\n    x[0] += v{i}\n" for i in range(MAX_UNSET + 6)]
     (tmp_path / "many.py").write_text("def kernel(x):\n" + "".join(lines))
     kernel = runpy.run_path(str(tmp_path / "many.py"))["kernel"]

@@ -1,4 +1,4 @@
-"""python -m sim run: whole CUDA programs. The programs are in tests/sim/programs."""
+"""Tests of `python -m sim run` on whole CUDA programs. The programs are in tests/sim/programs."""
 
 import os
 import re

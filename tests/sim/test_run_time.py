@@ -1,4 +1,5 @@
-"""Test that a launch with a bug ends soon. The tests count work instead of seconds, because machines differ."""
+"""Tests that a launch with a bug ends soon. The tests count work instead of seconds, because machines
+differ."""
 
 import numpy as np
 import pytest
@@ -61,7 +62,8 @@ def test_contending_threads_take_few_turns(monkeypatch):
     head, out = np.zeros(1, np.int32), np.zeros(n, np.int32)
     report = simulate(pops, observers=())[2, n // 2](head, np.arange(n, dtype=np.int32), out)
     assert not report.findings and head[0] == n and (out == np.arange(n) + 1).all()
-    assert len(turns) < 4 * n  # it would be about n * n / 2 if a thread that lost had to yield first
+    # about n * n / 2 turns would be needed if a thread that lost had to yield first
+    assert len(turns) < 4 * n
 
 
 @cuda.jit
@@ -148,7 +150,7 @@ def test_idle_variables_of_a_loop():
 
 
 def test_undecided_loop_names_the_remedy(monkeypatch):
-    """Check that the finding says how to let a loop run on that may be correct."""
+    """Check that the finding says how to let a possibly correct loop continue."""
     monkeypatch.setattr(context, "PATIENCE", 0.5)
 
     @cuda.jit
@@ -175,7 +177,7 @@ def test_merge_skips_clocks_that_the_largest_contains(contained):
 
 @cuda.jit
 def searches(wanted, out):
-    """Draw numbers until one is small. Nothing shows when the search ends, but it does."""
+    """Draw numbers until one is small. The search ends, but nothing shows when."""
     state, tries = 12345, 0
     while state >= wanted:
         state = (state * 1664525 + 1013904223) & 0xFFFFFFFF
@@ -193,7 +195,7 @@ def test_long_search_is_not_cut_short(monkeypatch):
 
 @cuda.jit
 def misses_in_a_long_cycle(out):
-    """Visit a thousand values, none of which ends the loop."""
+    """Go through a thousand values, none of which ends the loop."""
     value = 1
     while value != 0:
         value = (value * 3) % 1009

@@ -1,5 +1,5 @@
-"""Tests of values of operators and functions on which the engines once differed, and of all operators on
-special values. Fibers are compared with native.
+"""Tests of operators and functions for which the engines once computed different values, and of all operators
+on special values. The engine "fibers" is compared with "native".
 
 The expected values were derived from the PTX that `numba.cuda.compile` returns.
 """

@@ -6,8 +6,7 @@ The data are the resource usage that the driver reports for the 16-bit kernels (
 shared memory, resident blocks), the times of the backward pass and of one token in a CUDA graph with a cold
 cache, and PyTorch's times. Each variant of the backward kernels is compiled in a separate process. The
 variants compile in parallel, and are timed one after the other. The program needs about half a minute, and 10
-GiB of
-GPU memory.
+GiB of GPU memory.
 """
 
 import json

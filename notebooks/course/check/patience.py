@@ -23,8 +23,7 @@ def patience(is_theirs, is_launch):
     """Yield a Watch that raises DoesNotEnd when the learner's code exceeds a time limit.
 
     Only time inside the learner's functions counts towards the limit; time in the reference implementation
-    does not.
-    `watch.waited` is the limit that was exceeded, in seconds.
+    does not. `watch.waited` is the limit that was exceeded, in seconds.
 
     is_theirs: predicate for the learner's frames.
     is_launch: predicate for the frames of a launch.

@@ -1,6 +1,6 @@
 """Tests of cooperative launches: kernels that synchronise the whole grid through cooperative_groups.h.
 
-NVRTC compiles them. Kernels with a bug, and their twins, are in cuda/: grid_sync, grid_sync_skipped and
+NVRTC compiles them. Kernels with a bug, and their fixed twins, are in cuda/: grid_sync, grid_sync_skipped and
 groups.
 """
 

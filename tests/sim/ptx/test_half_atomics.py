@@ -1,4 +1,4 @@
-"""Atomics on 16-bit elements and on pairs of them, in all engines."""
+"""Tests of atomics on 16-bit elements and on pairs of 16-bit elements, in all engines."""
 
 from pathlib import Path
 
@@ -27,8 +27,8 @@ KERNEL = """
 @pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)
 @pytest.mark.parametrize("pair", [False, True])
 def test_a_sum_is_rounded_after_each_addition(engine, opcode, dtype, pair):
-    """Start at a large number: adding one value to it repeatedly gives another result than adding their
-    sum."""
+    """Start at a large number, for which adding one value repeatedly gives a different result from adding the
+    sum once."""
     name = {"float16": "f16", "bfloat16": "bf16"}[dtype.name] + "x2" * pair
     register, width = ("r", "u32") if pair else ("h", "u16")
     result = f" %{register}2," if opcode.startswith("atom") else ""
@@ -73,4 +73,4 @@ def test_compare_and_swap_of_two_bytes(launch, engine):
     count = np.zeros(2, np.uint16)
     assert launch("swap_from_zero", count).findings == () and count.tolist() == [64, 0]
     (finding,) = launch("swap", np.zeros(2, np.uint16)).findings
-    assert finding.kind == "race-global"  # the source reads the first value plainly
+    assert finding.kind == "race-global"  # the kernel reads the first value with a plain load

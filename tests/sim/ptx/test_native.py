@@ -49,7 +49,7 @@ def told(report):
         pytest.param(name, marks=[pytest.mark.nightly] if place % 8 and name not in LEFT else [])
         for place, name in enumerate(CASES)
     ],
-)  # Each CI run interprets all of them (test_cuda_cpp.py).
+)  # Each CI run interprets all these kernels (test_cuda_cpp.py).
 def test_findings_and_values_are_the_interpreters(name):
     case = CASES[name]
     for which, make in (("bug", case.arguments), ("mended", case.mended_arguments or case.arguments)):

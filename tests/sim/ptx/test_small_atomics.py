@@ -1,4 +1,4 @@
-"""Atomics on 8 and 16 bits that libcu++ emulates by accesses to the word around the element."""
+"""Tests of atomics on 8 and 16 bits, which libcu++ emulates with accesses to the word around the element."""
 
 from pathlib import Path
 
@@ -49,7 +49,8 @@ def test_flags_in_one_word_are_distinct(launch, engine):
 
 @ENGINES
 def test_elements_beside_each_other(launch, engine):
-    """Threads update elements of the same word by atomics, and bytes next to them by plain stores."""
+    """Threads update elements of the same word with atomics, and bytes next to these elements with plain
+    stores."""
     counters, beside, seen = np.zeros(3, np.int16), np.zeros(24, np.int8), np.zeros(12, np.int16)
     assert launch("count", counters, beside, seen, block=12) == []
     assert counters.tolist() == [4, 4, 4] and beside.tolist() == [-3, 7] * 12

@@ -1,4 +1,4 @@
-"""Tests of loops that read a clock. Some end after a time limit, and others never end."""
+"""Tests of loops that read a clock. Some of the loops end after a time limit, and others never end."""
 
 import numpy as np
 import pytest

@@ -140,7 +140,7 @@ END: ret; }}
 @pytest.mark.parametrize(
     "distance, after, expected",
     [
-        (2, "", []),  # from a lane that participates
+        (2, "", []),  # the lane reads from a lane that participates
         (1, "", [("warp-divergence", "error")]),
         (1, "mov.u32 %r4, 7;", []),  # the value is not used
     ],

@@ -1,4 +1,4 @@
-"""Volatile accesses to shared memory are compiled, unless a loop waits for the value."""
+"""Tests that volatile accesses to shared memory are compiled, unless a loop waits for the value."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_a_decision_on_a_value_is_compiled(launch, engine):
     y = np.zeros(64, np.int32)
     report = launch("largest", X, y)
     assert report.findings == () and (y == (X | 1)).all()
-    assert report.notes == (("compiled",) if engine == "native" else ())  # no other schedules
+    assert report.notes == (("compiled",) if engine == "native" else ())  # no note about other schedules
 
 
 @ENGINES

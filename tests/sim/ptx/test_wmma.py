@@ -1,7 +1,7 @@
 """Tests of wmma in PTX.
 
-Every shape, type and layout is compared with numpy. Planted bugs have fixed twins, and the code that
-nvcuda::wmma (mma.h) compiles to is run as well.
+Every shape, type and layout is compared with numpy. Planted bugs have fixed twins, and code compiled from
+nvcuda::wmma (mma.h) runs as well.
 """
 
 import itertools
