@@ -1,11 +1,11 @@
 """The instruction set of the simulated GPU: a table with one entry per instruction. An entry has the operand
 types, the participating lanes, the memory effects, and a reference implementation in Python.
 
-What enters are the entries. The modules of this package add entries to the table when they are imported, and
-so does user code through the decorators `instruction`, `function`, `memory_instruction` and `vote`. The
-package imports nothing else from `sim`, except for the text helper `sim.nouns`.
+The modules of this package add entries to the table when they are imported, and so does user code through the
+decorators `instruction`, `function`, `memory_instruction` and `vote`. The package imports nothing else from
+`sim`, except for the text helper `sim.nouns`.
 
-What leaves is the table. The interpreter calls an entry's reference implementation (its *semantics*). The
+All engines use this table. The interpreter calls an entry's reference implementation (its *semantics*). The
 native engine compiles the semantics with Numba, or a faster compiled form with the same results (`native=`).
 The PTX front end finds entries by their PTX names (`by_ptx`), and `registers` turns PTX instructions that
 only use registers into Python expressions. `tests/sim/test_isa.py` compares every compiled form with its

@@ -77,7 +77,8 @@ def vote(*, source, start=0, name=None, ptx=(), replaces=None):
     Without an annotation, a number of any type is accepted.
 
     source: the specification, such as a section of the PTX ISA.
-    start: the initial result, which is combined with the number of thread 0, then of thread 1, and so on.
+    start: the initial result. It is combined with the number of thread 0, then with that of thread 1, and so
+        on.
     name, ptx, replaces: as in sim.isa.instruction.
 
     Raise ValueError if the name belongs to another function, or if the result has no dtype.

@@ -178,7 +178,7 @@ def sum_(values, start=0):
 
 
 def range_(*bounds):
-    """Return a range. Its bounds may be floats, because math.ceil returns a float in a kernel."""
+    """Return a range. Its bounds can be floats, because math.ceil returns a float in a kernel."""
     try:
         return range(*bounds)
     except TypeError:

@@ -61,7 +61,7 @@ def cast(dtype):
 def domain(value):
     """Return the value that represents a host value in a kernel.
 
-    Tuples are converted element by element. A value that is not a number is returned unchanged.
+    Tuples are converted element by element. A non-numeric value is returned unchanged.
 
     Raise OverflowError for an int that needs more than 64 bits.
     """

@@ -1,5 +1,5 @@
-"""Asynchronous copies that are not bulk copies (cp.async). A thread starts copies from global to shared
-memory, continues, and waits for them later.
+"""Asynchronous non-bulk copies (cp.async). A thread starts copies from global to shared memory, continues,
+and waits for them later.
 
 An element is identified as in memory.read: by (array, index) in Python kernels, and by (state space, address)
 in PTX.

@@ -80,8 +80,8 @@ def rounded_root(numerator, denominator, scalar, mode="rn"):
     scaled, remainder = divmod(numerator << (2 * shift), denominator)
     root = math.isqrt(scaled)
     inexact = remainder != 0 or root * root != scaled
-    # Append a sticky bit, which is set if the root is inexact. It suffices for every direction, because the
-    # root has spare bits.
+    # Append a sticky bit: 1 if the root is inexact. It suffices for every direction, because the root has
+    # spare bits.
     return rounded(2 * root + inexact, 2 << shift, scalar, mode)
 
 

@@ -102,8 +102,8 @@ class Fragment:
 
     @lru_cache(maxsize=1 << 12)  # noqa: B019  Fragments live as long as the process
     def runs(self, lane, layout, stride):
-        """Return (byte offset in the matrix, number of elements) for the elements of a lane. Elements that
-        are adjacent in memory form one run."""
+        """Return (byte offset in the matrix, number of elements) for the elements of a lane. Elements
+        adjacent in memory form one run."""
         size, together = BITS[self.ptx_type] // 8, 2 if self.which == "c" else self.each
         # If there is no operand for the stride, the matrix is contiguous.
         stride = stride or (self.columns if layout == "row" else self.rows)

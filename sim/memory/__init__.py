@@ -1,6 +1,6 @@
 """The memory of a launch: its address space, the arrays used by kernels, and the checks of every access.
 
-What enters are the arguments of the launch and the declarations of the kernel. What leaves are Arrays, whose
+The inputs are the launch's arguments and the kernel's declarations. The outputs are Arrays, whose
 accesses are checked and logged. The access log has one integer per access, which encodes the site, the size
 and the address. Observers detect races and other faults from the log.
 

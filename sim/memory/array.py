@@ -290,7 +290,7 @@ class Columns(Array):
 
 
 class Outside(Array):
-    """A slice or row that is out of range, such as the row after the last.
+    """An out-of-range slice or row, such as the row after the last.
 
     Creating the view is not an access. An access to its elements is reported as out of bounds in the array
     `of`.

@@ -54,7 +54,7 @@ class Allocation:
     home: tuple = None
     copies: int = 1  # the number of consecutive copies of `root`: one per thread for local memory
     keep: object = None  # the objects that own the memory; only arguments of a launch have them
-    # A mask of the bytes that were unwritten before the launch, or None if all bytes were written.
+    # A mask of the bytes unwritten before the launch, or None if all bytes were written.
     unwritten: np.ndarray | None = None
     alignment: int = ALIGNMENT  # the alignment guaranteed by the declaration on any GPU
     last: bool = False  # whether it comes after all others in its space, like dynamic shared memory

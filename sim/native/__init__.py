@@ -1,7 +1,7 @@
 """Native engine: compiles kernels for the CPU with Numba and LLVM.
 
-What enters is a Launch (sim.engine.base): a kernel in Python or PTX, its arguments, its grid and block shape,
-and its observers. What leaves is an Outcome: findings, counters, notes, and the observers' results.
+The input is a Launch (sim.engine.base): a kernel in Python or PTX, its arguments, its grid and block shape,
+and its observers. The output is an Outcome: findings, counters, notes, and the observers' results.
 
 A kernel describes the work of one thread. The engine splits its code at the synchronisation points (barriers,
 shuffles, votes) into *regions*, and wraps each region in a loop over the threads of a block. Compilers call

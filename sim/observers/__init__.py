@@ -1,8 +1,9 @@
 """Observers receive the events of a launch (`sim.events`) and return findings or counters.
 
-What enters is the stream of events: batches of accesses, barriers, fences, asynchronous copies, refused
-    accesses. What leaves are findings, and counters for the launch and for each source line. The observers in
-    DEFAULT check every launch for errors. The observers in COUNTERS measure a launch, and must be requested.
+The input is the stream of events: batches of accesses, barriers, fences, asynchronous copies, refused
+accesses. The output consists of findings, and of counters for the launch and for each source line. The
+observers in DEFAULT check every launch for errors. The observers in COUNTERS measure a launch, and must be
+requested.
 
 Read the files in this order:
 

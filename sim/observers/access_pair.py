@@ -176,8 +176,8 @@ class AccessPair:
 
     @cached_property
     def views(self):
-        """The two different names by which the accesses refer to the same memory, or None. A name that is
-        assigned more than once does not count, because it may have referred to other memory before."""
+        """The two different names by which the accesses refer to the same memory, or None. A name assigned
+        more than once does not count, because it may have referred to other memory before."""
         names = self.called(self.a.site), self.called(self.b.site)
         if self.outline is None or None in names or names[0] == names[1]:
             return None

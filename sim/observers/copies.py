@@ -5,7 +5,7 @@ issued, but before the thread has waited for the copy. A write to the source can
 copy reads the source.
 
 As for races, an access comes after the issue or the wait if program order within a thread, a barrier, or
-sim.observers.order says so. An access that is unordered with the issue of the copy is a race.
+sim.observers.order says so. An access unordered with the issue of the copy is a race.
 """
 
 import math

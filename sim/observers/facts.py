@@ -120,7 +120,7 @@ class Facts(AccessPair):
 
     @cached_property
     def missed_barrier(self):
-        """The line of a barrier between the accesses that is not reached by some threads, or None."""
+        """The line of a barrier, between the accesses, that some threads do not reach, or None."""
         if self.outline is None or self.several_blocks:
             return None
         first, last = (self.loop.first, self.loop.last) if self.loop else (self.low, self.high)

@@ -212,7 +212,8 @@ def applicable_steps(facts, steps):
 
 
 def elements_of(facts, step):
-    """Return a list with the text of the element that a step replaces by an atomic. It may be empty."""
+    """Return a list with the text of the element for which a step inserts an atomic. The list can be
+    empty."""
     found = assignment(facts.outline.lines[step.line]) if facts.outline else None
     return [step.element] if step.element else [found.target] if found and found.is_element else []
 

@@ -38,8 +38,8 @@ class HappensBefore:
     earlier epochs happen before. `(block, thread)` maps to a segment: all accesses of the thread up to this
     segment happen before.
 
-    generous: whether to treat every atomic as if a grid-wide fence preceded it. Accesses that are ordered
-        only in this mode lack a fence.
+    generous: whether to treat every atomic as if a grid-wide fence preceded it. Accesses ordered only in this
+        mode lack a fence.
     """
 
     def __init__(self, generous=False):

@@ -203,8 +203,8 @@ class Uninitialized(OrderingObserver):
         def stored(i, byte):
             """Return whether a byte is stored before the load i.
 
-            The store is an earlier one by the same thread, or one by another thread in this epoch that is not
-            ordered after the load.
+            The store is either an earlier store by the same thread, or a store in this epoch by another
+            thread that is not ordered after the load.
             """
             counts = sets if site[i] & 3 == ATOMIC else writes
             return any(

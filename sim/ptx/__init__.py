@@ -1,8 +1,8 @@
 """The PTX front end: runs PTX compiled from CUDA C++, Triton or Numba on the same engines as Python kernels.
 
-What enters is PTX text (`load_ptx`), or a .cu file compiled by NVRTC (`load_cuda`).
+The input is PTX text (`load_ptx`), or a .cu file compiled by NVRTC (`load_cuda`).
 
-What leaves is a Module of kernels for `simulate`. Each kernel is translated once to the source of a Python
+The output is a Module of kernels for `simulate`. Each kernel is translated once to the source of a Python
 function, in which a register is a local variable and an instruction is one or more statements. At each
 launch, that source receives its globals: functions that access memory, wait at barriers, or exchange values
 between lanes. The engines and observers of Python kernels then run it unchanged. `sim.native.ptx` compiles

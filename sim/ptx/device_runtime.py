@@ -36,7 +36,7 @@ def vprintf(run, site, form, values):
     """Print as printf does, and return the number of arguments.
 
     form: the address of the format string.
-    values: the address of the arguments, which are stored one after another, each aligned to its size.
+    values: the address of the arguments. They are stored one after another, each aligned to its size.
     """
     shown, at = [], values
     text = read_text(run, site, form)
@@ -62,8 +62,7 @@ def vprintf(run, site, form, values):
 
 
 def read_text(run, site, address):
-    """Return the zero-terminated text at an address. Bytes that are not UTF-8 become replacement
-    characters."""
+    """Return the zero-terminated text at an address. Invalid UTF-8 bytes become replacement characters."""
     load, letters = run.memory.make_load("u8", "generic", 1, site), []
     while letter := load(address + len(letters)):
         letters.append(letter)

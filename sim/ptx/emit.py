@@ -71,7 +71,7 @@ class Writer:
         return [*(python_name(v.name) for v in declared), *self.origins.declared(declared)]
 
     def emit_prologue(self):
-        """Emit the initialisation of local variables: results, local memory, and registers that may be read
+        """Emit the initialisation of local variables: results, local memory, and registers that could be read
         before they are set."""
         self.emit("thread = current.thread")
         for variable in self.function.returns:

@@ -81,7 +81,7 @@ class Piece(Region):
 class HeapSnapshot:
     """The part of the heap that persists after a launch.
 
-    pieces: the allocated pieces, and the pieces that were freed most recently.
+    pieces: the allocated pieces, and the most recently freed pieces.
     from_arguments: the addresses of the pieces that were reachable from an argument of some launch.
     next: the address of the next piece.
     """

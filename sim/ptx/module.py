@@ -32,7 +32,7 @@ def load_ptx(text: str | bytes, source: str | None = None) -> "Module":
 
     `module["name"]` is a kernel for simulate(). A C++ name need not be mangled if it is unambiguous.
 
-    Raise LaunchError for a text that is not PTX. The message contains the line.
+    Raise LaunchError for a text that is not valid PTX. The message contains the line.
     """
     if not isinstance(text, (str, bytes)):
         raise LaunchError(f"wanted PTX as text, got a {type(text).__name__}; of a file: path.read_text()")

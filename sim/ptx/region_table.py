@@ -126,8 +126,8 @@ class RegionTable:
     # --- checks ---------------------------------------------------------------------------------------------
 
     def check_access(self, address, size, site, what, multiple=None, name="an access"):
-        """Return the Region of an access to `size` bytes at a generic address. Report an access that is not
-        allowed, and return None.
+        """Return the Region of an access to `size` bytes at a generic address. Report a disallowed access,
+        and return None.
 
         what: the word for the access in findings, such as "read".
         multiple: the required alignment in bytes. By default, it is the size.
@@ -159,7 +159,7 @@ class RegionTable:
         return found if found is not None and distance(found) < GAP else None
 
     def report_outside(self, address, site, what, region):
-        """Report an access outside of all allocations.
+        """Report an access outside all allocations.
 
         The finding describes it relative to the nearest allocation, unless the address belongs to memory of
         another launch.

@@ -85,7 +85,7 @@ class Addresses:
     def forget_arguments(self, used):
         """Release the addresses of arguments of earlier launches.
 
-        used: the addresses of this launch's arguments, which are kept.
+        used: the addresses of this launch's arguments, which must be kept.
         """
         self.ranges = {key: g for key, g in self.ranges.items() if g.permanent or g.base in used}
 
@@ -234,8 +234,8 @@ class Frames:
         return next((r for r in self.regions[: self.depth] if r.base <= address < r.end), None)
 
     def base_below(self, address, otherwise):
-        """Return the highest base of an active frame that is not above the address, or `otherwise` if there
-        is none."""
+        """Return the highest base of an active frame at or below the address, or `otherwise` if there is
+        none."""
         return max((r.base for r in self.regions[: self.depth] if r.base <= address), default=otherwise)
 
 

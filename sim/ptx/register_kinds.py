@@ -78,7 +78,7 @@ ONLY_READ = {"st", "red", "bra", "brx", "call", "membar", "fence", "ret", "exit"
 def read_and_written(item):
     """Return (names of the registers that an instruction reads, names of the registers that it always sets).
 
-    A guarded instruction may be skipped, so that its results keep their values. They count as read.
+    A guarded instruction may be skipped, so that its results keep their values. The results count as read.
     """
     base = item.names[0]
     # Of the barrier instructions, only bar.red has a result.

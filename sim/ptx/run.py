@@ -177,7 +177,7 @@ class Run:
         """Return the arguments of the Python function: the values loaded by the kernel from its
         parameters."""
         parameters = self.program.entry.parameters
-        # A record is a structure, which is passed by value and not as a pointer.
+        # A record is a structure, passed by value rather than as a pointer.
         arrays = {a.name: a.array for a in arguments if a.array is not None and not a.is_record}
         for position, nbytes in self.program.origin.element_bytes(self.program.entry).items():
             check_elements(arguments[position].name, arrays, nbytes)

@@ -100,7 +100,7 @@ class Origins:
     # --- statements -----------------------------------------------------------------------------------------
 
     def check(self, *operands):
-        """Emit a report for operands that are undefined."""
+        """Emit a report for undefined operands."""
         if text := self.of(*operands):
             self.writer.emit(f"{self.module.report_undefined()}({text})")
 
@@ -113,7 +113,7 @@ class Origins:
             self.check(*item.operands[2:])
             return self.writer.emit(f"thread.origin = {origin}")
         is_load, is_store = item.names[0] in LOADS, item.names[0] in STORES
-        # The value of a store to local memory may be undefined: only its address is a use.
+        # The value of a store to local memory is allowed to be undefined: only the address is a use.
         access = Access(item.opcode) if is_load or is_store else None
         if is_store and (access.space == "param" and self.passing or may_be_local(access)):
             self.check(item.operands[0])  # `after` handles the stored values
@@ -278,7 +278,8 @@ class LocalMemory:
     def make_store(self, space, nbytes, site):
         """Return the function (address in the space, origin) that runs after a store.
 
-        A store of an undefined value makes bytes of local memory undefined. In other memory, it is reported.
+        A store of an undefined value makes bytes of local memory undefined. A store to other memory is
+        reported.
         """
         window = WINDOWS.get(space, 0)
 

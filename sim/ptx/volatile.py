@@ -3,7 +3,7 @@
 A volatile access is a relaxed strong operation (PTX ISA, chapter 8, "Memory Consistency Model"): it does not
 race with other volatile accesses, but it does not order anything either. A thread that loops until a flag
 changes derives an order from the value. A thread that computes with whatever value it reads, such as a warp
-reduction through `volatile int*`, relies on an order that is not guaranteed.
+reduction through `volatile int*`, relies on an order that has no guarantee.
 """
 
 import re
@@ -37,8 +37,8 @@ class Uses:
         """Return whether the program relies on a loaded value: the value reaches other memory, and no loop
         waits for it.
 
-        A new value of the same element (`(*turn)++`) does not count. A value that is passed to a function or
-        to the caller is not followed.
+        A new value of the same element (`(*turn)++`) does not count. A value passed to a function or to the
+        caller is not followed.
         """
         values, decisions = self.dependent_registers(load)
         readers = self.readers_of(values)

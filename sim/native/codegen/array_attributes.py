@@ -102,7 +102,7 @@ def attribute(context, builder, x, value, name):
 
 @lower_builtin("Guarded.reshape", GuardedType, types.Any)
 def reshape(context, builder, signature, arguments):
-    """Emit `reshape`. At most one of the new sizes may be -1.
+    """Emit `reshape`. At most one of the new sizes can be -1.
 
     The emitted code raises ValueError if the new shape has a different number of elements.
     """

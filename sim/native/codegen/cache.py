@@ -58,8 +58,8 @@ def version():
 def folder():
     """Return the cache folder, which is in NUMBA_CACHE_DIR or in the user's cache directory.
 
-    If other users could change the folder, warn, and use a temporary folder that is deleted when the process
-    ends. If the folder is not writable, use a temporary folder without a warning.
+    If other users could change the folder, warn, and use a temporary folder, deleted when the process ends.
+    If the folder is not writable, use a temporary folder without a warning.
     """
     path = cache_home() / "sim-native"
     try:

@@ -250,7 +250,7 @@ class Body:
     def of_name(self, node):
         if node.id in self.arrays:
             return self.arrays[node.id]
-        # A global name that is not a local variable denotes an integer constant, such as an exit code.
+        # A name other than a local variable denotes an integer constant, such as an exit code.
         names = self.function.function.__globals__
         if node.id in names and node.id not in self.cells:
             return int64, I64(names[node.id])

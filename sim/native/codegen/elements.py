@@ -126,7 +126,7 @@ def locate_element(context, builder, x, value, index, code):
 class Element:
     """Code generator for one element of an Array.
 
-    given: the element's position along each axis, which may be out of range.
+    given: the element's position along each axis, not necessarily in range.
     """
 
     def __init__(self, array, given):

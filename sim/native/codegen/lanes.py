@@ -66,7 +66,7 @@ def check_all(state, present):
 def check_read(state, present, lane, source):
     """Set an error flag if lane `lane` is present but reads from an absent lane.
 
-    source: the lane that is read.
+    source: the source lane.
     """
     # The reference implementation defines the result for a source lane outside 0..31.
     if present >> lane & 1 and 0 <= source < 32 and not present >> source & 1:

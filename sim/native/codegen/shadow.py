@@ -247,8 +247,8 @@ def watch_local(written, flat, state):
 def resolve_index(position, length, state, wraps):
     """Return an index counted from the start of a dimension, or -1 if it is out of range.
 
-    An index that is out of range sets an error flag. So does a negative index if `wraps` is 0, because a GPU
-    does not wrap negative indices around.
+    An out-of-range index sets an error flag. So does a negative index if `wraps` is 0, because a GPU does not
+    wrap negative indices around.
 
     position: the index in the program.
     length: the size of the dimension.
@@ -261,6 +261,6 @@ def resolve_index(position, length, state, wraps):
 
 @int64_helper
 def clamp_index(position, length, state, wraps):
-    """Return an index that is valid for a subarray. An index that is out of range sets an error flag and is
-    replaced by 0."""
+    """Return an index that is valid for a subarray. An out-of-range index sets an error flag and is replaced
+    by 0."""
     return position if 0 <= position < length else max(resolve_index(position, length, state, wraps), 0)

@@ -175,7 +175,7 @@ def slice_bounds(context, builder, numba_type, code, extent):
     slicing.guard_invalid_slice(context, builder, numba_type, bounds)
     slicing.fix_slice(builder, bounds, extent)
     length = slicing.get_slice_length(builder, bounds)
-    # The start of an empty slice may be out of range, so replace it by 0.
+    # The start of an empty slice can be out of range, so replace it by 0.
     is_nonempty = builder.icmp_signed(">", length, I64(0))
     return builder.select(is_nonempty, bounds.start, I64(0)), length, bounds.step
 

@@ -1,7 +1,7 @@
 """Definite assignment: finds reads of variables to which the thread has not assigned a value.
 
 A static analysis finds each read that some path reaches before any assignment. For each variable of such a
-read, the generated code maintains a flag per thread, which is set by an assignment and checked by the read.
+read, the generated code maintains a flag per thread. Assignments set the flag, and the read checks it.
 """
 
 import ast

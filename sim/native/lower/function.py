@@ -75,7 +75,7 @@ class Lowering(Calls):
         return located([ast.FunctionDef(device.name, arguments, body, [], None)], self.tree)[0]
 
     def device(self, function):
-        """Return the Device for a function that is not inlined. The function is lowered on first use."""
+        """Return the Device for a function called without inlining. The function is lowered on first use."""
         devices = self.module.devices
         if function not in devices:
             devices[function] = device = Device(

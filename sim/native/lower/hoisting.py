@@ -239,7 +239,7 @@ class Hoisting:
 
 
 def remove_else(loop, broken):
-    """Return statements that are equivalent to a loop with an `else` clause.
+    """Return statements equivalent to a loop with an `else` clause.
 
     broken: the name of a new variable, which becomes True before a `break`.
     """
@@ -268,8 +268,8 @@ def record_breaks(statement, broken):
 def remove_returns(statements, result, site):
     """Return the statements of a function body, with `result = x` in place of each `return x`.
 
-    The statements after an `if` that contains a `return` move into those of its branches that do not return.
-    Raise CannotLower for a `return` inside a loop.
+    The statements after an `if` that contains a `return` move into its branches without a `return`. Raise
+    CannotLower for a `return` inside a loop.
 
     result: the name of the variable.
     site: the Site of the call, for the message.

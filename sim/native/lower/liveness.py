@@ -33,8 +33,8 @@ def exposed_reads(statements):
 
 
 def definitely_assigned(statements):
-    """Return the names that are assigned on every path to the end of the statements, or EVERYTHING if no path
-    reaches the end."""
+    """Return the names assigned on every path to the end of the statements, or EVERYTHING if no path reaches
+    the end."""
     return analyze(statements, set())[1]
 
 
@@ -43,7 +43,7 @@ def analyze(statements, before):
 
     Return (upward-exposed reads, names that are definitely assigned at the end or EVERYTHING).
 
-    before: the names that are assigned before the statements run.
+    before: the names assigned before the statements run.
     """
     all_exposed, definite = set(), set(before)
     for statement in statements:
@@ -57,7 +57,7 @@ def analyze(statements, before):
 def analyze_statement(node, definite):
     """Analyse one statement, with the same results as `analyze`.
 
-    definite: the names that are assigned before the statement runs.
+    definite: the names assigned before the statement runs.
     """
     if isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise)):
         return names_read(node) - definite, EVERYTHING
@@ -77,7 +77,7 @@ def analyze_statement(node, definite):
 
 
 def intersect(a, b):
-    """Return the names that are assigned on both of two paths. A path may be EVERYTHING."""
+    """Return the names assigned on both of two paths. Either argument can be EVERYTHING."""
     return b if a is EVERYTHING else a if b is EVERYTHING else a & b
 
 

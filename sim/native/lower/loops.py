@@ -15,7 +15,7 @@ def assign(target, value):
 
 
 def lower_element_loop(lowering, loop):
-    """Turn a loop over an array or tuple into a loop over indices. The iterable may be inside `enumerate` or
+    """Turn a loop over an array or tuple into a loop over indices. The iterable can be inside `enumerate` or
     `zip`.
 
     Return (statements to insert before the loop, first statements of its body). For any other loop, both are
@@ -68,7 +68,7 @@ class LoopCounter(ast.NodeTransformer):
     """A transformer that counts the iterations of potentially endless loops.
 
     A `while` loop counts each iteration. A `for` loop subtracts all its iterations from the block's budget
-    when it begins; if it may be long, it also checks for Ctrl-C regularly.
+    when it begins; a potentially long loop also checks for Ctrl-C regularly.
     """
 
     def __init__(self, module):

@@ -25,7 +25,7 @@ from sim.native.codegen.symbols import RESERVED, home_of
 
 
 class CannotLower(Exception):
-    """The exception for code that has no compiled form. The engine then interprets the launch.
+    """The exception for code without a compiled form. The engine then interprets the launch.
 
     what: the reason.
     site: the Site of the code, or None.
@@ -82,7 +82,7 @@ def fields_of(dtype):
 class GeneratedModule:
     """The parts of a generated module, except for the kernel's own statements.
 
-    taken: the names that are already in use.
+    taken: the names already in use.
     logs: whether the generated code writes the access log.
     prints: whether the kernel calls `print`.
     unset: a list of (site, variable) for the reads to which some path leads without an assignment.
@@ -270,7 +270,7 @@ def literal(value):
 
 
 def number_text(value):
-    """Return a Python expression for a float or complex number, which may be infinite or NaN."""
+    """Return a Python expression for a float or complex number, including infinities and NaN."""
     if np.isfinite(value):
         return repr(value)
     if isinstance(value, complex):

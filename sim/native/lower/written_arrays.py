@@ -34,7 +34,7 @@ class Writes:
             elif isinstance(node, ast.For):
                 for name in names_in(node.target):
                     aliases.setdefault(name, set()).update(names_in(node.iter))
-        # A written name may be an alias of other names. Follow the aliases until no new name is found.
+        # A written name can be an alias of other names. Follow the aliases until no new name is found.
         grown = set()
         while grown != written:
             grown = set(written)

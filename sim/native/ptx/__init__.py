@@ -1,6 +1,6 @@
 """Compilation of PTX kernels.
 
-What enters is a launch of a PTX kernel. What leaves is an Outcome, as in sim.native.
+The input is a launch of a PTX kernel. The output is an Outcome, as in sim.native.
 
 sim.ptx translates PTX to Python statements for the interpreter. Compilation starts from the same statements.
 A sequence of statements without a jump or synchronisation point is called a *run*, and compiled to one LLVM

@@ -164,7 +164,7 @@ class Arithmetic:
         return self.resize(a, width), self.resize(b, width)
 
     def of_register(self, code, width, signed=False):
-        """Return the contents of a register of `width` bits as an Integer. The LLVM value `code` may be wider
+        """Return the contents of a register of `width` bits as an Integer. The LLVM value `code` can be wider
         than the register."""
         low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
         # An unsigned 64-bit register exceeds the range of a signed 64-bit integer.

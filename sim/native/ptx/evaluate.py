@@ -1,8 +1,8 @@
 """Symbolic execution of reference implementations, which emits LLVM code.
 
-The evaluator executes Python statements as Python does. A value that is known during compilation remains a
-Python value, so a loop over `range(8)` is unrolled, and a shift by a constant has a known count. Any other
-value becomes LLVM code.
+The evaluator executes Python statements as Python does. A value known during compilation remains a Python
+value, so a loop over `range(8)` is unrolled, and a shift by a constant has a known count. Any other value
+becomes LLVM code.
 """
 
 import ast
@@ -44,7 +44,7 @@ COMPARISONS = {
 }
 # function of the operator module -> operator
 PLAIN = {plain: operation for operation, (*_, plain) in (OPERATORS | COMPARISONS).items()}
-# the types of values that are not known during compilation
+# the types of values unknown during compilation
 CODE = (Integer, Predicate, Float)
 # the Python builtins available to reference implementations
 BUILTINS = {known.__name__: known for known in (min, max, abs, int, bool, range, float, type)}
@@ -123,7 +123,7 @@ class Evaluator(Arithmetic):
         return getattr(self, f"eval_{type(node).__name__.lower()}", self.unknown)(node)
 
     def unknown(self, node):
-        """Raise CannotLower for an expression that is not supported."""
+        """Raise CannotLower for an unsupported expression."""
         raise CannotLower(f"the expression `{ast.unparse(node)}` has no compiled form")
 
     def eval_constant(self, node):
@@ -141,12 +141,11 @@ class Evaluator(Arithmetic):
         return getattr(self.value(node.value), node.attr)
 
     def eval_subscript(self, node):
-        """Return an element of a tuple. An index that is not known during compilation becomes a chain of
-        selects."""
+        """Return an element of a tuple. An index unknown during compilation becomes a chain of selects."""
         values, index = self.value(node.value), self.value(node.slice)
         if not isinstance(index, CODE):
             return values[index]
-        # An index that is out of range selects the last element.
+        # An out-of-range index selects the last element.
         found = values[-1]
         for position in range(len(values) - 2, -1, -1):
             found = self.select(self.compare("==", index, position), values[position], found)

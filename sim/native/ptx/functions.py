@@ -189,7 +189,7 @@ def emit_directed_quotient(e, found, a, b=None):
     by = near if is_root else b
     rest = call_external(e, "llvm.fma.f64", DOUBLE, emit.fneg(near), by, a)
     error = rest if is_root else call_external(e, "llvm.copysign.f64", DOUBLE, rest, emit.fmul(rest, b))
-    # Results that are 0, infinity or NaN are exact, but their remainder may be NaN.
+    # Results that are 0, infinity or NaN are exact, but their remainder can be NaN.
     size = call_external(e, "llvm.fabs.f64", DOUBLE, near)
     plain = emit.and_(
         emit.fcmp_ordered("<", size, DOUBLE(float("inf"))), emit.fcmp_ordered("!=", near, DOUBLE(0.0))

@@ -312,7 +312,7 @@ class Statements:
             inputs |= {v: ptx_types[v] for v in read if v in ptx_types}
             named = {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
             calls = {v: self.source.calls[v] for v in sorted(named & set(self.source.calls))}
-            # `renew` reads the base address of the variable, which is not among its arguments.
+            # `renew` reads the base address of the variable, but does not receive the address as an argument.
             bases = {call[2] for call in calls.values() if call[0] == "renew"}
             inputs |= {v: ptx_types[v] for v in sorted(bases)}
             text = "\n".join(map(ast.unparse, map(ast.fix_missing_locations, nodes)))

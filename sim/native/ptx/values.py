@@ -96,7 +96,7 @@ def result_bounds(a, b, operation):
 
 
 def signed_bits(a, b):
-    """Return the bounds of the result of a bitwise operation whose operands may be negative."""
+    """Return the bounds of the result of a bitwise operation whose operands can be negative."""
     if None in (a.low, b.low):
         return None, None
     most = max(all_ones(max(end, ~end)) for end in (a.low, a.high, b.low, b.high))

@@ -117,7 +117,7 @@ class Replay:
 
     @property
     def share(self):
-        """The fraction of the launch's blocks that have been replayed."""
+        """The fraction of the launch's blocks replayed so far."""
         return 1 - self.skipped / self.blocks
 
     def add(self, log):

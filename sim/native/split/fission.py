@@ -369,7 +369,7 @@ def unparse_lines(statements):
 
 
 def certain_assignments(group):
-    """Return the variables that are assigned on every path through the statements."""
+    """Return the variables assigned on every path through the statements."""
     found = definitely_assigned(group)
     # None means that no path reaches the end, so no path reaches it without the assignments.
     return names_assigned(group) if found is None else found

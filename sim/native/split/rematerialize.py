@@ -56,7 +56,7 @@ class Rematerializer:
         """Return the counters of the loops that contain a synchronisation point and run the same iterations
         in all threads.
 
-        A counter that is read outside the loop is left out. A counter that is assigned elsewhere is renamed
+        A counter that is read outside the loop is left out. A counter also assigned elsewhere is renamed
         within its loop.
         """
         found = set()
@@ -92,7 +92,7 @@ class Rematerializer:
     def find_rematerializable(self):
         """Return ({variable: its assignment}, uniform names). The assignments are in program order.
 
-        A variable that is assigned more than once has no single value, so it is not rematerialised.
+        A variable assigned more than once has no single value, so it is not rematerialised.
         """
         rematerialized, times = {}, self.assignments()
         shared = [name for name, declared in self.module.declared.items() if declared.space == "shared"]

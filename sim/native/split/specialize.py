@@ -18,13 +18,13 @@ from sim.native.codegen.shadow import BARE
 from sim.native.lower.module import CannotLower
 from sim.native.split.program import compile_kernel, first_line, lower_kernel
 
-# function -> {cache key: Lowered, CompiledKernel, or the CannotLower that was raised}. The weak keys allow a
-# kernel to be garbage-collected.
+# function -> {cache key: Lowered, CompiledKernel, or the raised CannotLower}. The weak keys allow a kernel to
+# be garbage-collected.
 PROGRAMS = weakref.WeakKeyDictionary()
 
 
 def memoize(function, key, make):
-    """Return `make()`, which is called once for each function and key.
+    """Return `make()`. It is called only once for each function and key.
 
     If it raises CannotLower, the error is cached as well, and raised again.
     """
