@@ -9,16 +9,16 @@
 # %% [markdown]
 # # 22 · CUDA C++: your kernels in C++, and their races found without a GPU
 #
-# **80 minutes**, and 30 for the two parts marked *optional* · builds on lesson 05 (the flash kernel), lesson 06 (shuffles), lesson 07 (PTX) and lesson 11 (the convolutional kernel)
+# **80 minutes**, and 40 for the three parts marked *optional* · builds on lesson 05 (the flash kernel), lesson 06 (shuffles), lesson 07 (PTX) and lesson 11 (the convolutional kernel)
 #
-# You will be able to
+# You will be able to:
 #
-# 1. write a kernel in CUDA C++, with pointers, types and shared memory of a size that the launch decides;
-# 2. find a race in a `.cu` file by its line, on a machine without a GPU;
-# 3. read the PTX of Numba, CUDA C++ and Triton side by side, and say what each compiler has added;
-# 4. mend four small kernels with mistakes of the kinds that published CUDA had.
+# 1. write a kernel in CUDA C++, with pointers, declared types, and shared memory whose size is set at the launch;
+# 2. find a race in a `.cu` file, with its line, on a machine without a GPU;
+# 3. read the PTX of Numba, CUDA C++ and Triton side by side, and say what each compiler added;
+# 4. fix four small kernels with bugs of the kinds that published CUDA code had.
 #
-# **Where this leads.** Most published kernels are CUDA C++. The package has its kernels in three languages, with the same algorithm, names and grids. One layer of 8 heads of 64, 7 × 7 taps, causal, float32, on one GPU:
+# **Why it matters.** CUDA C++ is NVIDIA's own language for GPUs. Its libraries, and the first two versions of FlashAttention, are written in it, and so is most of the CUDA code that you will find. This course's package has its kernels in three languages, with the same algorithms, names and grids. Here is one layer (8 heads of 64, 7 × 7 taps, causal, float32) on one GPU:
 
 # %%
 import json
@@ -32,7 +32,7 @@ from numpy import float32
 
 from course import brought, check, show_figure, show_table
 from course.check import cuda_kernels, lesson22
-from course.cuda_cpp import cuda_cpp, ptx_of
+from course.cuda_cpp import cuda_cpp, ptx_of, run_program
 from course.figures import ORANGE, SKY
 from course.ptx import compiled
 from course.side_by_side import count, show_ptx
@@ -44,14 +44,27 @@ from sim import load_ptx, simulate
 from sim.observers import COUNTERS, DEFAULT, Trace
 from sim.ptx.numba import flattened
 
+# %%
 record = json.loads((DATA / "languages.json").read_text("utf-8"))
+PEAK = 67e12  # float32 operations per second of an H200, without tensor cores
+
+
+def of_peak(row):
+    """Return the fraction of the float32 peak that causal flash attention reaches."""
+    batches, heads, n, d = row["shape"]
+    operations = 4 * batches * heads * n * n * d / 2  # two products, half of the pairs
+    return operations / (row["flash_ms"] / 1000) / PEAK
+
+
 show_table(
-    ["tokens", "language", "flash, ms", "convolution, ms", "its backward, ms"],
+    ["tokens", "language", "flash, ms", "of peak", "convolution, ms", "backward, ms"],
     *(
         [
             f"{row['shape'][2]:,}",
             row["name"],
-            *(f"{row[what]:.2f}" for what in ("flash_ms", "forward_ms", "backward_ms")),
+            f"{row['flash_ms']:.2f}",
+            f"{of_peak(row):.0%}",
+            *(f"{row[what]:.2f}" for what in ("forward_ms", "backward_ms")),
         ]
         for row in record["languages"]
         if row["shape"][2] in (1024, 4096)
@@ -60,11 +73,11 @@ show_table(
 )
 
 # %% [markdown]
-# The C++ kernels are the fastest of the three in the convolution, and Triton in plain flash attention, where `tl.dot` gives each thread a patch of the scores in place of one row (lesson 21). In this lesson you write the first of these kernels in C++.
+# In the convolution, the C++ kernels are the fastest of the three. In plain flash attention it is Triton, because `tl.dot` gives each thread a patch of the scores instead of one row (lesson 21). None of these flash kernels is fast in itself: the C++ version reaches 7 % of the GPU's float32 peak of 67 TFLOP/s. They are written to be read; lessons 16 to 18 show how to come closer. In this lesson you write the first of these kernels in C++.
 #
-# **No GPU is needed.** A compiler of NVIDIA's called NVRTC turns C++ into PTX on any Linux or Windows machine, and `sim` runs the PTX. (For macOS there is no NVRTC. There the lesson's own texts run from PTX that was recorded when the lesson was built. A text of yours that differs from the solution is then not checked, and the cell says so.)
+# **You need no GPU.** NVIDIA's compiler NVRTC turns C++ into PTX on any Linux or Windows machine, and `sim` runs the PTX. There is no NVRTC for macOS. There, the lesson uses PTX that was recorded when the lesson was built. If your code differs from the solution, it cannot be checked on macOS, and the cell says so.
 #
-# Here is what that is good for. Seven lines of C++, with a mistake. Read them first: **which two threads meet, and at which lines?** (Line 1 is `extern`.) `___`
+# Here is an example of its use: seven lines of C++ with a bug. Read them first. **Which two threads conflict, and at which lines?** (Line 1 is `extern`.) `___`
 
 # %%
 RACING = """
@@ -82,13 +95,13 @@ report = simulate(racing, on_finding="report")[1, 64](x, y)
 print(report.findings[0].message)
 
 # %% [markdown]
-# Thread i reads what thread i − 1 writes, and nothing orders the two. `sim` shows one pair with both lines, and counts 62 more. The mend is one line, `__syncthreads();` between 4 and 5.
+# Thread i reads the element that thread i − 1 writes, and nothing orders the two accesses. `sim` shows one pair of threads with both lines, and counts 62 more pairs. The fix is one line between lines 4 and 5: `__syncthreads();`.
 #
-# From a shell it is `python -m sim neighbours.cu --entry neighbour_sums --block 64 'float32[64]' 'float32[64]=0'`, for any `.cu` file.
+# You can do the same for any `.cu` file from a shell: `python -m sim neighbours.cu --entry neighbour_sums --block 64 'float32[64]' 'float32[64]=0'`.
 #
 # ## 1. The same kernel twice
 #
-# A kernel that you can read, for one block of 64 threads: `y[i] = t[i − 1] + t[i] + t[i + 1]` with `t = x²`, and 0 outside. First in Numba, then in C++:
+# Start with a kernel for one block of 64 threads: `y[i] = t[i − 1] + t[i] + t[i + 1]` with `t = x²`, and 0 outside. Here it is in Numba, and then in C++:
 
 
 # %%
@@ -124,36 +137,36 @@ simulate(cuda_cpp(NEIGHBOURS)["neighbour_sums"])[1, 64](x, by_cpp)
 print("equal, bit by bit:", np.array_equal(by_numba, by_cpp))
 
 # %% [markdown]
-# Line by line it is the same kernel. What differs:
+# The two kernels correspond line by line. The differences:
 #
 # | | Numba | CUDA C++ |
 # |---|---|---|
-# | a kernel | `@cuda.jit` | `extern "C" __global__ void` (`extern "C"`: the name stays as it is written) |
+# | a kernel | `@cuda.jit` | `extern "C" __global__ void` (`extern "C"` keeps the name unchanged) |
 # | a function for kernels | `@cuda.jit(device=True)` | `__device__ float f(...)` |
-# | a type | found by Numba | declared: `float t`, `int i`, `const float* x` |
+# | a type | inferred | declared: `float t`, `int i`, `const float* x` |
 # | an array | knows its shape | a **pointer**, the address of one element; lengths come as `int n` |
 # | row i, column c | `x[i, c]` | `x[i * d + c]` |
-# | `x[-1]` | the last element | what lies in front of the array |
-# | a slice | `x[3:]` | `x + 3`, three elements further |
+# | `x[-1]` | the last element | whatever is in memory before the array |
+# | a slice | `x[3:]` | `x + 3`, a pointer three elements further |
 # | shared memory | `cuda.shared.array(64, float32)` | `__shared__ float tile[64];` |
-# | of the launch's size | `cuda.shared.array(0, float32)` | `extern __shared__ float shared[];` |
+# | shared memory sized by the launch | `cuda.shared.array(0, float32)` | `extern __shared__ float shared[];` |
 # | a choice | `a if i > 0 else b` | `i > 0 ? a : b` |
 # | a loop | `for e in range(t, n, T)` | `for (int e = t; e < n; e += T)` |
 # | several results | `return m, l` | parameters `float& m, float& l`: the function changes the caller's variables |
-# | a half | `float32(0.5)`; `0.5` is a float64 | `0.5f`; `0.5` is a `double` |
+# | one half | `float32(0.5)`; `0.5` is a float64 | `0.5f`; `0.5` is a `double` |
 #
 # ## 2. Numbers in C++
 #
-# The syntax is quickly learnt. What costs evenings are rules that look like Python's and are not:
+# The syntax is quick to learn. The rules that look like Python's but differ take longer:
 #
-# - `/` of two `int`s is an `int`, cut off **towards 0**. `%` is what that division leaves, so it has the sign of its left side.
-# - `int(x)` cuts off towards 0.
-# - A comparison gives a `bool`, which counts as the `int` 1 or 0, and a chain is worked out from left to right: there is no `0 <= k < n` of mathematics.
-# - `threadIdx.x` and `blockIdx.x` are **unsigned**: below 0 they wrap to 4294967295. An `unsigned` with an `int` makes `unsigned`. `int i = threadIdx.x;` makes an `int` of it.
+# - `/` of two `int`s is an `int`, rounded **towards 0**. `%` is the remainder of that division, so it has the sign of its left operand.
+# - `int(x)` also rounds towards 0.
+# - A comparison is a `bool`, which counts as the `int` 1 or 0. A chain of comparisons is evaluated from left to right, so `0 <= k < n` does not mean what it means in mathematics.
+# - `threadIdx.x` and `blockIdx.x` are **unsigned**: below 0 they wrap around to 4294967295. An expression of an `unsigned` and an `int` is `unsigned`. `int i = threadIdx.x;` converts to `int`.
 #
 # ### Exercise 22.1 · expressions · eight values
 #
-# `int i = -7, n = 4, k = 7; float x = 8;` `a` points to 0, 10, 20, 30, … (floats), and `const float* row = a + 3;`. Which value has each expression, in thread 0 of block 0? Two of them are the guard of a halo, written wrong. One is not in the list above: guess, and the check explains.
+# Given `int i = -7, n = 4, k = 7; float x = 8;`, a pointer `a` to the floats 0, 10, 20, 30, …, and `const float* row = a + 3;`: what is the value of each expression in thread 0 of block 0? Two of them are guards of a halo, written incorrectly. One is not covered by the list above: guess, and the check explains it.
 #
 # | | | | |
 # |---|---|---|---|
@@ -165,7 +178,7 @@ print("equal, bit by bit:", np.array_equal(by_numba, by_cpp))
 
 # %% tags=["exercise"]
 def expressions():
-    """{"a": ..., ..., "h": ...}, numbers; true is 1."""
+    """Return {"a": ..., ..., "h": ...}, numbers; true is 1."""
     # BEGIN SOLUTION 22.1
     return {"a": -3, "b": -3, "c": -4, "d": 0, "e": -2, "f": 0, "g": 1, "h": 50}
     # END SOLUTION
@@ -175,11 +188,11 @@ def expressions():
 check.ex22_1(expressions)
 
 # %% [markdown]
-# So a guard such as `threadIdx.x - 1 >= 0` lets every thread through, and `0 <= k < n` too, when n is above 1.
+# So the guard `threadIdx.x - 1 >= 0` lets every thread through. So does `0 <= k < n`, if n is greater than 1.
 #
 # ## 3. The flash kernel of lesson 05
 #
-# Its parts come back one by one. `visit`, one row and one tile, is given. Compare it with yours: `m` and `l` are references, and `fmaxf` and `expf` are the functions for `float`.
+# You will rebuild it part by part. The function `visit`, which processes one row and one tile, is given. Compare it with yours: `m` and `l` are references, and `fmaxf` and `expf` are the functions for `float`.
 
 # %%
 VISIT = cuda_kernels.VISIT
@@ -188,13 +201,18 @@ print(VISIT.strip())
 # %% [markdown]
 # ### Exercise 22.2 · load_tile · about two lines
 #
-# Exercise 5.1 once more. Fill `tile` with `length` numbers of `array` from number `start` on. Each is loaded by **one** thread, and all threads of the block take an equal share; what would lie past the `size` numbers of `array` becomes 0. `array` may lie in longer memory: what is behind its `size` numbers is not read. The block has one dimension. No barrier, and, here and in all that follows, no `double`.
+# This is exercise 5.1 again. Fill `tile` with `length` elements of `array`, starting with element `start`. Elements past the `size` elements of `array` are 0 in the tile.
 #
-# The text stands in a Python string. Put your C++ in place of the line with `raise`.
+# - One thread loads each element of the tile, and the threads of the (one-dimensional) block share the work equally.
+# - `array` may be part of a longer array: do not read past its `size` elements.
+# - Use no barrier. Here and in all that follows, use no `double`.
+#
+# The code is in a Python string. Replace the line with `raise` by your C++.
+#
 #
 # <details><summary>Hint: the loop</summary>
 #
-# It starts at `threadIdx.x` and steps by `blockDim.x`.
+# Start at `threadIdx.x`, in steps of `blockDim.x`.
 #
 # </details>
 
@@ -213,19 +231,27 @@ __device__ void load_tile(float* tile, const float* array,
 check.ex22_2(LOAD_TILE)
 
 # %% [markdown]
-# Now the kernel. `#include "tiles.cuh"` brings in `load_tile`, `visit` and `MINUS_INFINITY`. The shared memory is as long as the launch says, here 2 · (columns + rows) · d floats, and C++ has no slices: the four tiles are four pointers into one piece, here in the order K, V, Q, O.
+# Now write the kernel. `#include "tiles.cuh"` provides `load_tile`, `visit` and `MINUS_INFINITY`. The launch sets the size of the shared memory, here to 2 · (columns + rows) · d floats. C++ has no slices, so the four tiles are four pointers into one array:
 #
-# **Predict**, for columns = 4, rows = 3, d = 2, which number of `shared` each tile begins with: K `___`, V `___`, Q `___`, O `___`
+# | K tile | V tile | Q tile | O tile |
+# |---|---|---|---|
+# | columns · d floats | columns · d floats | rows · d floats | rows · d floats |
+#
+# **Predict**, for columns = 4, rows = 3, d = 2, the index in `shared` at which each tile begins: K `___`, V `___`, Q `___`, O `___`
 #
 # <details><summary>Answer</summary>
 #
-# 0, 8, 16, 22. (Another order is as good.) A pointer that is wrong by some elements is no error for the compiler: two tiles overlap, or the last one ends behind the memory.
+# 0, 8, 16, 22. (You may choose another order.) The compiler does not notice if a pointer is off by a few elements. Then two tiles overlap, or the last tile ends after the end of the memory.
 #
 # </details>
 #
 # ### Exercise 22.3 · flash_kernel · about fourteen lines
 #
-# Write the body: `o = softmax(scale · q kᵀ) v`, with q, k, v and o of n rows of d. `rows` is the number of threads in a block, `columns` the number of keys in a tile. Block b owns the queries from b · rows on, thread t the query b · rows + t. Each thread loads its part of each tile, once, and writes its own row of `o`. The arrays may be longer than n rows. No number is a `double`.
+# Write the body: `o = softmax(scale · q kᵀ) v`, with q, k, v and o of n rows of d elements. `rows` is the number of threads in a block, and `columns` the number of keys in a tile.
+#
+# - Thread t of block b owns the query b · rows + t.
+# - Each thread loads its part of each tile once, and writes its own row of `o`.
+# - The arrays may be longer than n rows. Use no `double`.
 #
 # <details><summary>Hint 1: pointers</summary>
 #
@@ -234,12 +260,12 @@ check.ex22_2(LOAD_TILE)
 # </details>
 # <details><summary>Hint 2: the order</summary>
 #
-# Load the Q tile, set this thread's row of the O tile to 0, `float m = MINUS_INFINITY, l = 0.0f;`. For each tile of keys: load K and V, barrier, `visit`, barrier. In the end, guarded, row t of the O tile divided by l.
+# Load the Q tile, set this thread's row of the O tile to 0, `float m = MINUS_INFINITY, l = 0.0f;`. For each tile of keys: load K and V, barrier, `visit`, barrier. At the end, with a guard, store row t of the O tile divided by l.
 #
 # </details>
-# <details><summary>Hint 3: what load_tile wants</summary>
+# <details><summary>Hint 3: the arguments of load_tile</summary>
 #
-# `load_tile(k_tile, k, start * d, columns * d, n * d)`: it counts numbers, not rows. The last tile has `min(columns, n - start)` keys to visit.
+# `load_tile(k_tile, k, start * d, columns * d, n * d)`: it counts elements, not rows. The last tile has `min(columns, n - start)` keys to visit.
 #
 # </details>
 
@@ -267,7 +293,7 @@ extern "C" __global__ void flash_kernel(const float* q, const float* k, const fl
         __syncthreads();  // loaded
         int keys = min(columns, n - start);
         visit(t, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l);
-        __syncthreads();  // used up: the next tile may come
+        __syncthreads();  // used up: the next tile may be loaded
     }
     if (first + t < n)
         for (int c = 0; c < d; c++) o[(first + t) * d + c] = o_tile[t * d + c] / l;
@@ -279,9 +305,9 @@ extern "C" __global__ void flash_kernel(const float* q, const float* k, const fl
 check.ex22_3(FLASH)
 
 # %% [markdown]
-# ### Beside lesson 05
+# ### Compared with lesson 05
 #
-# Both kernels on the same numbers: 64 queries and keys, d = 8, blocks of 16. Lesson 02 counted 5120 loads and stores of global memory before anything ran. **Predict** what `sim` counts in the PTX of your C++: the same, or more, or fewer? `___`
+# Run both kernels on the same input: 64 queries and keys, d = 8, blocks of 16. In lesson 02 you calculated 5120 loads and stores of global memory before anything ran. **Predict** what `sim` counts in the PTX of your C++: the same, more, or fewer? `___`
 
 # %%
 TILES = cuda_kernels.INFINITY + LOAD_TILE + VISIT
@@ -306,7 +332,7 @@ for kernel, name, out in [
 print("equal, below 1e-6:", bool(np.abs(outputs[0] - outputs[1]).max() <= 1e-6))
 
 # %% [markdown]
-# And this is how your threads use the 28 numbers of `shared`, for columns = 4, rows = 3, d = 2, as in the prediction above:
+# And this is how your threads use the 28 floats of `shared`, for columns = 4, rows = 3, d = 2, as in the prediction above:
 
 # %% tags=["uses-exercise"]
 in_cpp = cuda_cpp(FLASH, "my_flash.cu", tiles=TILES)["flash_kernel"]
@@ -317,7 +343,7 @@ traced[1, 3, 0, 4 * 28](*given, 3, 2, 4, float32(0.5)).memory_map("shared")
 # %% [markdown]
 # ### Two barriers, two races
 #
-# Your kernel as it is, and without one of its barriers (the cell looks for `__syncthreads();`). **Predict**, for each: which tile, which line writes, which line reads? `___`
+# Now run your kernel as it is, and without each of its barriers (the cell looks for `__syncthreads();`). **Predict** for each barrier: which tile is affected, which line writes, which line reads? `___`
 
 
 # %%
@@ -325,14 +351,14 @@ BARRIER = "__syncthreads();"
 
 
 def without_barrier(text, number):
-    """The text without its barrier `number`, counted from 0."""
+    """Return the text without its barrier `number`, counted from 0."""
     parts = text.split(BARRIER)
     both = parts[number] + parts[number + 1]
     return BARRIER.join([*parts[:number], both, *parts[number + 2 :]])
 
 
 def findings(text, name):
-    """What sim finds in a flash kernel."""
+    """Return the messages of sim's findings in a flash kernel."""
     kernel = cuda_cpp(text, name, tiles=TILES)["flash_kernel"]
     out = np.zeros_like(q)
     report = simulate(kernel, on_finding="report")[launch](q, k, v, out, *sizes)
@@ -349,18 +375,20 @@ for number in range(FLASH.count(BARRIER)):
     print(*found[:1])
 
 # %% [markdown]
-# In the solution's layout K and V take the numbers 0 to 255 of `shared`, so 257 is in the Q tile: without the first barrier a quick thread multiplies rows that a slow one has not brought. Without the second, a quick one brings the next keys over those that a slow one still visits.
+# In the solution's layout, K and V occupy elements 0 to 255 of `shared`, so element 257 is in the Q tile. Without the first barrier, a fast thread uses rows that a slow thread has not loaded yet. Without the second, a fast thread loads the next keys over those that a slow thread still reads.
 #
 # ## 4. Lanes, and the mask that names them (optional, 17 minutes)
 #
-# In lesson 11 the threads of a row found their maximum and their sum by shuffles. Numba's `cuda.shfl_xor_sync(mask, value, step)` is C++'s `__shfl_xor_sync(mask, value, step)`, and its mask has a bit for every lane that takes part. There it was always all 32. Here a row has `WIDTH` neighbouring lanes, 4, 8 or 16, so a warp holds several rows, **and not every row comes**: at the end of the sequence some rows have no query, and some have fewer tiles than others. A mask that names a lane which waits elsewhere hangs, or worse.
+# In lesson 11 the threads of a row computed their maximum and their sum by shuffles. Numba's `cuda.shfl_xor_sync(mask, value, step)` is `__shfl_xor_sync(mask, value, step)` in C++. Its mask has one bit for every lane that takes part. In lesson 11 all 32 lanes did.
+#
+# Here a row has `WIDTH` neighbouring lanes, 4, 8 or 16, so a warp contains several rows, **and not every row takes part**. At the end of the sequence some rows have no query, and some have fewer tiles than others. If the mask names a lane that does not execute the shuffle, the warp hangs, or the result is undefined.
 #
 # In the picture, row 1 has run out of tiles, and row 3 has no query:
 
 
 # %% jupyter={"source_hidden": true}
 def draw_lanes(width, absent):
-    """The 32 lanes of a warp, `width` to a row; grey where a row does not come."""
+    """Draw the lanes of a warp, `width` to a row; absent rows are grey."""
     figure, axes = plt.subplots(figsize=(11, 1.7))
     for lane in range(32):
         row = lane // width
@@ -387,11 +415,11 @@ show_figure(
 #
 # <details><summary>Answer</summary>
 #
-# `0x000000ff`, `0x00ff0000`, `0xffffffff`. The first, `(1u << 8) - 1`, has eight ones; `<<` moves them to the row's first lane.
+# `0x000000ff`, `0x00ff0000`, `0xffffffff`. `(1u << 8) - 1` has eight ones, and `<<` moves them to the row's first lane.
 #
 # </details>
 #
-# This is `rows.cuh`. `weight` is lesson 11's, exp(a − b) and 0 if a is −∞. `#pragma unroll` asks the compiler to write the loop out; WIDTH is known when it compiles, so no loop is left.
+# This is `rows.cuh`. `weight` is lesson 11's: exp(a − b), and 0 if a is −∞. `#pragma unroll` asks the compiler to write out the loop. WIDTH is known at compile time, so no loop remains.
 
 # %%
 print(cuda_kernels.ROWS.strip())
@@ -399,9 +427,12 @@ print(cuda_kernels.ROWS.strip())
 # %% [markdown]
 # ### Exercise 22.4 · absorb · about eight lines
 #
-# Exercise 11.3 once more. Each thread has its own `t`, and a copy of its row's `m` and `l`. Return `p` = exp(t − new m), set `shrink` to exp(old m − new m), and change `m` and `l` to the new ones, alike in all lanes of the row. The sum needs a shuffle for every halving of WIDTH, as `row_max` does, and no more, and no shared memory.
+# This is exercise 11.3 again. Each thread has its own `t`, and a copy of its row's `m` and `l`. Return `p` = exp(t − new m), set `shrink` to exp(old m − new m), and replace `m` and `l` by their new values, equal in all lanes of the row.
 #
-# The block has one dimension. Work out the mask of *this* row from `threadIdx.x`: `__activemask()` tells which lanes happen to be here, and not which should be. t and m may be −∞, and scores reach ±1000.
+# - The sum takes one shuffle per halving of WIDTH, as `row_max` does, and no shared memory.
+# - t and m may be −∞, and scores reach ±1000. The block has one dimension.
+# - Compute the mask of *this* row from `threadIdx.x`. Do not use `__activemask()`: it returns the lanes that happen to be there, not those that should be.
+#
 #
 # <details><summary>Hint 1: the row's first lane</summary>
 #
@@ -410,7 +441,7 @@ print(cuda_kernels.ROWS.strip())
 # </details>
 # <details><summary>Hint 2: the sum</summary>
 #
-# As in `row_max`, with `+=` in place of `fmaxf`. Every lane's p goes in, also one that is 0.
+# As in `row_max`, with `+=` instead of `fmaxf`. Every lane adds its p, even if it is 0.
 #
 # </details>
 
@@ -438,7 +469,7 @@ __device__ float absorb(float t, float& m, float& l, float& shrink) {
 check.ex22_4(ABSORB)
 
 # %% [markdown]
-# Beside lesson 11's `absorb`, on the same 8 rows of 8 lanes:
+# Compare it with lesson 11's `absorb`, on the same 8 rows of 8 lanes:
 
 # %% tags=["uses-exercise"]
 in_python = brought("11_conv_forward", "absorb")
@@ -476,9 +507,9 @@ print("equal, below 1e-6:", bool(np.abs(got[0] - got[1]).max() <= 1e-6))
 # %% [markdown]
 # ## 5. Three compilers, one PTX
 #
-# Numba, NVRTC and Triton all end in PTX, so all three can be read side by side, and run by the same simulator. The third kernel is Triton's, from `kernels/triton/halo.py`. It has no shared array to index, so it passes `t` through global memory; otherwise it is the same. (It was compiled by Triton for sm_80, and its PTX is kept in the package, `python -m kernels.triton.record`; lesson 21 is about Triton.)
+# Numba, NVRTC and Triton all produce PTX, so you can read all three side by side, and run them in the same simulator. The third kernel is Triton's, from `kernels/triton/halo.py`. It has no shared array that it could index, so it passes `t` through global memory; otherwise it is the same. Triton compiled it for sm_80, and the package contains the PTX (`python -m kernels.triton.record`).
 #
-# Marked is what comes from one line of the source: `y[i] = left + t + right` in all three. **Predict**: which has most instructions? In which is an addition missing, and why? `___`
+# The marked instructions come from one line of the source, `y[i] = left + t + right`. **Predict**: which language has the most instructions? In which one is an addition missing, and why? `___`
 
 # %% tags=["nbval-ignore-output"]
 TRITON = recorded_ptx("triton")["neighbour_sums_kernel-N64-BARRIER1-warps2"]
@@ -496,13 +527,13 @@ languages = {
 show_ptx("y[i] = left + t + right", languages)
 
 # %% [markdown]
-# What to see in it:
+# Three things to notice:
 #
-# - **Numba** has the most. `setp.lt … 0` and `selp` before an address: `x[-1]` means the last element, and each access asks (lesson 07). `bar.sync`, `add.f32` and `st.global` are the same as in C++. An array came as seven numbers; a pointer is one.
-# - **C++** has a jump (`bra`) around each load that the guard forbids. So has Numba.
-# - **Triton** has none: `@%p1 ld.global` is a load under a condition. And where the others add `t` and `left`, it has `fma`: it has put the square into the sum, `x · x + left` with one rounding instead of two.
+# - **Numba** has the most. `setp.lt … 0` and `selp` before an address implement negative indices: `x[-1]` is the last element, so each access tests its index (lesson 07). `bar.sync`, `add.f32` and `st.global` are the same as in C++. An array is passed as seven values, a pointer as one.
+# - **C++** has a jump (`bra`) around each guarded load. So has Numba.
+# - **Triton** has no jump: `@%p1 ld.global` is a conditional load. And instead of adding `t` and `left`, it has an `fma`: it merged the square into the sum, `x · x + left`, with one rounding instead of two.
 #
-# The last digit can differ, then. All three texts, in one simulator. (Numba passes an array's seven numbers one by one, and `flattened` lays them out; the last two arguments of Triton's kernel are of its own, and unused.)
+# So the last digit can differ. Run all three in the simulator. (Numba passes the seven values of an array one by one, and `flattened` produces them. The last two parameters of Triton's kernel are its own, and unused.)
 
 # %%
 results = {name: np.zeros(64, float32) for name in languages}
@@ -520,16 +551,16 @@ for name, result in results.items():
     print(f"{name:9} below 1e-6: {near}   bit by bit: {np.array_equal(result, by_cpp)}")
 
 # %% [markdown]
-# ### What you may tell the compiler (optional, 8 minutes)
+# ### Promises to the compiler (optional, 8 minutes)
 #
-# | | it says |
+# | | meaning |
 # |---|---|
-# | `#pragma unroll 4` | write the loop out four times |
-# | `const float* __restrict__ m` | no other pointer of the kernel writes what `m` points to |
-# | `__launch_bounds__(64)` | no block has more than 64 threads: so many registers per thread are allowed |
-# | `--use_fast_math` | `expf`, `/` and others by the fast instruction; numbers below about 10⁻³⁸ become 0 |
+# | `#pragma unroll 4` | write out four iterations of the loop |
+# | `const float* __restrict__ m` | the kernel writes what `m` points to through no other pointer |
+# | `__launch_bounds__(64)` | a block has at most 64 threads, so each may use more registers |
+# | `--use_fast_math` | use faster, less accurate instructions for `expf`, `/` and others; numbers below about 10⁻³⁸ become 0 |
 #
-# A kernel of four lines, with a weight for each score. `m[0]` is the same for all. **Predict**: with the loop written out, how often does a thread load from global memory, without `__restrict__`? `___` With it? `___` (Think of what a store to `p` may change.)
+# The next kernel computes a weight for each score; `m[0]` is the same for all. **Predict**: with the loop written out, how often does a thread load from global memory without `__restrict__`? `___` With it? `___` (Consider what a store to `p` may change.)
 
 # %% tags=["nbval-ignore-output"]
 WEIGHTS = """
@@ -561,13 +592,15 @@ show_table(
 )
 
 # %% [markdown]
-# "As it is", the two loads stand in a loop, so a thread makes 8. Written out it still makes 8: `p` might point to `m`, and then each store would change `m[0]`. With `__restrict__` one load of `m[0]` is enough. **It is your word**: pass the same array twice, and the result is wrong without any error. `--use_fast_math` leaves of each `expf` a product and one `ex2.approx`. The error is slightly larger here, and it grows with the size of the argument, because the product is rounded.
+# "As it is", the two loads are in a loop, so a thread executes 8. Written out there are still 8: `p` might point to `m`, and then each store would change `m[0]`. With `__restrict__`, one load of `m[0]` is enough. **It is a promise**: if you pass the same array twice, the result is wrong, without any error message.
 #
-# ## 6. The hunt
+# `--use_fast_math` reduces each `expf` to a multiplication and one `ex2.approx`. The product x · log₂ e is rounded, and that rounding error is proportional to |x|. So the relative error of the result grows with |x|: it is small for the scores here, and larger for scores near −80.
 #
-# Lesson 11 had a story: published CUDA that was right up to 26 tokens, where one tile was enough, and wrong from 27 on. Its tests stopped at 16. Here are four small kernels, written for this lesson, with four mistakes of the kinds that the published texts of this course have. Each works on friendly sizes.
+# ## 6. A bug hunt
 #
-# Read each one first. **Predict**: which ones will `sim` find, and which can only a comparison show? `___`
+# Lesson 11 told the story of a published CUDA kernel that was correct for up to 26 tokens, where one tile was enough, and wrong from 27 on. Its tests stopped at 16. Here are four small kernels, written for this lesson, with four bugs of the kinds that the published code in this course has. Each works on some sizes.
+#
+# Read each one first. **Predict**: which ones will `sim` report, and which can only be found by comparing values? `___`
 
 # %%
 for letter, text in cuda_kernels.HUNT.items():
@@ -577,7 +610,7 @@ for letter, text in cuda_kernels.HUNT.items():
     print()
 
 # %% [markdown]
-# Now run them, first on a size that fits, then on one that does not:
+# Now run each on a size that fits, and on one that does not:
 
 # %%
 for launch in [("a", 64), ("a", 40), ("b", 31), ("b", 70)]:
@@ -587,15 +620,19 @@ for launch in [("c", 20, 8), ("c", 20, 5), ("d", 30), ("d", 61)]:
     lesson22.hunted(*launch)
 
 # %% [markdown]
-# Four kernels, and three kinds of evidence. **a** and **c** are wrong, and found. **b** is right in this run and in every run that you will see: the number that it may read too late, after the other block has changed it, is thrown away. It is a race all the same, and costs a load for nothing. **d** has wrong values and no finding: each access is in order. No tool names its line, so ask what 30 tokens and 61 differ in.
+# Four kernels, three kinds of evidence:
 #
-# ### Exercise 22.5 · mends · one line each
+# - **a** and **c** give wrong values, and `sim` reports why.
+# - **b** gives correct values, in this run and in any other that you will see. It may read an element too late, after another block has changed it, but it never uses that element. It is a race all the same, and a wasted load.
+# - **d** gives wrong values without a finding: every access is in order. No tool can name the line, so ask how 30 tokens and 61 tokens differ.
 #
-# Return for each kernel `{"wrong line": "right line"}`. A line is copied whole, without the spaces in front; its comment may stay away. The work stays as it is shared now: the threads meet in shared memory, with one barrier and no more arrays, and each takes its own element. The values must be right for all sizes, and `sim` finds nothing.
+# ### Exercise 22.5 · fixes · one line each
+#
+# Return `{"wrong line": "right line"}` for each kernel. Copy the whole line, without the spaces in front; you may leave out its comment. Keep the division of the work: the threads exchange values in shared memory, with one barrier and no additional arrays, and each thread handles its own element. The values must be correct for all sizes, and `sim` must report nothing.
 #
 # <details><summary>Hint a</summary>
 #
-# The report names the line that reads. How many numbers of `p` have been written?
+# The report names the line that reads. How many elements of `p` have been written?
 #
 # </details>
 # <details><summary>Hint b</summary>
@@ -605,7 +642,7 @@ for launch in [("c", 20, 8), ("c", 20, 5), ("d", 30), ("d", 61)]:
 # </details>
 # <details><summary>Hint c</summary>
 #
-# Where does the second tile begin? The first has 8 rows of d numbers. For which d is that the same?
+# Where does the second tile begin? The first has 8 rows of d elements. For which d does the code agree?
 #
 # </details>
 # <details><summary>Hint d</summary>
@@ -616,8 +653,8 @@ for launch in [("c", 20, 8), ("c", 20, 5), ("d", 30), ("d", 61)]:
 
 
 # %% tags=["exercise"]
-def mends():
-    """{"a": {"wrong line": "right line"}, "b": ..., "c": ..., "d": ...}"""
+def fixes():
+    """Return {"a": {"wrong line": "right line"}, "b": ..., "c": ..., "d": ...}."""
     # BEGIN SOLUTION 22.5
     return {
         "a": {"for (int j = 0; j < 64; j++) {": "for (int j = 0; j < n; j++) {"},
@@ -638,18 +675,55 @@ def mends():
 
 
 # %% tags=["check"]
-check.ex22_5(mends)
+check.ex22_5(fixes)
 
 # %% [markdown]
-# <details><summary>Where each kind was published</summary>
+# <details><summary>Where each kind of bug was published</summary>
 #
-# **a**: the CUDA code of lesson 11's story reads probabilities that no thread has written. **b**: the published forward pass keeps `O` in global memory, and each block reads rows that other blocks write. **c**: the published notebook cuts its tiles at the wrong numbers, and takes rows for columns (lesson 05). **d**: the published forward pass sums the whole loaded tile, halo included (lesson 10).
+# **a**: the CUDA kernel of lesson 11's story reads probabilities that no thread has written. **b**: the published forward pass keeps `O` in global memory, and each block reads rows that other blocks write. **c**: the published notebook begins its tiles at the wrong elements, and confuses rows and columns (lesson 05). **d**: the published forward pass sums the whole loaded tile, including the halo (lesson 10).
 #
 # </details>
 #
+# ## 7. A whole program (optional, 10 minutes)
+#
+# So far, Python launched your kernels. Most CUDA files on the internet are whole programs, with a `main` that allocates memory on the GPU (`cudaMalloc`), copies (`cudaMemcpy`) and launches (`kernel<<<blocks, threads>>>`). `python -m sim run program.cu` compiles such a file with nvcc, runs `main` on the CPU, and simulates each launch. [Its guide](../docs/cuda_programs.md) lists the errors that it finds.
+#
+# This program has three bugs: two in the kernel, and one in `main`. **Predict** their lines before you run it. `___`
+#
+# %%
+PROGRAM = """#include <cstdio>
+
+__global__ void neighbour_sums(const float* x, float* y, int n) {
+    __shared__ float tile[64];
+    int t = threadIdx.x, i = blockIdx.x * 64 + t;
+    if (i < n) tile[t] = x[i] * x[i];
+    float left = t > 0 ? tile[t - 1] : 0.0f;
+    if (i < n) y[i] = left + tile[t];
+}
+
+int main() {
+    const int n = 100;
+    float x[n], y[n], *x_gpu, *y_gpu;
+    for (int i = 0; i < n; i++) x[i] = i;
+    cudaMalloc(&x_gpu, n * sizeof(float));
+    cudaMalloc(&y_gpu, n * sizeof(float));
+    cudaMemcpy(x_gpu, x, n * sizeof(float), cudaMemcpyHostToDevice);
+    neighbour_sums<<<(n + 63) / 64, 64>>>(x_gpu, y_gpu, n);
+    cudaMemcpy(y, y_gpu, 128 * sizeof(float), cudaMemcpyDeviceToHost);
+    cudaFree(x_gpu);
+    cudaFree(y_gpu);
+}
+"""
+
+# %% tags=["nbval-ignore-output"]
+print(run_program(PROGRAM, "program.cu"))
+
+# %% [markdown]
+# The kernel has no barrier between lines 6 and 7. In the last block, threads beyond `n` also read elements of `tile` that no thread has written. And line 19 copies 128 floats from an array of 100, which would also overwrite the memory after `y`. Fix all three in `PROGRAM` and run the cells again, until the last line reports `1 clean` and no findings. (`cudaMemcpy` waits for the kernel, so the program needs no other wait.)
+#
 # ## Validate
 #
-# The package's kernels in C++, `kernels/cuda_cpp/flash_forward.cu` and `conv_forward.cu`, beside those in Numba of lessons 05 and 11: two heads, 20 tokens, d = 5, 3 × 4 taps. CPU tensors go to the simulator, CUDA tensors to the GPU.
+# Compare the package's kernels in C++, `kernels/cuda_cpp/flash_forward.cu` and `conv_forward.cu`, with those in Numba from lessons 05 and 11: two heads, 20 tokens, d = 5, 3 × 4 taps. Given CPU tensors they run in the simulator, given CUDA tensors on the GPU.
 
 # %%
 torch.manual_seed(22)
@@ -663,7 +737,7 @@ pairs = {
     ),
 }
 show_table(
-    ["C++ beside Numba", "O", "L"],
+    ["C++ against Numba", "O", "L"],
     *(
         [
             name,
@@ -678,10 +752,12 @@ show_table(
 
 # %% [markdown]
 # ## In three lines
-# - A kernel in C++ is the kernel that you know, with declared types, pointers without lengths, and guards that you write for unsigned numbers.
-# - NVRTC needs no GPU: a race, an unwritten number or a bad index in a `.cu` file has a line before it ever meets one; a number that is counted twice has none, so compare values too, on sizes that do not divide.
-# - All three languages end in PTX: there you see what a compiler adds (Numba's negative indices), merges (`fma`), and may leave out on your word (`__restrict__`).
+# - A C++ kernel is the kernel that you know, with declared types, pointers without lengths, and guards that you write for unsigned integers.
+# - NVRTC needs no GPU: `sim` reports a race, an unwritten element or a bad index in a `.cu` file with its line. It cannot report an element that is counted twice, so compare values too, on sizes that do not divide evenly.
+# - All three languages produce PTX. There you see what a compiler adds (Numba's negative indices), merges (`fma`), and leaves out because you promised something (`__restrict__`).
 #
-# **You can now** read the CUDA C++ that others publish, run it without a GPU, and find its mistakes by line.
+# **You can now** read the CUDA C++ that others publish, run it without a GPU, and find its bugs by line.
 #
-# **Next:** [lesson 23](23_many_gpus.ipynb) cuts a sequence over many GPUs.
+# **Read on:** NVIDIA, *CUDA C++ Programming Guide*, sections "Shared Memory", "Warp Shuffle Functions" and "`__restrict__`" · NVIDIA, *NVRTC* documentation · David B. Kirk, Wen-mei W. Hwu and Izzat El Hajj, *Programming Massively Parallel Processors* (4th edition, 2022).
+#
+# **Next:** [lesson 23](23_many_gpus.ipynb) divides a sequence among many GPUs.

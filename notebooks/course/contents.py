@@ -180,7 +180,7 @@ PARTS = {
             "22_cuda_cpp",
             "CUDA C++",
             "your kernels in CUDA C++, no GPU; PTX of three languages; a race in a .cu file found by line",
-            110,
+            120,
             ("07", "11"),
         ),
         Lesson(

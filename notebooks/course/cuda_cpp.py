@@ -7,6 +7,8 @@ that was recorded when the lessons were built (recorded/NN_topic.json, see cours
 import functools
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -60,6 +62,41 @@ def ptx_of(source, name="kernel.cu", *options, **headers):
     return compute_or_recall(what, lambda: {"source": text, "ptx": by_nvrtc(text, name, options, included)})[
         "ptx"
     ]
+
+
+def run_program(source, name):
+    """Run a whole CUDA program as `python -m sim run` does, and return its output and the findings.
+
+    Without nvcc, return the output that was recorded when the lesson was built. If the program was changed
+    since then, return a message.
+    """
+    try:
+        what = f"output of {name}, " + digest(without_comments(source))
+        return compute_or_recall(what, lambda: {"output": by_nvcc(source, name)})["output"]
+    except NoCompiler as missing:
+        return f"NOTHING WAS RUN. {missing}"
+
+
+def by_nvcc(source, name):
+    """Run a program in a process of its own. Raise NoCompiler if nvcc is missing."""
+    from sim.runtime.build import find_nvcc
+
+    if os.environ.get("COURSE_NO_COMPILER"):
+        raise NoCompiler("nvcc is not here")
+    try:
+        find_nvcc()
+    except LaunchError as error:
+        raise NoCompiler(str(error)) from None
+    with TemporaryDirectory() as folder:
+        (Path(folder) / name).write_text(source, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "sim", "run", name],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+        )
+    return done.stdout + done.stderr
 
 
 def title(name, options, headers):

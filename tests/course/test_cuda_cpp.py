@@ -1,5 +1,8 @@
 """Tests of CUDA C++ in a string: compilation, stubs, a missing compiler, and PTX side by side."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -19,6 +22,7 @@ extern "C" __global__ void adds(const float* x, float* y) {
 }
 """
 ONE = "__device__ float one() { return 1.0f; }"
+ROOT = Path(__file__).parents[2]
 needs_nvrtc = pytest.mark.skipif(not cuda_cpp.have_nvrtc(), reason="NVRTC is not here")
 
 
@@ -91,3 +95,13 @@ def test_the_instructions_of_one_line_are_marked():
     shown = SideBySide("both", {"A": [*marked(PTX, {9})], "B": []})
     assert str(shown).splitlines()[1].startswith("A: 4 instructions, 2 marked")
     assert shown._repr_html_().count("▶") == 2
+
+
+def test_without_nvcc_a_program_shows_its_recorded_output_and_a_changed_one_says_why_not(monkeypatch):
+    monkeypatch.setenv("COURSE_NO_COMPILER", "1")
+    text = (ROOT / "solutions" / "22_cuda_cpp.py").read_text(encoding="utf-8")
+    program = re.search(r'PROGRAM = """(.*?)"""', text, re.DOTALL)[1]
+    output = cuda_cpp.run_program(program, "program.cu")
+    assert "race-shared: tile[31]" in output and "copy-out-of-bounds: cudaMemcpy" in output
+    changed = cuda_cpp.run_program(program.replace("128", "n"), "program.cu")
+    assert changed == "NOTHING WAS RUN. nvcc is not here"

@@ -19,13 +19,13 @@ from sim.nouns import plural
 
 VALUES = -7, 4, 7, float32(8), np.arange(10, dtype=float32) * 10  # i, n, k, x, a
 EXPLAINED = {
-    "a": "The quotient of two ints is an int, cut off towards 0; Python's // goes down.",
-    "b": "i % n is what i / n leaves: i - (i / n) * n. Its sign is that of i; in Python that of n.",
-    "c": "A shift by 1 bit halves and goes down, as Python's does: it is no division.",
-    "d": "1 / n comes first, and both are ints.",
-    "e": "int(...) cuts off what stands behind the point, towards 0.",
+    "a": "The quotient of two ints is an int, rounded towards 0; Python's // rounds down.",
+    "b": "i % n is i - (i / n) * n. It has the sign of i; in Python, the sign of n.",
+    "c": "A shift by 1 bit halves and rounds down, as in Python. It is not a division.",
+    "d": "1 / n is evaluated first, and both are ints.",
+    "e": "int(...) rounds towards 0.",
     "f": "threadIdx.x is unsigned, and so is threadIdx.x - 1: in thread 0 it is 4294967295.",
-    "g": "From left to right: 0 <= k is 1 or 0, and that number is compared with n.",
+    "g": "From left to right: 0 <= k is 1 or 0, and that value is compared with n.",
     "h": "row points at a[3], so row[2] is two elements further.",
 }
 
@@ -34,7 +34,7 @@ EXPLAINED = {
 def ex22_1(expressions, rng):
     said = expressions()
     if not isinstance(said, dict) or said.keys() != EXPLAINED.keys():
-        fail("a dictionary with a value for each of a to h, please", got=repr(said))
+        fail("the result must be a dictionary with a value for each of a to h", got=repr(said))
     out = np.full(8, np.nan, float32)
     simulate(compiled(cuda_kernels.EXPRESSIONS, "expressions.cu", "expressions"))[1, 1](*VALUES, out)
     for letter, right in zip(EXPLAINED, out):
@@ -58,7 +58,6 @@ def ex22_2(text, rng):
             blocks = int(rng.integers(2, 4))
             array = normal(rng, size)
             wanted = np.stack([lesson05.part(array, start + b * length, length) for b in range(blocks)])
-            there = sum(min(length, max(0, size - start - b * length)) for b in range(blocks))
             call = (
                 f"load_tile(tile, array, start, length={length}, size={size}) from {start} on, a tile for"
                 f" each of {plural(blocks, 'block')} of {plural(threads, 'thread')}"
@@ -66,7 +65,7 @@ def ex22_2(text, rng):
             contract = Contract(
                 "array",
                 max_per_thread={"array": -(-length // threads)},
-                max_total={"array": there},
+                max_total={"array": blocks * length},
                 barriers=(1, 1),
                 hint="Each number is loaded by one thread: thread t of T loads t, t + T, t + 2T, ... The"
                 " barrier is the caller's business.",
@@ -274,7 +273,7 @@ def row_sum(n, d, rng):
 LAUNCHES = {"a": weigh, "b": add_rows, "c": row_products, "d": row_sum}
 SIZES = {"a": (40, 64, 1, 63), "b": (70, 31, 1, 155), "c": (20, 8, 1, 65), "d": (61, 30, 1, 151)}
 SHARED = (
-    "Mend the line, and leave the work as it is shared: in shared memory, one barrier, a thread an element."
+    "Fix the line, and keep the division of the work: shared memory, one barrier, one element per thread."
 )
 
 
@@ -292,13 +291,13 @@ def hunted(letter, n, d=5):
         print(finding.message)
 
 
-@exercise("22.5", "mends")
-def ex22_5(mends, rng):
+@exercise("22.5", "fixes")
+def ex22_5(fixes, rng):
     remember_common_mends()
-    said = mends()
+    said = fixes()
     if not isinstance(said, dict) or said.keys() != NAMES.keys():
         wanted = '{"a": {"wrong line": "right line"}, "b": ..., "c": ..., "d": ...}'
-        fail("a dictionary of mends for each of a, b, c and d, please", wanted=wanted, got=repr(said))
+        fail("the result must be a dictionary with the fixes of a, b, c and d", wanted=wanted, got=repr(said))
     missing = {}
     for letter, name in NAMES.items():
         try:
@@ -349,7 +348,7 @@ def mended(letter, changes):
     for wrong, right in changes.items():
         places = [number for number, line in enumerate(lines) if bare(line) == bare(wrong) != ""]
         if len(places) != 1:
-            fail(f"{letter}: this line stands {len(places)} times in the kernel, wanted once:", call=wrong)
+            fail(f"{letter}: this line occurs {len(places)} times in the kernel, not once:", call=wrong)
         lines[places[0]] = right
     return "\n".join(lines) + "\n"
 
@@ -375,7 +374,7 @@ def compiled(text, name, entry, *options, behind="", **headers):
         ptx = ptx_of(whole, name, *options, **headers)
     except NoCompiler as missing:
         raise NotChecked(
-            f"{missing}.\nThe solution's PTX is known, this text's is not. Go on: nothing depends on it."
+            f"{missing}.\nThe solution's PTX was recorded, this text's was not. Go on: nothing depends on it."
         ) from None
     except LaunchError as error:
         fail("NVRTC does not compile it", hint=first_errors(str(error)))
@@ -387,9 +386,7 @@ def compiled(text, name, entry, *options, behind="", **headers):
         )
     no_float64(ptx, whole)
     if "activemask" in ptx:
-        hint = (
-            "__activemask() tells which lanes happen to be here: which ones should be here, is yours to say."
-        )
+        hint = "__activemask() returns the lanes that happen to be there. Compute those that should be there."
         fail("a mask from __activemask()", hint=hint)
     return module[entry]
 

@@ -4,7 +4,7 @@ answers."""
 from power.lessons import from_solutions
 
 LOAD_TILE, FLASH, ABSORB = from_solutions("22", "LOAD_TILE", "FLASH", "ABSORB")
-USED = "__syncthreads();  // used up: the next tile may come"
+USED = "__syncthreads();  // used up: the next tile may be loaded"
 
 VALUES = {"a": -3, "b": -3, "c": -4, "d": 0, "e": -2, "f": 0, "g": 1, "h": 50}
 
@@ -41,6 +41,13 @@ __device__ void load_tile(float *tile, const float *__restrict__ array, int star
     }
 }
 """
+LOAD_CLAMPED = changed(
+    LOAD_TILE,
+    (
+        "tile[e] = start + e < size ? array[start + e] : 0.0f;",
+        "tile[e] = array[min(start + e, size - 1)] * (start + e < size);",
+    ),
+)
 LOAD_IN_RUNS = """
 __device__ void load_tile(float* tile, const float* array, int start, int length, int size) {
     int run = (length + blockDim.x - 1) / blockDim.x;
@@ -382,7 +389,7 @@ extern "C" __global__ void flash_kernel(const float* q, const float* k, const fl
 
 RIGHT = {
     "ex22_1": [said(), said(d=0.0, f=False, g=True, h=50.0)],
-    "ex22_2": [LOAD_TILE, LOAD_BY_POINTER, LOAD_BACKWARDS, LOAD_IN_RUNS],
+    "ex22_2": [LOAD_TILE, LOAD_BY_POINTER, LOAD_BACKWARDS, LOAD_IN_RUNS, LOAD_CLAMPED],
     "ex22_3": [FLASH, FLASH_OTHERWISE, FLASH_BY_TEMPLATE],
     "ex22_4": [ABSORB, ABSORB_OTHERWISE],
     "ex22_5": [
