@@ -164,7 +164,7 @@ class Context:
     # --- the log --------------------------------------------------------------------------------------------
 
     def begin_segment(self, thread):
-        """Start a segment of the log: all accesses logged from now on belong to `thread`."""
+        """Start a segment of the log: all accesses logged after this call belong to `thread`."""
         if self.log is None:
             return
         if len(self.log) > FLUSH_AT:

@@ -13,7 +13,7 @@ from sim.isa.table import INSTRUCTIONS
 PREFIX = "__sim_"  # prefix of the names in rewritten code (sim.frontend.accesses)
 OPERATOR = None  # placeholder on the stack for a function that replaces an operator
 BACKWARD = "BACKWARD"  # part of the name of each jump that ends an iteration
-# Instructions that compute a value from the values on the stack, by the number of values that they take.
+# Instructions that compute a value from the values on the stack, with the number of values that each takes.
 OPERATIONS = {"BINARY_OP": 2, "UNARY_NEGATIVE": 1, "UNARY_INVERT": 1, "UNARY_POSITIVE": 1}
 LOADS = {"LOAD_FAST", "LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"}
 CONSTANTS = {"LOAD_CONST", "LOAD_SMALL_INT"}

@@ -38,7 +38,7 @@ SHARING = 8  # processes that share one GPU
 
 @dataclass(frozen=True)
 class Row:
-    """A comparison of the outputs of engine `got` with those of `wanted`.
+    """A comparison of the outputs of engines `got` and `wanted`.
 
     ulp: the largest distance, in units of the last place of the expected value.
     """

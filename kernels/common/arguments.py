@@ -259,7 +259,8 @@ def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None, dtypes=F
     o, d_o: the output and its gradient, shaped like the owned rows of q.
     log_sum: (B, H, N), float32, the log-sum-exp of the same rows.
 
-    The other arguments are those of `conv_arguments`. Raise TypeError or ValueError for an invalid argument.
+    The other arguments are the same as for `conv_arguments`. Raise TypeError or ValueError for an invalid
+    argument.
     """
     *qkvw, scale, extent = conv_arguments(q, k, v, w, scale, extent, dtypes)
     check_statistics(q, o, log_sum, d_o, q.shape[2] - extent.first_query)

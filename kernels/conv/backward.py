@@ -20,7 +20,7 @@ rows and size - 2·(c_k - 1) columns:
 
 Each of these starts at index (0, 0) of its shared tile, so the owned columns start at P_r in dT and at 0 in
 dS. Only owned scores are summed into dW, dK and dV.
-Sources: those of conv/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
+Sources: as in conv/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
 
     grid    (B · H, ⌈N / owned⌉)        block   (size / 4)² threads: 256 for size 64
     shared  2 · size · (size + 9) + 2 · size · 12 + 512 + 2 · 16² floats, static: 46.5 KiB
@@ -171,7 +171,7 @@ def keys_kernel(width, size):
     def conv_backward_keys_kernel(q, k, v, w, log_sum, d, d_o, scale, causal, extent, d_k, d_v):
         """Store dK in d_k, shaped like k, and dV in d_v, shaped like v.
 
-        The other arguments are those of the kernel for dQ and dW.
+        The other arguments are the same as for the kernel for dQ and dW.
         """
         s_tile, g_tile = cuda.shared.array((size, pitch), float32), cuda.shared.array((size, pitch), float32)
         a_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)

@@ -289,7 +289,7 @@ def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None)
     first_owned: the row of k with the first owned key.
     position: the position of the new token, relative to the first owned key.
 
-    The other arguments are those of `conv_attention_decode`, already checked.
+    The other arguments are the same as for `conv_attention_decode`, already checked.
     """
     batch, heads, keys, d = v.shape
     splits = splits_for(splits, batch * heads, keys, k.device)

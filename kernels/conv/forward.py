@@ -209,7 +209,7 @@ def conv_merge_kernel(parts, log_sums, o, log_sum):
 def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, extent=None, splits=None):
     """Compute convolutional attention and each query's log-sum-exp; return (O, L), without gradients.
 
-    Arguments and errors are those of `conv_attention`. O has the shape and dtype of q; L is (B, H, N),
+    Arguments and errors are the same as for `conv_attention`. O has the shape and dtype of q; L is (B, H, N),
     float32.
 
     size: rows and columns of a tile of float32 scores, 64 or 32.

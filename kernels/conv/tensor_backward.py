@@ -1,7 +1,7 @@
 """Convolutional attention, backward kernels on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
-The formulas are those of `conv_backward`. One kernel is compiled in two variants. Each block owns rows of the
-scores and loops over their columns:
+The formulas are the same as in `conv_backward`. One kernel is compiled in two variants. Each block owns rows
+of the scores and loops over their columns:
 
     for queries  rows are queries, columns are keys: dQ, and the gradient of the taps
     for keys     rows are keys, columns are queries, so scores and taps are transposed: dK and dV

@@ -1,7 +1,7 @@
 """Convolutional attention for one new token on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
-The formulas and the split of the keys are those of `conv_decode`, whose second kernel also merges the results
-of these blocks. A block processes KEYS keys at a time:
+The formulas and the split of the keys are the same as in `conv_decode`, whose second kernel also merges the
+results of these blocks. A block processes KEYS keys at a time:
 
     S0   The product of the query window (at most 15 rows, padded to 16) and Kᵀ; each warp computes a quarter
          of the columns. S0 is masked and stored in shared memory in 16 bits, after the columns carried over
@@ -16,7 +16,7 @@ of these blocks. A block processes KEYS keys at a time:
          are summed at the end
 
 `cp.async` copies the next tile of K and V while the current one is used.
-Sources: those of `conv_decode`.
+Sources: as in `conv_decode`.
 
     grid    (splits, H, B)
     block   WARPS · 32 threads

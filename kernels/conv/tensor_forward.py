@@ -1,6 +1,6 @@
 """Convolutional attention, forward kernel on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
-The formulas are those of `conv_forward`. S0 never leaves the registers:
+The formulas are the same as in `conv_forward`. S0 never leaves the registers:
 
     rows       The four lanes of a quad own `strip` adjacent queries, and compute S0 for the P_q queries
                above them, too. So row i + a of S0 is in another register of the same lane. `mma` accepts

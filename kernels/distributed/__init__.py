@@ -11,7 +11,7 @@ around the ring of ranks. With each block, a rank computes a partial (O, L), and
 The backward pass sends the K/V blocks around the ring again, followed by dK and dV, and each rank adds its
 part to them. The gradients of halo rows are returned to the ranks that own these rows.
 Sources: Liu et al. 2023, arXiv 2310.01889 (ring attention); Brandon et al. 2023, arXiv 2311.09431 (balanced
-    causal rings). The merge is that of lesson 01.
+    causal rings). The merge is the same as in lesson 01.
 
     sent per rank    forward 2 · N · d · (R - 1) / R elements per head, backward twice that, and the halos;
                      nothing of size N²
@@ -104,7 +104,7 @@ def conv_attention_decode_sharded(
     w: (H, c_q, c_k).
 
     Each rank computes attention over its own keys. One exchange of B·H·(d + 1) elements merges the results.
-    Errors are those of `conv_attention_sharded`.
+    Errors are the same as for `conv_attention_sharded`.
     """
     ring = Ring(group, q_window if isinstance(q_window, torch.Tensor) else torch.empty(0))
     try:

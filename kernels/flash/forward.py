@@ -116,8 +116,8 @@ def forward(q, k, v, causal, scale, window, run):
 def flash_forward(q, k, v, causal=True, scale=None, run=None, window=None):
     """Compute attention and each query's log-sum-exp; return (O, L), without gradients.
 
-    Arguments and errors are those of `flash_attention`. O has the shape and dtype of q; L is (B, H, N),
-    float32.
+    Arguments and errors are the same as for `flash_attention`. O has the shape and dtype of q; L is (B, H,
+    N), float32.
     """
     return checked(forward, ANY_FLOAT, q, k, v, causal, scale, window, run)
 

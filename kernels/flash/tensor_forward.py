@@ -1,6 +1,6 @@
 """Flash attention forward pass on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
-The algorithm is that of `flash_forward`, with these differences:
+The algorithm is the same as in `flash_forward`, with these differences:
 
     registers   A block has WARPS warps, each with PIECES tiles of 16 queries. Q stays in registers as the
                 left operand of `mma` (for d <= 64). So do the scores of a warp: the elements of S that a lane

@@ -112,7 +112,7 @@ def forward(q, k, v, causal, scale, window, run):
 def warp_forward(q, k, v, causal=True, scale=None, run=None, window=None):
     """Compute attention and each query's log-sum-exp; return (O, L), without gradients.
 
-    Arguments and errors are those of `warp_attention`. O has the shape of q, L is (B, H, N); both are
+    Arguments and errors are the same as for `warp_attention`. O has the shape of q, L is (B, H, N); both are
     float32.
     """
     return checked(forward, FLOAT32, q, k, v, causal, scale, window, run)
@@ -135,7 +135,7 @@ def warp_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale · q kᵀ) v, (B, H, N, d), with one warp per query; float32 only.
 
-    Arguments, gradients and errors are those of `flash_attention`.
+    Arguments, gradients and errors are the same as for `flash_attention`.
     """
     return attend(
         warp_forward_operator, FLOAT32, q, k, v, causal, scale, is_causal, enable_gqa, return_lse, window

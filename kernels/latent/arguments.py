@@ -79,7 +79,7 @@ def checked_window(window, keys):
 
 
 def check_before(q_before, q, k_latent):
-    """Return q_before (B, H, P, d), the queries of the P tokens before those of q; raise an error if it does
+    """Return q_before (B, H, P, d), the queries of the P tokens before q's tokens; raise an error if it does
     not match q, or if P > N_k - N."""
     sizes = dict(zip("BHNd", q.shape))
     given = check({"q_before": (q_before, "B H P d")}, sizes=sizes, like=("q", q))["P"]

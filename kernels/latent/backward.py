@@ -18,7 +18,7 @@ and [band] = [0 <= p - j < window]:
 
 The heads share k̃ and ṽ, so blocks of all heads add to dk̃ and dṽ atomically. For reproducible results, each
 head adds to a separate part, and the parts are summed afterwards.
-Sources: those of latent/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
+Sources: as in latent/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
 
     grid    (⌈N / rows⌉, H, B) and (⌈N_k / rows⌉, H, B)
     block   64 threads for 32 rows (16 if L or d is above 64)

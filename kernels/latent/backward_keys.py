@@ -111,7 +111,7 @@ def keys_kernel(width, rows):
         d_w_v: (blocks, H, L, d).
         d_alpha: (blocks, H, 1).
 
-        The other arguments are those of latent_backward_queries_kernel.
+        The other arguments are the same as for latent_backward_queries_kernel.
         """
         u_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
         x_tile = cuda.shared.array((rows, pitch), float32, alignment=16)

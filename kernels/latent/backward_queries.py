@@ -70,7 +70,7 @@ def queries_kernel(width, rows):
         log_sum, d: (B, H, N), L and D.
         d_o: (B, H, N, d).
 
-        The other arguments are those of latent_forward_kernel.
+        The other arguments are the same as for latent_forward_kernel.
         """
         q_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
         g_tile = cuda.shared.array((rows, pitch), float32, alignment=16)

@@ -11,7 +11,7 @@ The heads share the latents, so the rows of a block's tile are heads instead of 
 latent/forward.py. Each latent key is then read from memory once for all heads. A cache holds 2·L elements per
 token, independent of the number of heads, and the queries of the band: H·d elements for each of the last
 window - 1 tokens.
-Sources: those of latent/forward.py; Dao et al. 2023, "Flash-Decoding for long-context inference" (the split).
+Sources: as in latent/forward.py; Dao et al. 2023, "Flash-Decoding for long-context inference" (the split).
 
     grid    (H, B) to project; (splits, ⌈H / rows⌉, B) to read the latents; (H, B) to merge
     block   256 threads; 64 threads for 8, 16 or 32 heads; 256 threads

@@ -177,8 +177,8 @@ def latent_forward(
 ):
     """Compute latent attention and each query's log-sum-exp; return (O, L), without gradients.
 
-    Arguments and errors are those of `latent_attention`. O is (B, H, n, d), with the dtype of q; L is (B, H,
-    n), float32.
+    Arguments and errors are the same as for `latent_attention`. O is (B, H, n, d), with the dtype of q; L is
+    (B, H, n), float32.
 
     n: the number of last queries for which O is computed; all by default. Earlier queries are used only for
         the reciprocal terms of their keys.

@@ -17,7 +17,7 @@ Rows and columns are numbered by positions: query i has the position p = N_k - N
 visit only the columns within the window, and compute S and dS again, because a third accumulator would not
 fit in the registers. Each head stores a separate gradient of k̃ and ṽ, and PyTorch adds them, so the results
 are reproducible bit for bit.
-Sources: those of latent/backward.py.
+Sources: as in latent/backward.py.
 
     grid    (B · H, ⌈rows / (WARPS · PIECES · 16)⌉), blocks with the most work first
     block   WARPS · 32 threads, PIECES · 16 rows per warp

@@ -4,7 +4,7 @@ This replaces the second kernel of latent/decode.py, with these differences. The
 heads, whose latent queries stay in registers. A block processes KEYS latents at a time. Each warp processes a
 quarter of them and updates its own (m, l, Σ P ṽ), while the next tile is copied. At the end the warps add
 their results one after the other, so that the order of the sum is fixed.
-Sources: those of latent/decode.py and flash/tensor_forward.py.
+Sources: as in latent/decode.py and flash/tensor_forward.py.
 
     grid    (splits, ⌈H / 16⌉, B)
     block   WARPS · 32 threads

@@ -1,11 +1,11 @@
 """Latent attention, forward kernel on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
 As in `latent_forward`, the projections are applied to quantities of the owned queries, which stay on chip,
-and the latents are streamed. The loop is that of `flash_tensor_forward`. A warp computes q̃ of its rows once,
-and keeps it in registers as operands of `mma`. In shared memory, r = W_q k̃ of the same positions then
-replaces q. Only tiles that touch the band load raw queries and multiply them by r. At the end, Σ P ṽ is
+and the latents are streamed. The loop is the same as in `flash_tensor_forward`. A warp computes q̃ of its
+rows once, and keeps it in registers as operands of `mma`. In shared memory, r = W_q k̃ of the same positions
+then replaces q. Only tiles that touch the band load raw queries and multiply them by r. At the end, Σ P ṽ is
 divided by l, rounded to 16 bits and stored in place of r, and W_v is applied to it.
-Sources: those of latent/forward.py and flash/tensor_forward.py.
+Sources: as in latent/forward.py and flash/tensor_forward.py.
 
     grid    (B · H, tiles of rows), in the order of `kernels.tensor_cores.launch.schedule`
     block   WARPS · 32 threads, PIECES · 16 queries per warp

@@ -58,7 +58,7 @@ class LatentAttention(nn.Module):
         self.w_v = nn.Parameter(torch.empty(num_heads, latent_dim, head_dim))
         self.alpha = nn.Parameter(torch.tensor(float(alpha))) if window else 0.0
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias)
-        # keep the variance of the projected tensors equal to that of their inputs
+        # keep the variance of the projected tensors equal to the variance of their inputs
         nn.init.normal_(self.w_q, std=head_dim**-0.5)
         nn.init.normal_(self.w_v, std=latent_dim**-0.5)
 

@@ -252,8 +252,8 @@ PUBLISHED = {
 
 
 def from_published(state_dict: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
-    """Convert the state_dict of the published `Attention` to that of a MultiTokenAttention. Tensors are
-    shared, not copied.
+    """Convert the state_dict of the published `Attention` to the state_dict of a MultiTokenAttention. Tensors
+    are shared, not copied.
 
     prefix: the prefix of the published layer's names in `state_dict`, such as "layers.2.attention."
 

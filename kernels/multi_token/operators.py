@@ -109,8 +109,8 @@ def multi_token_attention_decode(
         automatically by default. It affects only rounding.
     run: the runner that launches the kernels (`kernels.common.launch`).
 
-    The other arguments are those of `multi_token_attention`. The host does not read any tensor element, so
-    the call can be captured in a CUDA graph. The four kernels (`kernels.multi_token.decode`) are
+    The other arguments are the same as for `multi_token_attention`. The host does not read any tensor
+    element, so the call can be captured in a CUDA graph. The four kernels (`kernels.multi_token.decode`) are
     deterministic. torch.autocast has no effect, because a cache has its own dtype.
     """
     sizes = check_window(q_window, k, v)

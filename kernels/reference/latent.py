@@ -31,7 +31,7 @@ def latent_attention(
     window: the number of latest keys, including the query's own, that the reciprocal term covers.
     causal: each query sees the keys up to its own position.
     scale: 1/sqrt(L) by default.
-    q_before: (B, H, P, d), the queries of the P tokens before those of q. A key has no reciprocal term if its
+    q_before: (B, H, P, d), the queries of the P tokens before q's tokens. A key has no reciprocal term if its
         token's query is in neither q nor q_before.
     """
     q_all = q if q_before is None else torch.cat([q_before, q], 2)

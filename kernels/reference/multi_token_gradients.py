@@ -1,6 +1,6 @@
 """Gradients of the complete multi-token layer, in plain PyTorch, with materialised N×N matrices.
 
-S, T, P and U are those of `kernels.reference.multi_token_attention`. All gradients are 0 where masked:
+S, T, P and U are defined in `kernels.reference.multi_token_attention`. All gradients are 0 where masked:
 
     dU' = dO vᵀ          dU = M2ᵀ dU'        dP = dU, transposed convolution with the second taps
     dT' = P ∘ (dP - D)   dT = M1ᵀ dT'        dS = dT, transposed convolution with the first taps
@@ -62,8 +62,8 @@ def multi_token_attention_backward(
 
     d_y: the gradient of y.
 
-    The other arguments are those of `multi_token_attention`. Each convolution and each head map propagates
-    the gradient backward through its transpose.
+    The other arguments are the same as for `multi_token_attention`. Each convolution and each head map
+    propagates the gradient backward through its transpose.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     s, t, _ = mixed_scores(q, k, taps, head_map, causal, scale)

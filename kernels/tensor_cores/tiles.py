@@ -254,7 +254,8 @@ def mma_pair(kind):
 def product_maker(kind, m_tiles, n_tiles, depth):
     """Create multiply(c, a_tile, a_row, b_tile, b_row), which computes c = A Bᵀ.
 
-    A is the 16 · m_tiles rows of a_tile from a_row on, and B the 8 · n_tiles rows of b_tile from b_row on.
+    A is the 16 · m_tiles rows of a_tile starting at a_row, and B the 8 · n_tiles rows of b_tile starting at
+    b_row.
 
     depth: the number of 16-column steps per row.
     """
@@ -316,8 +317,8 @@ def value_adder(kind, m_tiles, n_tiles, d_tiles):
 
     V is the 8 · n_tiles rows of the tile that start at row `first`.
 
-    p: the lane's score accumulators. Their layout equals that of the left operand of `mma`, so they only need
-        rounding to 16 bits.
+    p: the lane's score accumulators. Their layout is the same as for the left operand of `mma`, so they only
+        need rounding to 16 bits.
     """
     add_pair, pack = mma_pair(kind), ARITHMETIC[kind].pack
 

@@ -253,8 +253,8 @@ def is_number(dtype):
 
 
 def captured_values(function, seen=frozenset()):
-    """Return a hashable key for the values of a function's global and free names, including those of the
-    device functions that it calls.
+    """Return a hashable key for the values of the global and free names of a function and of the device
+    functions that it calls.
 
     A rewritten kernel may be reused only while this key stays the same. `seen` ends the recursion.
     """

@@ -212,7 +212,7 @@ class SharedMemoryOfTheBlockBefore:
 
 
 class MoreDynamicThanLoaded:
-    """A sum over the whole dynamic shared memory, of which the block has loaded only half."""
+    """A sum over the whole dynamic shared memory, but the block has loaded only half of it."""
 
     launch = 1, 8, 0, 64
     findings = {("uninitialized-read", "error", "tile", ("total += tile[k]", "read"))}

@@ -25,7 +25,7 @@ def relative(got, wanted):
 
 
 def is_right(shape, dtype, device="cpu", scale=None, run=None):
-    """Compare O and L with float64. The limit for O's error is that of PyTorch eager in the same dtype."""
+    """Compare O and L with float64. The limit for O's error is PyTorch eager's error in the same dtype."""
     tensors = [x.to(dtype) for x in inputs(shape, device=device)[:5]]
     terms = shape.alpha, shape.window, shape.causal, scale
 

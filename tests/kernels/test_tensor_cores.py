@@ -43,7 +43,7 @@ def relative(got, wanted):
 
 
 def check(got, log_sum, attend, scores, given, causal):
-    """Compare O and L with float64. The limit for O's error is that of PyTorch eager in the dtype of
+    """Compare O and L with float64. The limit for O's error is PyTorch eager's error in the dtype of
     `given`."""
     wide = [x.double() for x in given]
     wanted = attend(*wide, causal)

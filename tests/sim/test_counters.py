@@ -111,7 +111,7 @@ def test_the_kth_execution_of_each_lane_is_one_request():
         for k in range(t + 1):
             x[t] = k
 
-    # Lane t runs t + 1 iterations, so the 32 - k lanes from k on are active in iteration k.
+    # Lane t runs t + 1 iterations, so the 32 - k lanes k to 31 are active in iteration k.
     sectors = sum(-(-32 // 8) - k // 8 for k in range(32))
     assert counters(loop, 1, 32, np.zeros(32, np.float32))["coalescing"] == {
         "requests": 32,

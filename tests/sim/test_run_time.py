@@ -68,7 +68,7 @@ def test_contending_threads_take_few_turns(monkeypatch):
 
 @cuda.jit
 def waits_for_items(head, tail, items, out):
-    """Let each thread wait for an item, of which only some are pushed."""
+    """Let each thread wait for an item, but only some items are pushed."""
     ticket = cuda.atomic.add(head, 0, 1)
     while cuda.atomic.add(tail, 0, 0) <= ticket:
         pass

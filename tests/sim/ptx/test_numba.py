@@ -1,6 +1,6 @@
 """Tests of the course's kernels after Numba compiled them to PTX.
 
-Results and findings must equal those of the Python front end.
+Results and findings must equal the results and findings of the Python front end.
 """
 
 import inspect
