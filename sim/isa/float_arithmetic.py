@@ -62,7 +62,7 @@ family("min.T", REALS, ieee.smaller)
 family("max.T", REALS, ieee.larger)
 family("min.NaN.T", REALS, ieee.smaller_or_nan)
 family("max.NaN.T", REALS, ieee.larger_or_nan)
-# The first operand of PTX's copysign supplies the sign, but for math.copysign it is the second one.
+# The sign comes from the first operand of PTX's copysign, but from the second operand of math.copysign.
 family("copysign.T", FLOATS, lambda sign, x: math.copysign(x, sign))
 for _name, _of in {
     "sin": "sin",

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy import float64
 
-# The exceptions by which Python's math reports a domain error or an overflow.
+# The exceptions raised by Python's math for a domain error or an overflow.
 RAISES = (ValueError, OverflowError, ZeroDivisionError)
 
 

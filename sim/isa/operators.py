@@ -55,8 +55,8 @@ def quick_or_exact(of_python, exact):
 
 
 def complex_quotient(a, b):
-    """Return a / b, with the order of operations of Numba and of older Python versions. numpy multiplies by
-    1 / denominator instead, which rounds differently.
+    """Return a / b, in the order of operations used by Numba and by older Python versions. numpy multiplies
+    by 1 / denominator instead, which rounds differently.
 
     Raise ZeroDivisionError if b is 0. A GPU terminates the thread without an error message.
     """

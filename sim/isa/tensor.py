@@ -69,8 +69,8 @@ def float16_bits(x):
         return sign
     if size >= 65520.0:  # halfway from 65504, the largest float16, to 65536: rounds to infinity
         return sign | 0x7C00
-    # This is the exponent of the lowest of the 11 bits of the significand. Below 2^-14, float16 is subnormal,
-    # and its values are 2^-24 apart.
+    # This is the exponent of the lowest of the significand's 11 bits. Below 2^-14, float16 is subnormal, and
+    # its values are 2^-24 apart.
     exponent = max(math.frexp(size)[1] - 11, -24)
     count = round(size * 2.0**-exponent)
     # A count of 2^11 after rounding carries into the exponent field, which gives the correct result.

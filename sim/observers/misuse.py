@@ -32,7 +32,7 @@ class Misuse(Observer):
         self.context, self.wrote, self.read, self.unset = context, False, False, {}
 
     def accesses(self, batch):
-        # The host can only see global memory, so stores to other memory do not count.
+        # The host can access only global memory, so stores to other memory do not count.
         self.wrote = self.wrote or bool(((batch.action != LOAD) & (batch.space == GLOBAL)).any())
         self.read = self.read or bool((batch.space == GLOBAL).any())
 

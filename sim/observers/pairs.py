@@ -44,7 +44,7 @@ def may_race(rows):
 
 def write_equal_values(rows, party, chosen, order):
     """Return whether all chosen accesses write the same value to the same element. Two accesses that write
-    different values do not count against this if the program orders them."""
+    different values are permitted if the program orders them."""
     positions = np.flatnonzero(chosen)
     if all(stores_same_value(rows, positions[0], i) for i in positions):
         return True
@@ -140,7 +140,7 @@ def follows_atomic(rows, i, j):
 
 
 def unordered_pairs(cells, order):
-    """Return an unordered pair of accesses (Rows), or None, for each cell."""
+    """Return, for each cell, an unordered pair of accesses (Rows) or None."""
     rows, cache = cells.rows, {}
 
     # The order depends only on the segments of the accesses, so cache it for each pair of segments.

@@ -155,8 +155,9 @@ def arrange(blocks, entry):
         if len(group) == 1 and (group[0] is entry or group[0] not in group[0].targets):
             parts.append(group[0])
             continue
-        # The head of the loop is a block to which a jump from outside leads. An irreducible loop has several
-        # such blocks, and any of them can be the head, because `go` selects the block that runs first.
+        # The head of the loop is a block that is the target of a jump from outside. An irreducible loop has
+        # several such blocks, and any of them can be the head, because `go` selects the block that runs
+        # first.
         outside = [b for b in blocks if b not in group]
         head = next((b for b in group if any(b in o.targets for o in outside)), group[0])
         parts.append(Loop(arrange(group, head)))

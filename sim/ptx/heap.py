@@ -38,7 +38,7 @@ MAX_FREED_PIECES = 1 << 10  # the maximum number of freed pieces remembered for 
 MAX_LOGGED_BYTES = 1 << 16  # the maximum number of a piece's bytes logged as stores when it is freed
 LOG_SHIFT = 4  # log2 of the number of bytes in one log entry when memory is freed
 HEAPS = weakref.WeakSet()  # the HeapState of each module; no two of them use the same address
-# Findings that end threads early. Memory that these threads have not freed is not reported as a leak.
+# Findings that end threads early. Memory not freed by these threads is not reported as a leak.
 STOPPED = {"deadlock", "no-progress", "barrier-divergence", "warp-divergence"}
 # A source line that allocates memory. The groups are the variable, the type of a cast before malloc, and the
 # type after new.

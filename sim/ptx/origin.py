@@ -30,7 +30,7 @@ class Origin:
     """The source files of one module.
 
     text: the Text of the module.
-    source: the text of the main file. None means that it is read from disk.
+    source: the text of the main file. If None, the text is read from disk.
     headers: the texts of the headers included by the main file, which can declare variables.
     """
 

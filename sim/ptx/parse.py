@@ -236,8 +236,7 @@ class Parser(Operands):
         return replace(jump, operands=(Symbol(self.resolve_label(jump.operands[0].name, braces)),))
 
     def resolve_label(self, name, braces):
-        """Return the unique name of a label, which is found in the innermost enclosing scope that declares
-        the label."""
+        """Return the unique name of a label, from the innermost enclosing scope that declares the label."""
         found = (self.labels[brace, name] for brace in reversed(braces) if (brace, name) in self.labels)
         return next(found, name)
 

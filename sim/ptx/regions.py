@@ -28,7 +28,7 @@ VIEWS = {
     for prefix in "sub"
 }
 VIEWS |= {"f32": np.float32, "f64": np.float64}
-GAP = 1 << 24  # the number of guard bytes between arrays: an address that is slightly wrong is in no array
+GAP = 1 << 24  # the number of guard bytes between arrays: a slightly wrong address is in no array
 NARROW_GAP = 1 << 16  # the number of guard bytes if the window has no room for more
 # The device heap occupies the last quarter of the global window (sim.ptx.heap).
 HEAP_BASE = window_end("global") - (1 << SPACE_SHIFT - 2)
@@ -74,7 +74,7 @@ class Addresses:
     never refers to other memory.
 
     ranges: {(space, key): AddressRange}. The key of a variable is a ModuleKey. The key of an argument
-        consists of its range of host memory and the number of the owning array.
+        consists of its host address range and the owning array's number.
     next: {space: end of the most recently assigned range}.
     deleted: the numbers of deleted modules whose addresses have not been released yet.
     """

@@ -62,13 +62,13 @@ def convert_operand(element, source, value):
 
 @inline_always
 def load(x, index):
-    """Load an element. The cache hint affects only performance on a GPU."""
+    """Load an element. The cache hint only affects performance on a GPU, so it is ignored."""
     return x[index]
 
 
 @inline_always
 def store(x, index, value):
-    """Store to an element. The cache hint affects only performance on a GPU."""
+    """Store to an element. The cache hint only affects performance on a GPU, so it is ignored."""
     x[index] = value
 
 

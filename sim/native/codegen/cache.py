@@ -139,7 +139,7 @@ def load(path, text):
 
 
 class MachineCodeCache(NullCache):
-    """The disk cache of one function's machine code, with the interface that Numba expects.
+    """The disk cache of one function's machine code, with the interface expected by Numba.
 
     Each signature has its own file.
     """

@@ -230,7 +230,7 @@ def fresh_byte(numba_type):
 
 
 def poison_of(context, numba_type):
-    """Return the result of an invalid load, a constant whose bytes all equal `fresh_byte`."""
+    """Return the result of an invalid load: a constant whose bytes all equal `fresh_byte`."""
     value = context.get_value_type(numba_type)
     if isinstance(numba_type, types.Complex):
         part = poison_of(context, numba_type.underlying_float)

@@ -76,7 +76,7 @@ def type_stub(function):
     If Numba used the device function itself, it would compile the function just to infer the type of a call.
     """
 
-    @functools.cache  # Numba infers the same types several times
+    @functools.cache  # cached, because Numba infers the same types several times
     def typed(typing, *given):
         return signature(infer_types(function, given)[RESULT], *given), None
 

@@ -102,7 +102,8 @@ class Evaluator(Arithmetic):
         otherwise = self.run([*node.orelse, *rest])
         if then is not None or otherwise is not None:
             return self.select(test, then, otherwise)
-        # If only one path assigns a variable, no valid code reads it afterwards, so it needs no merge.
+        # If only one path assigns a variable, valid code does not read the variable afterwards, so no merge
+        # is needed.
         for name in after.keys() & self.names.keys():
             if after[name] is not self.names[name]:
                 self.names[name] = self.select(test, after[name], self.names[name])
@@ -191,13 +192,14 @@ class Evaluator(Arithmetic):
         return self.compare(sign, a, b) if isinstance(a, CODE) or isinstance(b, CODE) else plain(a, b)
 
     def conjunction(self, a, b):
-        """Return `a and b`. Both operands are evaluated, which has no side effects."""
+        """Return `a and b`. Both operands are evaluated, because evaluation has no side effects."""
         if not isinstance(a, CODE) and not isinstance(b, CODE):
             return a and b
         return Predicate(self.builder.and_(self.to_predicate(a), self.to_predicate(b)))
 
     def eval_boolop(self, node):
-        """Return the result of `and` or `or`. All operands are evaluated, which has no side effects."""
+        """Return the result of `and` or `or`. All operands are evaluated, because evaluation has no side
+        effects."""
         values = [self.value(part) for part in node.values]
         if not any(isinstance(value, CODE) for value in values):
             return all(values) if isinstance(node.op, ast.And) else any(values)

@@ -94,7 +94,7 @@ class PtxAttempt(Attempt):
         return [self.spill_address(), *(self.values[name] for name in self.program.lowered.parameters)]
 
     def add_fixed(self, table, allocation):
-        """Add a region of global or constant memory, which exists once per launch."""
+        """Add a region of global or constant memory. Such a region exists once per launch."""
         empty = starts_empty(allocation.unwritten, allocation.name)
         changes = allocation.space == "global" and self.source.stores
         watch = BARE if not self.watched else EMPTY if empty else GLOBAL if changes else BARE

@@ -42,7 +42,7 @@ class Lowering(Program):
 
     def __init__(self, text, origin, entry):
         self.calls, self.sync_points, self.ptx_types = {}, {}, {"go": "s64", "carry": "u32"}
-        self.site_count = 0  # the number of memory accesses, each of which has an index
+        self.site_count = 0  # the number of memory accesses; each access has an index
         self.fetches = {}  # synchronisation point -> name of the function that loads its operands from memory
         self.local_positions = {}  # local variable -> index of its region in the table
         self.narrowest = {"shared": 64, "local": 64}  # state space -> bits of its narrowest access
