@@ -665,6 +665,7 @@ print(
 )
 
 
+# %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 def reacts(attend, q, k, v):
     """Return an (N, N) mask. Row i marks the tokens whose change
     changes row i of the output."""
@@ -678,7 +679,6 @@ def reacts(attend, q, k, v):
     return marks
 
 
-# %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 def draw_leaks(ways, widths, side=22):
     """Draw the tokens to which each row reacts, for each attention function in
     {name: attend(q, k, v, w)}, with one step of the slider per width of the taps."""
@@ -798,7 +798,7 @@ print(
 # First, the five ways to mask:
 
 
-# %% tags=["uses-exercise"]
+# %%
 def by_loops(q, k, v, w):
     """Compute convolutional attention with your function of exercise 9.1."""
     s0 = (q @ k.T / math.sqrt(q.shape[1])).tril()
@@ -1001,7 +1001,7 @@ print(f"Q, K, V and the output:        {4 * heads * N * d * itemsize / 1e9:.2f} 
 # first cell defines the helpers.
 
 
-# %% tags=["uses-exercise"]
+# %%
 def largest(differences):
     """Return the largest absolute difference, or NaN if there is one."""
     return max(

@@ -612,17 +612,23 @@ cases = [
 ]
 
 # %% tags=["uses-exercise"]
-yours = [my_forward(*case) for case in progress_bar(cases, desc="your kernel")]
+yours, yours_l = zip(
+    *(my_forward(*case) for case in progress_bar(cases, desc="your kernel"))
+)
 in_float64 = [[x.double() for x in case[:4]] for case in cases]
-tiles = [
-    conv_tiled.forward(*case, (size, size), Traffic())
-    for case, (*_, size) in zip(in_float64, cases, strict=True)
-]
+tiles, tiles_l = zip(
+    *(
+        conv_tiled.forward(*case, (size, size), Traffic())
+        for case, (*_, size) in zip(in_float64, cases, strict=True)
+    )
+)
 exact = [whole(reference.conv_attention, *case) for case in in_float64]
-package = [
-    whole(conv_forward.conv_forward, *case[:4], size=32)
-    for case in progress_bar(cases, desc="package")
-]
+package, package_l = zip(
+    *(
+        whole(conv_forward.conv_forward, *case[:4], size=32)
+        for case in progress_bar(cases, desc="package")
+    )
+)
 ordinary = [
     my_forward(*case[:3], reference.identity_taps(1, *case[3].shape)[0], case[4])[0]
     for case in cases
@@ -631,46 +637,15 @@ sdpa = [
     scaled_dot_product_attention(*(x[None] for x in case[:3]), is_causal=True)[0]
     for case in cases
 ]
-
-# %% tags=["uses-exercise"]
+definition = "kernels.reference.conv_attention, float64"
 print(f"{len(cases)} cases, float32\n{'stage':24}  {'against':42}  largest difference")
-validate(
-    "O, your kernel",
-    "tiles of lesson 10, float64",
-    [o for o, _ in yours],
-    [o for o, _ in tiles],
-)
-validate(
-    "L, your kernel",
-    "tiles of lesson 10, float64",
-    [log_sum for _, log_sum in yours],
-    [log_sum for _, log_sum in tiles],
-)
-validate(
-    "O, your kernel",
-    "kernels.reference.conv_attention, float64",
-    [o for o, _ in yours],
-    exact,
-)
+validate("O, your kernel", "tiles of lesson 10, float64", yours, tiles)
+validate("L, your kernel", "tiles of lesson 10, float64", yours_l, tiles_l)
+validate("O, your kernel", definition, yours, exact)
 validate("identity taps", "scaled_dot_product_attention", ordinary, sdpa)
-validate(
-    "O, the package's kernel",
-    "your kernel",
-    [o for o, _ in package],
-    [o for o, _ in yours],
-)
-validate(
-    "L, the package's kernel",
-    "your kernel",
-    [log_sum for _, log_sum in package],
-    [log_sum for _, log_sum in yours],
-)
-validate(
-    "O, the package's kernel",
-    "kernels.reference.conv_attention, float64",
-    [o for o, _ in package],
-    exact,
-)
+validate("O, the package's kernel", "your kernel", package, yours)
+validate("L, the package's kernel", "your kernel", package_l, yours_l)
+validate("O, the package's kernel", definition, package, exact)
 
 # %% [markdown]
 # ### Long sequences, without a GPU
@@ -857,7 +832,7 @@ def with_middle(middle):
     return kernel
 
 
-# %% tags=["uses-exercise"]
+# %%
 def try_middle(middle, tokens, taps=(3, 3), seeds=10):
     """Launch the kernel with different orders of the threads. For each number of
     tokens, print how often the output was correct, and the findings of `sim`.
@@ -1180,7 +1155,7 @@ show_figure(
 # many does the package? (58 · 59 / 2 = 1711 are needed.)
 
 
-# %% tags=["uses-exercise"]
+# %%
 def counted(*launched):
     """Run a launch with all counters, and keep its report."""
     reports.append(
@@ -1201,6 +1176,7 @@ def wavefronts_in(report, *functions):
     )
 
 
+# %% tags=["uses-exercise"]
 q, k, v = torch.randn(3, 58, 16)
 w = torch.randn(7, 7) / 7
 mine, _ = my_forward(q, k, v, w, size=16, run=counted)
@@ -1209,8 +1185,6 @@ theirs, _ = conv_forward.conv_forward(
 )
 yours, package = reports[-2:]
 print("same output:", bool((mine - theirs[0, 0]).abs().max() <= 1e-5))
-
-# %% tags=["uses-exercise"]
 print(
     "scores computed:", sum(block + 1 for block in range(6)) * 16 * 16, "and", 64 * 64
 )

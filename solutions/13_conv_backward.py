@@ -645,7 +645,7 @@ def queries_kernel(
 # Let's run it, on 14 tokens with 3 × 3 taps, in tiles that own 4 × 4 scores. The reference is the backward
 # pass of lesson 12, in float64.
 
-# %% tags=["uses-exercise"]
+# %%
 torch.manual_seed(13)
 
 
@@ -786,7 +786,7 @@ def keys_kernel(
 # stored. As a second reference, `by_tiles` runs the package's tile-by-tile version in plain PyTorch.
 
 
-# %% tags=["uses-exercise"]
+# %%
 def backward(
     q, k, v, w, d_o, size=8, threads=16, partials=False, run=None, queries={}, keys={}
 ):

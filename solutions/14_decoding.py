@@ -1180,33 +1180,14 @@ for q, k, v, w in cases:
         )
     )
 
-# %% tags=["uses-exercise"]
+yours, layer_name = "split_state, merge_splits in sim", "ConvAttention.forward"
 print(f"{'stage':34}  {'against':34}  largest difference")
 validate("window_scores", "last row of reference.conv_scores", scores, 1e-12)
-validate(
-    "split_state, merge_splits in sim",
-    "last row of lesson 09's forward",
-    decodings,
-    1e-5,
-)
-validate(
-    "split_state, merge_splits in sim",
-    "reference.conv_attention_decode",
-    by_package,
-    1e-5,
-)
-validate(
-    "ConvAttention.step, from empty",
-    "ConvAttention.forward",
-    [(stepped[0], wanted)],
-    1e-5,
-)
-validate(
-    "ConvAttention.step, after prefill",
-    "ConvAttention.forward",
-    [(stepped[6], wanted)],
-    1e-5,
-)
+validate(yours, "last row of lesson 09's forward", decodings, 1e-5)
+validate(yours, "reference.conv_attention_decode", by_package, 1e-5)
+for read, words in {0: "from empty", 6: "after prefill"}.items():
+    pair = stepped[read], wanted
+    validate(f"ConvAttention.step, {words}", layer_name, [pair], 1e-5)
 
 # %% [markdown]
 # ### On a real GPU, if you have one

@@ -481,7 +481,7 @@ class LiveFigure:
             self.handle = display(figure, display_id=True)
 
 
-# %% tags=["uses-exercise"]
+# %%
 @functools.cache
 def trained(name):
     """Return the finished training of one model. An interrupted training resumes from
@@ -1054,7 +1054,7 @@ for name in ("kernels", "eager"):
 # hand; PyTorch's own `nn.MultiheadAttention`; and the kernels of lessons 11 and 13, run in the simulator.
 
 
-# %% tags=["uses-exercise"]
+# %%
 def pair_of_layers(width, heads, kernel_size, **options):
     """Return your layer and the package's, in float64, with the same random weights and
     taps."""
@@ -1083,7 +1083,7 @@ def gradients(layer, x, d_out):
     )
 
 
-# %% tags=["uses-exercise"]
+# %%
 def taps_by_hand(layer, x, d_out):
     """Return the gradient of the taps by lesson 12's formulas, with d_out first taken
     back through out_proj."""
@@ -1102,7 +1102,7 @@ def taps_by_hand(layer, x, d_out):
         )[3]
 
 
-# %% tags=["uses-exercise"]
+# %%
 def far(got, wanted):
     """Return the largest difference, relative to the largest wanted value."""
     return ((got - wanted).abs().max() / wanted.abs().max()).item()
@@ -1158,7 +1158,6 @@ against["kernels"] += [
     )
 ]
 
-# %% tags=["uses-exercise"]
 everything = "output and four gradients"
 by_package, by_kernels = "autograd, package's layer", "kernels of lessons 11 and 13"
 validate(f"{everything}, float64", by_package, against["autograd"], 1e-10)
