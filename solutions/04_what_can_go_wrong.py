@@ -241,7 +241,7 @@ traced[2, 4](x, out).timeline(block=1)
 # Two threads store, and then thread 0 loads four elements.
 #
 # ### Exercise 4.3 · block_max · one or two lines
-# Which number can a thread without an element store, so that it never becomes the maximum? The numbers in `x` may be anything, including −∞. Keep one barrier of the block, `cuda.syncthreads()`.
+# Which number can a thread without an element store, so that it never becomes the maximum? The numbers in `x` may be anything, including −∞. Wait with a barrier of the block, `cuda.syncthreads()`.
 #
 # <details><summary>Hint 1: is it 0?</summary>0 is larger than all of the six numbers above.</details>
 # <details><summary>Hint 2: lesson 01</summary>

@@ -387,6 +387,13 @@ NORM_STRIDED = (
     "    out[i, c] = gain[c] * (x[i, c] * factor)\n"
 )
 
+CONTIGUOUS = (
+    LOAD
+    + "    part = (tile.size + cuda.blockDim.x - 1) // cuda.blockDim.x\n    for e in range(cuda.threadIdx.x *"
+    " part, min(tile.size, (cuda.threadIdx.x + 1) * part)):\n        tile[e] = array[start + e] if start +"
+    " e < array.size else float32(0)\n"
+)
+
 WRONG = {
     "ex01_0": [
         ("a text", lambda: "0.37"),
@@ -501,6 +508,7 @@ WRONG = {
         ),
     ],
     "ex05_1": [
+        ("a piece for each thread", write(CONTIGUOUS)),
         ("two threads load", write(WARP_LOADS)),
         ("loads everything twice", write(LOADS_TWICE)),
         ("waits inside", write(LOADS_AND_WAITS)),
@@ -753,12 +761,6 @@ TREE_UP = (
         out[cuda.blockIdx.x] = shared[t]
 """
 )
-CONTIGUOUS = (
-    LOAD
-    + "    part = (tile.size + cuda.blockDim.x - 1) // cuda.blockDim.x\n    for e in range(cuda.threadIdx.x *"
-    " part, min(tile.size, (cuda.threadIdx.x + 1) * part)):\n        tile[e] = array[start + e] if start +"
-    " e < array.size else float32(0)\n"
-)
 TWO_PASSES = """@cuda.jit(device=True)
 def answer(row, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l):
     new_m = m
@@ -803,7 +805,6 @@ RIGHT = {
     "ex04_3": [("the maximum by halves", write(MAX_BY_HALVES))],
     "ex04_4": [("two buffers, one barrier a pass", write(SCAN_IN_TWO_BUFFERS))],
     "ex04_5": [("back to front", write(HISTOGRAM_REVERSED))],
-    "ex05_1": [("a piece for each thread", write(CONTIGUOUS))],
     "ex05_2": [("two passes over the tile", write(TWO_PASSES))],
     "ex06_1": [("steps upwards, from a tuple", write(SUM_UNROLLED))],
     "ex07_2": [("a grid-stride loop, the reciprocal", write(NORM_STRIDED))],

@@ -14,7 +14,7 @@ RIGHT_HALF = "e0, e1, e2, e3 = mma_bf16("
 ANY = "cuda.any_sync(0xFFFFFFFF, {})"
 STORED = "out[i, 2 * j], out[i, 2 * j + 1] = d0, d1"
 ROUND = "d0 = float32(17 * d0) - float32(float32(17 * d0) - d0)"  # rounds to 20 bits
-SECOND_BARRIER = "        cuda.syncthreads()  # used up: the next tiles may come\n"
+SECOND_BARRIER = "        cuda.syncthreads()  # used: the next tiles may overwrite these\n"
 
 
 def bound(factor, size=np.abs):

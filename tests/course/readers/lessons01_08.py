@@ -430,6 +430,7 @@ WRONG = {
         ("a pool of twelve threads", POOL),
     ],
     "ex03_3": [
+        ("atomics in shared memory", write(BLOCK_SUM_BY_ATOMICS)),
         ("one thread adds", write(BLOCK_SUM_BY_ONE)),
         ("two threads add four each", write(BLOCK_SUM_BY_TWO)),
         ("shared memory for show", write(BLOCK_SUM_FOR_SHOW)),
@@ -521,7 +522,6 @@ def longest_of_all(bytes, flops, turns, gpu):
 RIGHT = {
     "ex01_0": [("a tensor", lambda: torch.exp(torch.tensor(-1.0)))],
     "ex02_3": [("an array", bytes_in_an_array)],
-    "ex03_3": [("atomics in shared memory", write(BLOCK_SUM_BY_ATOMICS))],
     "ex04_2": [("each thread pushes its element on", write(PUSH))],
     "ex08_5": [("by the order of the rates", longest_of_all)],
 }
