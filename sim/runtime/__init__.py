@@ -22,10 +22,11 @@ Read the files in this order:
     stubs       generate and compile the C stubs
     fatbin      extract the PTX from a compiled program
     device      the state of the simulated device: modules, launches, errors, streams and events
-    memory      device memory: allocations, copies, and their checks
+    memory      device memory: buffers at simulated addresses
     call_sites  source lines of host calls
     findings    findings about host code; output of all findings and of the summary
-    handlers_*  one Python function for each runtime function, grouped by topic
+    handlers_memory, handlers_copies   allocation; copies, cudaMemset and variables
+    handlers_launch, handlers_device   launches; devices, errors, streams and events
 
 Source: CUDA Runtime API (NVIDIA), and the header `crt/host_runtime.h` that nvcc includes in host code.
 """
