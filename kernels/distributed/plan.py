@@ -92,7 +92,7 @@ class Plan:
 
 
 def check_layout(layout):
-    """Return the number of chunks per rank in this layout; raise ValueError for an unknown one."""
+    """Return the number of chunks per rank in this layout; raise ValueError for an unknown layout."""
     if layout not in LAYOUTS:
         raise ValueError(f"argument layout is {layout!r}; wanted one of {', '.join(map(repr, LAYOUTS))}")
     return LAYOUTS[layout]

@@ -30,7 +30,7 @@ from kernels.latent.tiles import (
 
 @cuda.jit(device=True)
 def score_gradients(patch, d_p, i0, n, log_sum, d):
-    """Replace patch = S by dS, given d_p = dP, with queries as rows."""
+    """Replace patch = S with dS, given d_p = dP, with queries as rows."""
     row = cuda.threadIdx.x // ROW_THREADS
     for r in range(patch.size // PATCH):
         i = min(i0 + row + r * STEP, n - 1)

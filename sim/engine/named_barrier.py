@@ -1,7 +1,7 @@
 """Named barriers: `bar.sync a, b` in PTX.
 
-A block has sixteen, identified by number. The calls state how many threads a barrier is for, and some threads
-may arrive without waiting (bar.arrive).
+A block has sixteen, identified by number. Each call states the number of threads that take part, and some
+threads may arrive without waiting (bar.arrive).
 
 Source: PTX ISA 9.7.13.1, "bar", "barrier".
 """

@@ -19,7 +19,7 @@ FEW = 15  # number of schedules that every launch with reruns tries
 # number of times that a thread may repeat a failed atomic without yielding, in the first two schedules
 SPINS = 512
 ALL_SPINS = 2048  # the same limit for all threads together
-SKIPS = 8  # number of rounds that the other threads run before the one held back
+SKIPS = 8  # number of rounds that the other threads run before the thread that is held back
 
 
 class Seeded:

@@ -120,7 +120,7 @@ class Versions:
     # --- phis -----------------------------------------------------------------------------------------------
 
     def settle(self):
-        """Replace each phi that merges only one version by that version.
+        """Replace each phi that merges only one version with that version.
 
         Removing one phi can make another redundant, so iterate to the fixed point.
         """

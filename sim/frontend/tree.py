@@ -221,7 +221,7 @@ class Simplify(ast.NodeTransformer):
         return located([node, *later], node)
 
     def put_off(self, target, later):
-        """Replace array elements in `target`, and every target after them, by temporaries.
+        """Replace array elements in `target`, and every target after them, with temporaries.
 
         Append the real assignments to `later`, so that they run from left to right after the whole right-hand
         side has been evaluated.

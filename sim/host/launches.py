@@ -93,7 +93,7 @@ class Host:
     # --- install and uninstall ------------------------------------------------------------------------------
 
     def install(self):
-        """Replace Numba's driver and launches by simulated ones."""
+        """Replace Numba's driver and launches with simulated ones."""
         self.state = vars(driver.driver).copy(), getattr(devices._runtime._tls, "attached_context", None)
         # The Driver object caches each driver function as an attribute, so replacing its __dict__ replaces
         # them all.
@@ -140,7 +140,7 @@ class Host:
         yield driver, "_to_core_stream", lambda stream: stream or driver.Stream(driver.binding.CUstream(0))
         yield nvvm, "is_available", lambda: True
         yield cuda, "as_cuda_array", as_device_array(cuda.as_cuda_array)
-        if testing:  # Tests for Numba's own simulator can then run on this one.
+        if testing:  # Tests for Numba's own simulator can then run on our simulator.
             yield testing, "skip_unless_cudasim", lambda reason: lambda test: test
         yield dispatcher.ForAll, "__call__", launch_for_all
         yield kernel, "max_cooperative_grid_blocks", resident_blocks

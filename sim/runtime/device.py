@@ -23,7 +23,7 @@ STATIC_LIMIT = 49152
 
 @dataclass
 class Options:
-    """Options for simulating launches. The fields are arguments of `simulate`."""
+    """Options for simulating launches, which `simulate` documents. Each launch runs once per seed."""
 
     engine: str = "fibers"
     seeds: tuple[int, ...] = (0,)

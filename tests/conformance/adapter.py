@@ -14,7 +14,7 @@ from sim.host import Host, Options
 
 
 def install(engine):
-    """Replace the GPU by a simulated one, and return a list to which every launch appends its Report.
+    """Replace the GPU with a simulated GPU, and return a list to which every launch appends its Report.
 
     A launch that raised an exception appends None.
     """

@@ -60,7 +60,8 @@ def test_help_of_make_lists_what_make_takes():
 @needs_make
 @pytest.mark.parametrize(("name", "arguments"), USES)
 def test_make_runs_what_python_runs(name, arguments):
-    """Compare the command that make would run (it does not run) with the line that help shows for Python."""
+    """Compare the command that make would run, taken from a dry run, with the line that help shows for
+    Python."""
     _, target, *variable = COMMANDS[name].in_make(arguments).split(" ", 2)
     given = [each.replace('"', "") for each in variable]
     assert make("-n", "PYTHON=python", target, *given).stdout.strip() == COMMANDS[name].in_python(arguments)

@@ -60,7 +60,7 @@ def test_kernels_loads_torch_only_when_asked():
 
 
 def test_no_public_name_is_a_file_too():
-    """Compare public names with file names, because `import kernels.NAME` would replace a function by a
+    """Compare public names with file names, because `import kernels.NAME` would replace a function with a
     module."""
     assert not {module.name for module in pkgutil.iter_modules(kernels.__path__)} & set(kernels.__all__)
 

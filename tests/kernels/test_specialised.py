@@ -99,7 +99,8 @@ class Recorder:
 
 @pytest.fixture
 def gpu(tmp_path, monkeypatch):
-    """Replace the driver by a Recorder, Numba's compiler by a counter, and the cache folder by a new one."""
+    """Replace the driver with a Recorder, Numba's compiler with a counter, and the cache folder with a new
+    folder."""
     recorder = Recorder()
     recorder.compiled = []
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))

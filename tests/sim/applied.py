@@ -214,7 +214,7 @@ def split(lines, step):
 
 
 def split_statement(lines, step):
-    """Replace `x[i] = value` by a read, a barrier for all threads, and the write."""
+    """Replace `x[i] = value` with a read, a barrier for all threads, and the write."""
     at = step.line - 1
     found, space = assignment(lines[at]), indent(lines[at])
     value = f"{found.target} {found.operator} ({found.value})" if found.operator else found.value
@@ -223,7 +223,7 @@ def split_statement(lines, step):
 
 
 def split_branch(lines, step):
-    """Replace `if c: A else: B` by `if c: A`, a barrier, and `if not c: B`.
+    """Replace `if c: A else: B` with `if c: A`, a barrier, and `if not c: B`.
 
     B comes first if it contains line `at`.
     """
@@ -287,7 +287,7 @@ def atomic(lines, step):
 
 
 def claim(lines, step, found):
-    """Replace a check and a store by an atomic.
+    """Replace a check and a store with an atomic.
 
     `if x[i] == a: ...; x[i] = b` becomes a compare-and-swap in the header, and `if x[i] > b: x[i] = b` an
     atomic minimum.

@@ -1,6 +1,6 @@
 """Tests of the columns of `report.by_line()`.
 
-Observers declare them, and no counter is displayed under the name of another one.
+Observers declare them, and no counter is displayed under another counter's name.
 """
 
 import numpy as np

@@ -1,5 +1,5 @@
-"""Tests of warp instructions: one that a package outside sim adds, on all engines, and Numba's, typed as in
-Numba."""
+"""Tests of warp instructions: an instruction that a package outside sim adds, on all engines, and Numba's
+instructions, which must have Numba's types."""
 
 import numpy as np
 import pytest

@@ -70,7 +70,7 @@ def altered_cells(exercise):
 
 
 def replace(tree, old, new):
-    """Replace the node `old` by `new` in a tree."""
+    """Replace the node `old` with `new` in a tree."""
     for parent in ast.walk(tree):
         for field, value in ast.iter_fields(parent):
             if value is old:

@@ -1,4 +1,4 @@
-"""Launches of the kernels in cuda/, and the expected results of the fixed ones."""
+"""Launches of the kernels in cuda/, and the expected results of the fixed kernels."""
 
 from dataclasses import dataclass
 

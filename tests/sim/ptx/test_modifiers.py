@@ -68,7 +68,7 @@ def orders(name, count=4):
 
 
 def test_no_two_instructions_have_the_same_parts():
-    """Compare all pairs of instructions, because reordering could otherwise select the wrong one."""
+    """Compare all pairs of instructions, because reordering could otherwise select the wrong instruction."""
     for name, entry in PTX.items():
         assert BY_NAME_PARTS[name_parts(name)] is entry, name
     assert not SHUFFLES.keys() & BY_NAME_PARTS.keys()
