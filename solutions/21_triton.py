@@ -7,18 +7,18 @@
 # ---
 
 # %% [markdown]
-# # 21 · Triton: a kernel as a program over blocks
+# # 21 · Triton: a kernel as a program over tiles
 #
 # **130 minutes** · builds on lesson 05 (the flash kernel), lesson 06 (shuffles) and lesson 10 (halos)
 #
-# You will be able to
+# You will be able to:
 #
-# 1. write a kernel in Triton: no thread, no shared memory, no barrier, only tiles;
-# 2. say what the compiler decides in your place, and read it in the PTX that it makes;
-# 3. find a race in a Triton kernel on a machine without a GPU, by the line of its source;
+# 1. write a kernel in Triton, with tiles instead of threads, shared memory and barriers;
+# 2. say which decisions the compiler makes for you, and read them in the PTX that it produces;
+# 3. find a race in a Triton kernel on a machine without a GPU, with its source line;
 # 4. say what Triton cannot express, and what that costs convolutional attention.
 #
-# **Where this leads.** Triton is the language in which much of PyTorch's own GPU code is written. Here are the kernels of this course in three languages, with the same algorithms, on one GPU:
+# **Why it matters.** Triton is a language for GPU kernels, embedded in Python. `torch.compile` generates Triton code, and many published attention kernels are written in it. (PyTorch's own eager kernels are mostly CUDA C++.) Here are this course's kernels in three languages, with the same algorithms, on one GPU:
 
 # %%
 import inspect
@@ -62,17 +62,17 @@ show_table(
 )
 
 # %% [markdown]
-# In flash attention Triton is the fastest of the three, with a loop of eleven lines. In convolutional attention it is the slowest. You will write both, and see why.
+# In flash attention Triton is the fastest of the three, with a loop of eleven lines. In convolutional attention it is the slowest. You will write both kernels, and see why.
 #
-# **No GPU is needed, and no Triton.** Triton has wheels for Linux only, so this lesson uses three things:
+# **You need neither a GPU nor Triton.** Triton is available for Linux only, so this lesson uses three tools:
 #
-# - `interpreted` is the course's own small interpreter of Triton's language (`kernels/triton/interpreter.py`). It runs your kernels on any machine, one program after the other.
-# - `simulated` runs PTX in our simulator, thread by thread. The PTX of the lesson's fixed kernels was made by Triton's compiler and ships with the course.
-# - Where Triton is installed (`pip install triton` on Linux; a PyTorch for CUDA brings it), each check also has your kernel compiled for a GPU and runs *its* PTX in the simulator. The line with the ✓ says which of these was done.
+# - `interpreted` is this course's own small interpreter of the language (`kernels/triton/interpreter.py`). It runs your kernels on any machine, one program after another.
+# - `simulated` runs PTX in the simulator, thread by thread. Triton's compiler produced the PTX of the kernels in this lesson, and it is part of the course.
+# - If Triton is installed (`pip install triton` on Linux; PyTorch for CUDA includes it), each check also compiles your kernel for a GPU and runs *its* PTX in the simulator. The line with the ✓ says which of these was done.
 #
 # ## 1. Programs instead of threads
 #
-# A CUDA kernel says what *one thread* does. A Triton kernel says what a whole block of threads does together, as **one program** that computes with **tiles**. Doubling 10 numbers, on paper, in tiles of 4:
+# A CUDA kernel describes the work of *one thread*. A Triton kernel describes the work of a whole block as **one program**, which computes with **tiles**. For example, double 10 numbers in tiles of 4:
 #
 # | program | `i = 4 * program + (0, 1, 2, 3)` | `i < 10` |
 # |---|---|---|
@@ -84,7 +84,7 @@ show_table(
 #
 # <details><summary>Answer</summary>
 #
-# 8, 9, 10, 11; true, true, false, false. Two of its numbers are outside, and the mask says so. CUDA has `if i < n:` for that.
+# 8, 9, 10, 11; true, true, false, false. Two elements are outside, and the mask is false for them. It corresponds to `if i < n:` in CUDA.
 #
 # </details>
 
@@ -92,7 +92,7 @@ show_table(
 # %%
 @triton.jit
 def twice(x, y, n, BLOCK: tl.constexpr):
-    """y = 2 x, n numbers; tiles of BLOCK numbers."""
+    """y = 2 x, n elements; tiles of BLOCK elements."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     t = tl.load(x + i, mask=i < n)
     tl.store(y + i, 2 * t, mask=i < n)
@@ -103,7 +103,7 @@ interpreted(twice, (3,), x, y, 10, BLOCK=4)
 print(y.tolist())
 
 # %% [markdown]
-# `i`, `t` and `2 * t` are tiles of 4 numbers. `x` is a pointer: `x + i` are four places in memory, `tl.load` fetches what is there. `BLOCK` is a `tl.constexpr`: it is known when the kernel is compiled, and the length of a tile must be, and must be a power of two.
+# `i`, `t` and `2 * t` are tiles of 4 elements. `x` is a pointer, `x + i` is a tile of four addresses, and `tl.load` loads the elements at these addresses. `BLOCK` is a `tl.constexpr`, a constant that is known when the kernel is compiled. The length of a tile must be such a constant, and a power of two.
 #
 # | CUDA (Numba) | Triton |
 # |---|---|
@@ -114,9 +114,9 @@ print(y.tolist())
 # | `cuda.shared.array`, `cuda.syncthreads()` | *nothing: the compiler decides* |
 # | shuffles of lesson 06 | `tl.sum(t, axis)`, `tl.max(t, axis)` |
 #
-# `print("t", t)` in a kernel shows a tile.
+# To look at a tile, write `print("t", t)` in a kernel.
 #
-# **Predict.** Both masks of `twice` are left out. What will happen in program 2? `___`
+# **Predict.** The next kernel is `twice` without its two masks. What will happen in program 2? `___`
 
 
 # %%
@@ -132,9 +132,9 @@ except ProgramBug as bug:
     print(bug)
 
 # %% [markdown]
-# On a GPU this is silent, as in CUDA: it reads and writes whatever lies behind the arrays.
+# On a GPU there is no message, as in CUDA: the kernel reads and writes whatever is in memory after the arrays.
 #
-# A tile may have two dimensions. `[:, None]` and `[None, :]` give a tile a second side, and tiles broadcast as in NumPy. Rows 2 and 3 of a matrix with rows of `n = 3` numbers, in a tile of 2 × 4:
+# A tile may have two dimensions. `[:, None]` and `[None, :]` add a dimension of length one, and tiles are combined by **broadcasting**, as in NumPy: a dimension of length one is repeated to fit. Here are rows 2 and 3 of a matrix with `n = 3` elements per row, in a tile of 2 × 4:
 #
 # ```
 # i = 2 + tl.arange(0, 2)[:, None]        (2, 1):  2, 3
@@ -143,15 +143,15 @@ except ProgramBug as bug:
 #                                                  9 10 11 12
 # ```
 #
-# **Predict**: 9 stands there twice. Which of the two belongs to the matrix row that it stands in? `___` Which mask keeps the other one out? `___`
+# **Predict**: the offset 9 occurs twice. Which one belongs to the row in which it is? `___` Which mask excludes the other? `___`
 #
 # <details><summary>Answer</summary>
 #
-# The second: row 3, column 0. The first is "row 2, column 3", which does not exist: `j < n`. Lesson 05 had the same thing: memory is one long line.
+# The second: row 3, column 0. The first would be row 2, column 3, which does not exist. The mask is `j < n`. You saw the same in lesson 05: memory is one long line.
 #
 # </details>
 #
-# In a picture: a matrix of 5 rows of 10 numbers (dark), and the two tiles of 4 × 16 that cover it. Pale cells do not exist; the masks keep them out.
+# The picture shows a matrix of 5 rows of 10 elements (dark), and the two tiles of 4 × 16 that cover it. Pale cells do not exist in the matrix; the masks exclude them.
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
@@ -176,14 +176,17 @@ show_figure(
 # %% [markdown]
 # ### Exercise 21.1 · softmax_rows · about seven lines
 #
-# `y = softmax(x)`, each row by itself. `x` and `y` have `rows` rows of `n` numbers, one row behind the other. A program has `ROWS` rows, from row `ROWS * program` on, in one tile of `ROWS` × `WIDTH`; `n` is at most `WIDTH`. The last program may have fewer rows. Load each number once, and store each once.
-# Scores may be anything, −10³⁴ as well as 1000.
+# Compute `y = softmax(x)` for each row. `x` and `y` are row-major, with `rows` rows of `n` elements.
 #
-# `tl.max(t, 1)` is the maximum along axis 1, one number per row; `tl.sum` likewise. `tl.load(…, mask=…, other=…)` says what a number is that the mask keeps out. `float("-inf")` is a number.
+# - A program computes the `ROWS` rows from row `ROWS * program` on, in one tile of `ROWS` × `WIDTH`. `n` is at most `WIDTH`. The last program may have fewer rows.
+# - Load each element once, and store each once.
+# - Scores may have any value, −10³⁴ as well as 1000.
+#
+# `tl.max(t, 1)` is the maximum along axis 1, one value per row, and `tl.sum` works in the same way. In `tl.load(…, mask=…, other=…)`, `other` is the value of masked elements. `float("-inf")` is allowed.
 #
 # <details><summary>Hint 1: what is masked</summary>
 #
-# A number that does not exist must not count: neither in the maximum nor in the sum. Which score has a weight of 0?
+# A masked element must affect neither the maximum nor the sum. Which score has a weight of 0?
 #
 # </details>
 # <details><summary>Hint 2: shapes</summary>
@@ -211,16 +214,16 @@ def softmax_rows(x, y, rows, n, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 check.ex21_1(softmax_rows)
 
 # %% [markdown]
-# ## 2. What the compiler decides
+# ## 2. The compiler's decisions
 #
-# Your kernel has no threads, a GPU has nothing else. How many there are is said at the launch: `num_warps=4` gives a program 128 threads. All else is the compiler's. It can be read in the PTX, which says what *one* thread does.
+# Your kernel has no threads, but a GPU has nothing else. You choose their number at the launch: `num_warps=4` gives each program 128 threads. The compiler decides everything else. You can read its decisions in the PTX, which describes *one* thread.
 #
-# **Predict**, for `twice` with `BLOCK=64` and one warp, 32 threads: how many loads does a thread have? `___` And what has become of the mask, in a language without tiles? `___` Here is all of it, under the lines that it comes from, with lesson 07's words beside it:
+# **Predict**, for `twice` with `BLOCK=64` and one warp of 32 threads: how many loads does each thread execute? `___` And how is the mask expressed, in a language without tiles? `___` Here is all of the PTX, grouped by source line, with lesson 07's explanations next to it:
 
 
 # %% jupyter={"source_hidden": true}
 def read_aloud(kernel, num_warps, **constants):
-    """The recorded PTX of a kernel, each instruction under its line of the source."""
+    """Print the recorded PTX of a kernel, each instruction under its source line."""
     source, first = inspect.getsourcelines(kernel.fn)
     text, under = recorded_text(kernel, num_warps, **constants), {}
     for line in text.splitlines():
@@ -237,9 +240,11 @@ def read_aloud(kernel, num_warps, **constants):
 read_aloud(small.twice, 1, BLOCK=64)
 
 # %% [markdown]
-# A thread has **two** numbers, 128 bytes apart: 32 numbers. The mask is two **predicates**, `p1` and `p2`: `@%p1 ld` is "load, if p1". That is the `if i < n:` of CUDA, once for each number. And `blockIdx` and `threadIdx` are back. (What a mask keeps out of a load is undefined in Triton, unless `other=` gives it a value. This PTX has 0 there, `mov.u32 %r1, 0x0`; `interpreted` has NaN, so that no kernel counts on it.)
+# Each thread has **two** elements, 128 bytes (32 elements) apart. The mask became two **predicates**, `p1` and `p2`: `@%p1 ld` means "load if p1". It is CUDA's `if i < n:`, once per element. And `blockIdx` and `threadIdx` are back.
 #
-# Who has which number is the compiler's choice. A softmax shows more of it: `small.softmax_row_kernel` is yours with one row per program. Three launches, and for each number of the row, the threads that load it, as the simulator saw them. (The PTX was compiled without a word about where arrays begin. On a GPU Triton looks: for arrays that begin at a multiple of 16 bytes it may give each thread four neighbours, loaded at one time.)
+# (The value of a masked element is undefined in Triton, unless you pass `other=`. This PTX has 0 there, `mov.u32 %r1, 0x0`. `interpreted` has NaN, so that no kernel can rely on it.)
+#
+# The compiler also chooses which thread has which elements. A softmax shows more of that; `small.softmax_row_kernel` is yours with one row per program. The pictures show three launches. For each element of the row you see the threads that load it, as the simulator recorded them. (This PTX was compiled without information on the alignment of the arrays. On a GPU, Triton checks it: if an array begins at a multiple of 16 bytes, each thread may load four neighbouring elements at a time.)
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
@@ -263,11 +268,11 @@ for width, warps, j in [(256, 4, 130), (64, 1, 33), (64, 4, 33)]:
 # %% [markdown]
 # ### Exercise 21.2 · holders · one to three lines
 #
-# Find the rule. `holders(j, width, num_warps)` returns the list of the threads, in any order, that load number `j` of a row of `width` numbers; both sizes are powers of two. The check asks for other sizes, too.
+# Find the rule. `holders(j, width, num_warps)` returns a list of the threads, in any order, that load element `j` of a row of `width` elements. Both sizes are powers of two. The check also uses other sizes.
 #
 # <details><summary>Hint</summary>
 #
-# Thread `t` loads the number `t`, if there are that many. What is the next number that it loads, if the row is longer? What does it load if the row is shorter?
+# Thread `t` loads element `t`, if the row is long enough. Which element does it load next, if the row is longer? Which one does it load if the row is shorter?
 #
 # </details>
 
@@ -284,9 +289,9 @@ def holders(j, width, num_warps):
 check.ex21_2(holders)
 
 # %% [markdown]
-# In the last picture half of the threads work in vain. Triton does not mind: all that hold a number compute the same. (One of them stores it.)
+# In the last picture, half of the threads do redundant work. Triton accepts that: all threads that hold an element compute the same, and one of them stores it.
 #
-# Now the sum and the maximum of a row. Each thread first adds up what it has. Then lesson 06: five shuffles add up a warp. And between warps? They must pass through shared memory, with barriers.
+# How does a program compute the sum or the maximum of a row? Each thread first combines its own elements. Then, as in lesson 06, five shuffles combine the lanes of a warp. Values of different warps have to pass through shared memory, with barriers.
 #
 # **Predict** for a row of 256 numbers, maximum and sum together:
 #
@@ -297,14 +302,14 @@ check.ex21_2(holders)
 #
 # <details><summary>Hint</summary>
 #
-# Each warp leaves one number in shared memory, and then four numbers are added up by shuffles, too: how many does that take?
+# Each warp stores one value in shared memory. These values are then combined by shuffles, too: how many does that take?
 #
 # </details>
 
 
 # %%
 def counts(kernel, num_warps, **constants):
-    """[instructions, shuffles, barriers, bytes of shared memory] of recorded PTX."""
+    """Return [instructions, shuffles, barriers, bytes of shared memory] of PTX."""
     text = recorded_text(kernel, num_warps, **constants)
     code = re.findall(r"^\t+(?:@\S+ +)?([a-z][\w.:]*)", text, re.MULTILINE)
     shuffles, barriers = (
@@ -324,11 +329,13 @@ show_table(
 )
 
 # %% [markdown]
-# With one warp two times 5 shuffles, and nothing else. With 4 warps two shuffles more for each sum: 4 numbers are halved twice. 16 bytes are 4 numbers of 4 bytes. There are three barriers, not four or two. One of the two reductions is the maximum, the other the sum. The sum uses the same 16 bytes as the maximum, so nobody may write its part before all have read the maximum: write, **barrier**, read, **barrier**, write, **barrier**, read. You know these from lesson 04, as bugs. Here the compiler has put them.
+# With one warp there are twice 5 shuffles, and nothing else. With 4 warps each of the two reductions takes two more shuffles, because 4 values are halved twice. 16 bytes are 4 values of 4 bytes.
+#
+# Why are there three barriers, and not two or four? One reduction is the maximum, the other the sum, and both use the same 16 bytes. So no warp may store its part of the sum before all have read the maximum: store, **barrier**, read, **barrier**, store, **barrier**, read. In lesson 04 a missing barrier of this kind was a bug. Here the compiler inserts them.
 #
 # ## 3. Flash attention
 #
-# Lesson 05's kernel, with what a *thread* had turned into what a *program* has:
+# Now write lesson 05's kernel, with a *program* in place of a *thread*:
 #
 # | lesson 05 | here | shape |
 # |---|---|---|
@@ -348,12 +355,12 @@ show_table(
 #
 # ### Exercise 21.3 · flash · about fifteen lines
 #
-# `o = softmax(scale · q kᵀ) v` for `n` rows of `d` numbers in each array. A program has the ROWS queries from `ROWS * program` on, and goes over the keys in tiles of KEYS. WIDTH is at least d; the columns beyond are 0. If `CAUSAL`, query i sees the keys j ≤ i, and no tile is loaded that all queries of the program would mask. Each tile is loaded once.
+# Compute `o = softmax(scale · q kᵀ) v`, for `n` rows of `d` elements in each array. A program has the ROWS queries from `ROWS * program` on, and loops over the keys in tiles of KEYS. WIDTH is at least d; the columns beyond d are 0. If `CAUSAL`, query i sees the keys j ≤ i, and a tile that is masked for all queries of the program must not be loaded. Load each tile once.
 #
-# - `load_rows(array, first, n, d, SIZE, WIDTH)` from `kernels.triton.tiles` loads rows `first` to `first + SIZE − 1`, 0 where there are none: (SIZE, WIDTH). `store_rows(array, first, count, n, d, tile)` stores a tile's first `count` rows, without what lies outside. Both are written in Triton, as `twice`.
-# - `tl.dot(a, b, input_precision="ieee")` is the product of two matrices. Without the last argument a GPU's tensor cores round `a` and `b` to 11 bits; here you keep all 24.
+# - `load_rows(array, first, n, d, SIZE, WIDTH)` from `kernels.triton.tiles` loads rows `first` to `first + SIZE − 1`, as a tile of (SIZE, WIDTH), with 0 where no element exists. `store_rows(array, first, count, n, d, tile)` stores the first `count` rows of a tile, except for elements outside the array. Both are written in Triton, like `twice`.
+# - `tl.dot(a, b, input_precision="ieee")` is the product of two matrices. Without the last argument, a GPU's tensor cores round `a` and `b` to 11 significant bits; with it, all 24 are used.
 # - `tl.zeros((ROWS, WIDTH), tl.float32)`, `tl.full((ROWS,), float("-inf"), tl.float32)`, `tl.where(condition, a, b)`, `tl.maximum(a, b)`.
-# - In a loop a variable keeps its type: `m = float("-inf")` before the loop would be one number, and a tile after the first round.
+# - A variable keeps its type in a loop. So do not write `m = float("-inf")` before the loop: it would be a scalar before, and a tile after the first iteration.
 # - `min(n, …)` and `if CAUSAL:` work as in Python.
 #
 # <details><summary>Hint 1: the loop</summary>
@@ -363,7 +370,7 @@ show_table(
 # </details>
 # <details><summary>Hint 2: the mask</summary>
 #
-# `load_rows` gives 0 for a key behind the last. A score of 0 counts; −∞ does not: `tl.where(j < n, scores, float("-inf"))`.
+# `load_rows` returns 0 for a key after the last one. A score of 0 has a weight; −∞ has none: `tl.where(j < n, scores, float("-inf"))`.
 #
 # </details>
 
@@ -404,14 +411,14 @@ def flash(
 check.ex21_3(flash)
 
 # %% [markdown]
-# ### Beside your kernel of lesson 05
+# ### Compared with your kernel of lesson 05
 #
-# The same numbers through both: lesson 05's kernel, yours if it is solved, in the simulator, and this one. And through the package's Triton kernel, which is yours with batches and heads; its PTX runs in the simulator.
+# The next cells run three kernels on the same input: lesson 05's (yours, if you have solved it) in the simulator, the one that you have just written, and the package's Triton kernel, whose PTX runs in the simulator. The latter is like yours, with batches and heads.
 
 
 # %%
 def flash_here(q, k, v, causal):
-    """Your Triton kernel on q, k, v (n, d), by the interpreter."""
+    """Run your Triton kernel on q, k, v (n, d), in the interpreter."""
     (n, d), o = q.shape, torch.empty_like(q)
     constants = dict(CAUSAL=causal, ROWS=16, KEYS=16, WIDTH=16)
     interpreted(flash, (-(-n // 16),), q, k, v, d**-0.5, o, n, d, **constants)
@@ -419,7 +426,7 @@ def flash_here(q, k, v, causal):
 
 
 def lesson_05(kernel, q, k, v):
-    """Lesson 05's kernel in the simulator: 16 queries per block, tiles of 12 keys."""
+    """Run lesson 05's kernel in the simulator: 16 queries per block, 12 keys a tile."""
     n, d = q.shape
     o = torch.empty(n * d)
     launch = simulate(kernel)[-(-n // 16), 16, 0, 4 * d * (2 * 12 + 2 * 16)]
@@ -432,13 +439,13 @@ seen = {}
 
 
 def counting(*launched, **constants):
-    """A runner: the recorded PTX in the simulator, counted."""
+    """Run the recorded PTX in the simulator, and keep its counters."""
     how = dict(compiled=recorded, options=dict(observers=COUNTERS))
     seen["counters"] = simulated(*launched, **constants, **how).counters
 
 
 def in_ptx(q, k, v):
-    """The package's Triton kernel, causal: its PTX in the simulator."""
+    """Run the package's Triton kernel, causal: its PTX in the simulator."""
     four, tile = (x[None, None] for x in (q, k, v)), dict(rows=16, keys=16, num_warps=1)
     return flash_forward_triton.flash_forward(*four, **tile, run=counting)[0][0, 0]
 
@@ -457,7 +464,7 @@ mine = flash_here(q, k, v, causal=True)
 print("the package's PTX, causal, below 1e-5:", below(mine, in_ptx(q, k, v)))
 
 # %% [markdown]
-# How many barriers did the compiler put? Lesson 05 needs two for each tile: *loaded*, and *used up*. **Predict** for the kernel above, 3 programs of 16 queries, which visit 1, 2 and 3 tiles: 12? more? `___`
+# How many barriers did the compiler insert? Lesson 05 needs two for each tile: one when it is *loaded*, one when it is *used up*. **Predict** the number for the kernel above, with 3 programs of 16 queries that process 1, 2 and 3 tiles: 12? More? `___`
 
 # %%
 kernel = flash_forward_triton.flash_forward_kernel
@@ -470,11 +477,13 @@ in_ptx(*torch.randn(3, 40, 16))
 print("barriers that three programs waited at:", seen["counters"]["barriers"])
 
 # %% [markdown]
-# 27. Per program 3, and 3 per tile. (One warp has two kinds of traffic through shared memory: K and V come through it, and `p` must change hands, for what `tl.dot` gives is spread over threads in another way than what it takes.) The loads are **asynchronous**: `cp.async` fetches the next tile while this one is used, which no line of yours asks for. And `tl.dot` gives each thread a *patch* of the product, where lesson 05's thread has a whole row, and reads every key for one row alone. That is why the table at the top begins as it does.
+# There are 27: three per program, and three per tile. Even a program of one warp uses shared memory in two ways. K and V pass through it, and so does `p`, because the result of one `tl.dot` is distributed over the threads in another way than the operand of the next.
+#
+# The loads are **asynchronous**: `cp.async` loads the next tile while the current one is used, although no line of your kernel asks for it. And `tl.dot` gives each thread a *patch* of the product, where a thread of lesson 05 has a whole row and reads every key for that one row. That is why Triton wins in the first column of the table at the top.
 #
 # ## 4. Whose bug is it now?
 #
-# The compiler takes care of the threads of a program. Nobody takes care of what *programs* do to each other, or of what goes through global memory. Five kernels follow. Read them: which are right?
+# The compiler synchronises the threads of a program. It does not synchronise *programs* with each other, nor accesses to global memory. Read the following five kernels: which ones are correct?
 
 # %%
 for name, kernel in {
@@ -492,7 +501,14 @@ for name, kernel in {
 #
 # ### Exercise 21.4 · verdicts · guess before you run
 #
-# Return a dict, a word for each kernel: `{"A": …, "B": …, …}`. The word is the first of these that is true: `"outside"` (an access outside of an array), `"programs"` (two programs race), `"threads"` (two threads of one program race), `"none"`. Three questions are enough: where does each mask end? Which elements does a second program touch, and does one of the two store? Does a program load what it has stored itself?
+# Return a dict with a word for each kernel: `{"A": …, "B": …, …}`. Choose the first of these words that is true:
+#
+# - `"outside"`: an access is outside of an array;
+# - `"programs"`: two programs race;
+# - `"threads"`: two threads of one program race;
+# - `"none"`: none of these.
+#
+# Ask three questions. Where does each mask end? Which elements does a second program access, and does one of the two store? Does a program load an element that it has stored itself?
 
 
 # %% tags=["exercise"]
@@ -513,12 +529,12 @@ def verdicts():
 check.ex21_4(verdicts)
 
 # %% [markdown]
-# Now run them, first by the interpreter, program by program, then as PTX in the simulator, thread by thread. Each finding names the line of the `.py` file. (Of each only the first finding is shown.)
+# Now run them: first in the interpreter, program by program, then as PTX in the simulator, thread by thread. Each finding names the line of the `.py` file. (Only the first finding of each run is shown.)
 
 
 # %%
 def said(run, name):
-    """The first finding of a run of kernel `name`."""
+    """Return the first finding of a run of kernel `name`."""
     try:
         small.planted(name, run=run)
     except (ProgramBug, KernelBug) as bug:
@@ -532,11 +548,13 @@ for name in "ABCDE":
     print(f"{name}, by threads: {said(in_simulator, name)}\n")
 
 # %% [markdown]
-# The first three are found by both. B is mended by `tl.atomic_add(y + c, part, mask=c < columns)`, C by a second array for the output, which is D. (Of C's 98 races 95 are between two threads of one program: the PTX has nothing between the loads of a warp and its stores.) **E is found by the simulator alone**: for an interpreter that runs a program as one flow of instructions, as Triton's own does too, nothing is wrong. But thread 32, in the second warp, may load what thread 31 has not stored yet. `tl.debug_barrier()` between store and load mends it. Why would anybody write E? That is the next section.
+# Both find the first three. To fix B, use `tl.atomic_add(y + c, part, mask=c < columns)`. To fix C, use a second array for the output, which is D. (95 of C's 98 races are between two threads of one program: the PTX has nothing between the loads of a warp and its stores.)
 #
-# ## 5. What it cannot say
+# **Only the simulator finds E.** An interpreter that runs a program as a single thread of execution, as Triton's own interpreter also does, sees nothing wrong. But thread 32, in the second warp, may load an element that thread 31 has not stored yet. `tl.debug_barrier()` between the store and the load fixes it. Why would anybody write E? The next section shows a reason.
 #
-# Convolutional attention computes `T[i, j] = Σ_ab w[a, b] · S0[i + a, j + b]`, from a tile of scores that the program has just made. In CUDA it lies in shared memory, and a thread reads its neighbours' scores at `[i + a, j + b]`. **Predict** what happens to `s[1:, :]` in Triton: `___`
+# ## 5. What Triton cannot express
+#
+# Convolutional attention computes `T[i, j] = Σ_ab w[a, b] · S0[i + a, j + b]`, from a tile of scores that the program has just computed. In CUDA the tile is in shared memory, and a thread reads its neighbours' scores at `[i + a, j + b]`. **Predict** what happens to `s[1:, :]` in Triton: `___`
 
 
 # %%
@@ -552,19 +570,19 @@ except TypeError as error:
     print(error)
 
 # %% [markdown]
-# (Triton itself says `unsupported tensor index`.) A tile is spread over threads as the compiler likes. It has no index, and there is no shared memory to put it in. Three ways are in use:
+# (Triton's own message is `unsupported tensor index`.) The compiler distributes a tile over threads as it likes. So you cannot slice a tile or read one of its elements by an index, and you cannot put it into shared memory yourself. Here are three ways around that (there are others):
 #
-# 1. **Move the tile**: `tl.gather` gives a tile whose entry (i, j) is another entry of the same tile, from the same row or the same column. One move for each tap: the package's way.
-# 2. **Through global memory**: store it, wait (`tl.debug_barrier()`), load it at shifted places. This is E, mended.
-# 3. **Make it a product.** A product with a matrix is what Triton does best.
+# 1. **Move the tile.** `tl.gather` indexes a tile along one axis: entry (i, j) of the result is another entry of the same row, or of the same column. It takes one move for each tap. The package does this.
+# 2. **Use global memory.** Store the tile, wait (`tl.debug_barrier()`), and load it at shifted addresses. This is E, fixed.
+# 3. **Make it a matrix product**, which is what Triton does best.
 #
-# How can a convolution be a product? On paper, one row of scores (5, 6, 7, 8) and the taps (1, 2), so that T[j] = 1·S[j] + 2·S[j + 1]:
+# How can a convolution be a product? Work through one row of scores, (5, 6, 7, 8), with the taps (1, 2), so that T[j] = 1·S[j] + 2·S[j + 1]:
 #
-# **Predict** T[0], T[1], T[2]: `___` Then find the matrix B with S · B = T. Which entries stand in its column 0? `___` In column 1? `___`
+# **Predict** T[0], T[1], T[2]: `___` Then find the matrix B with S · B = T. What are the entries of its column 0? `___` Of column 1? `___`
 #
 # <details><summary>Answer</summary>
 #
-# 17, 20, 23. Column 0 is (1, 2, 0, 0), column 1 is (0, 1, 2, 0): the taps, one row further down in each column. So `B[r, j] = w[r − j]` where 0 ≤ r − j < c_k, and 0 elsewhere: a **band**.
+# 17, 20, 23. Column 0 is (1, 2, 0, 0), column 1 is (0, 1, 2, 0): each column has the taps, one row lower than the column before. So `B[r, j] = w[r − j]` where 0 ≤ r − j < c_k, and 0 elsewhere. Such a matrix is called a **band matrix**.
 #
 # | | 0 | 1 | 2 | 3 |
 # |---|---|---|---|---|
@@ -575,22 +593,22 @@ except TypeError as error:
 #
 # </details>
 #
-# And rows? A matrix on the *left* mixes rows. `U · X` with `U[i, r] = 1` where r = i + a, and 0 elsewhere, has the row i + a of X in its row i: it moves X up by a.
+# And for rows? A matrix on the *left* combines rows. Let `U[i, r] = 1` where r = i + a, and 0 elsewhere. Then row i of `U · X` is row i + a of X: U moves X up by a rows.
 #
 # ### Exercise 21.5 · convolved · about eight lines
 #
-# Return the tile `T[i, j] = Σ_ab taps[a, b] · s[i + a, j + b]`, for i up to SIZE − c_q and j up to SIZE − c_k. (What stands in the other rows and columns does not matter.) `s` is (SIZE, SIZE). `taps` points at c_q rows of c_k numbers, one row behind the other: load them with a mask, nothing lies behind them. SIZE is at least 16.
+# Return the tile `T[i, j] = Σ_ab taps[a, b] · s[i + a, j + b]`, for i up to SIZE − c_q and j up to SIZE − c_k. The other rows and columns may have any value. `s` is (SIZE, SIZE), and SIZE is at least 16. `taps` points to c_q rows of c_k elements, row-major. Load them with a mask: nothing is allocated after them.
 #
-# A function under `@triton.jit` may `return` a tile. Keep all bits: `input_precision="ieee"`.
+# A function decorated with `@triton.jit` may `return` a tile. Keep full precision with `input_precision="ieee"`.
 #
 # <details><summary>Hint 1: a plan</summary>
 #
-# For each row `a` of taps: make its band; `s · band` convolves the rows of s with it; move that up by a; add.
+# For each row `a` of taps: build its band matrix, multiply `s · band` to convolve the rows of s with it, move the product up by a, and add.
 #
 # </details>
 # <details><summary>Hint 2: a band from memory</summary>
 #
-# With `i` (SIZE, 1) and `j` (1, SIZE), `b = i - j` is a tile of whole numbers, and `taps + a * c_k + b` a tile of pointers. Load those with 0 ≤ b < c_k, the others are 0.
+# With `i` (SIZE, 1) and `j` (1, SIZE), `b = i - j` is a tile of integers, and `taps + a * c_k + b` is a tile of pointers. Load those with 0 ≤ b < c_k; the others are 0.
 #
 # </details>
 
@@ -598,7 +616,7 @@ except TypeError as error:
 # %% tags=["exercise"]
 @triton.jit
 def convolved(s, taps, c_q, c_k, SIZE: tl.constexpr):
-    """T (SIZE, SIZE) of s (SIZE, SIZE), right where all that it reads is in s."""
+    """T (SIZE, SIZE) of s (SIZE, SIZE), correct where all that it reads is in s."""
     # BEGIN SOLUTION 21.5
     i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
     total = tl.zeros((SIZE, SIZE), tl.float32)
@@ -619,7 +637,7 @@ check.ex21_5(convolved)
 # %% [markdown]
 # ### What each way costs
 #
-# A tile of 32 × 32, 3 × 4 taps, four warps; the PTX of all three, counted in the simulator. **Predict**: which way has most multiply–adds? `___` Which goes to global memory most? `___`
+# The next table compares the three ways on a tile of 32 × 32, with 3 × 4 taps and four warps. The simulator counts their accesses in the PTX. **Predict**: which way has the most multiply–adds? `___` Which accesses global memory most often? `___`
 
 # %%
 scores, taps = torch.randn(32, 32), torch.randn(3, 4)
@@ -644,13 +662,13 @@ per_tap, per_row = 12 * 32**2, 3 * 2 * 32**3
 print(f"multiply-adds: {per_tap:,} by moves, {per_row:,} by products")
 
 # %% [markdown]
-# Lesson 11's threads load a score from shared memory and use it for several taps. None of the three can do that. Moves pass the whole tile through shuffles and shared memory once for each tap or row of taps. Products do 16 times the arithmetic, most of it with zeros. Global memory loads everything c_q · c_k times, and puts the barrier back into your hands.
+# In lesson 11, a thread loads a score from shared memory and uses it for several taps. None of these three ways can do that. Moves pass the whole tile through shuffles and shared memory, once for each tap or row of taps. Products do 16 times the arithmetic, most of it with zeros. The way through global memory loads everything c_q · c_k times, and leaves the barrier to you.
 #
-# On the H200 the package takes moves: in its setting, with 7 × 7 taps, that gives the 4.6 ms at the top, against 2.1 ms of CUDA C++. (Nobody has timed products there. In 16 bits tensor cores would do them.)
+# On the H200 the package uses moves. With 7 × 7 taps that takes the 4.6 ms in the table at the top, compared with 2.1 ms for CUDA C++. (Products were not timed there. In 16 bits, tensor cores could compute them.)
 #
 # ## 6. Convolutional attention, from your parts
 #
-# Your loop of section 3, with lesson 10's halo and your `convolved` between scores and softmax: a tile computes SIZE × SIZE scores, and *owns* SIZE − c_q + 1 rows and SIZE − c_k + 1 columns of T. It is lesson 11's kernel. Nothing in it is new: read it, and mark what your `flash` does not have.
+# Combine your loop of section 3 with lesson 10's halo, and put your `convolved` between scores and softmax. A tile computes SIZE × SIZE scores, and *owns* SIZE − c_q + 1 rows and SIZE − c_k + 1 columns of T. The result is lesson 11's kernel. Nothing in it is new: read it, and note what your `flash` does not have.
 
 
 # %%
@@ -687,18 +705,18 @@ def conv_flash(
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Five things. What a tile owns (`rows, keys, left`); q from `c_q − 1` rows above; k from `left` columns before; the first mask, with 0; and `convolved`. The second mask lets rows that the tile does not own see everything (`i >= rows`), so that they become no NaN: they are not stored.
+# Five things: the rows and columns that a tile owns (`rows, keys, left`); q from `c_q − 1` rows above; k from `left` columns before; the first mask, with 0; and `convolved`. In the second mask, rows that the tile does not own see everything (`i >= rows`), so that they do not become NaN. They are not stored.
 #
 # </details>
 #
 # ## Validate
 #
-# Against lesson 11: its kernel in the package, in the simulator; the package's Triton kernel, its PTX in the simulator; and the reference in float64. With 1 × 1 taps of 1 it must be your own `flash`.
+# Compare it with lesson 11's kernel from the package, in the simulator; with the package's Triton kernel, whose PTX runs in the simulator; and with the reference in float64. With 1 × 1 taps of 1, it must agree with your own `flash`.
 
 
 # %% tags=["uses-exercise"]
 def conv_here(q, k, v, taps, size=32):
-    """Your kernel for q, k, v (n, d) and taps (c_q, c_k), by the interpreter."""
+    """Run your kernel on q, k, v (n, d) and taps (c_q, c_k), in the interpreter."""
     (n, d), o = q.shape, torch.empty_like(q)
     grid = (-(-n // (size - len(taps) + 1)),)
     sizes = dict(SIZE=size, WIDTH=16)
@@ -724,10 +742,12 @@ print(f"{'1 × 1 taps: flash':48} below 1e-5: {below(one, flash_here(q, k, v, Tr
 
 # %% [markdown]
 # ## In three lines
-# - A Triton kernel is one program on tiles. Threads, shared memory and barriers are the compiler's, and stand in its PTX.
-# - It cannot say what one thread does, nor read a tile at an index: products are easy, halos are not.
-# - Programs race as blocks do, and so do the threads of a program through global memory; PTX in the simulator shows both, by line.
+# - A Triton kernel is one program on tiles. The compiler chooses threads, shared memory and barriers, and you can read its choices in the PTX.
+# - You cannot say what a single thread does, nor slice a tile: products are easy, halos are not.
+# - Programs race as blocks do. Through global memory, even the threads of one program can race. The simulator reports both from the PTX, by line.
 #
-# **You can now** read and write kernels like those in `kernels/triton`, and check a Triton kernel of your own without a GPU: where Triton is installed, `simulated(kernel, grid, *arguments, num_warps=4, …)` compiles it, runs its PTX and names the line.
+# **You can now** read and write kernels like those in `kernels/triton`, and check a Triton kernel of your own without a GPU: if Triton is installed, `simulated(kernel, grid, *arguments, num_warps=4, …)` compiles it, runs its PTX, and names the line of each finding.
 #
-# **Next:** [lesson 22](22_cuda_cpp.ipynb) writes the same kernel in CUDA C++, where each thread is yours again.
+# **Read on:** Philippe Tillet, H. T. Kung and David Cox, *Triton: An Intermediate Language and Compiler for Tiled Neural Network Computations* (MAPL 2019) · Triton documentation, tutorials "Fused Softmax" and "Fused Attention" · Triton documentation, *triton.language* (`load`, `dot`, `gather`).
+#
+# **Next:** [lesson 22](22_cuda_cpp.ipynb) writes the same kernels in CUDA C++, where you control each thread again.
