@@ -7,18 +7,18 @@
 # ---
 
 # %% [markdown]
-# # 18 · Fast backward, fast decoding: tensor cores where the work has no shape for them
+# # 18 · Fast backward, fast decoding: tensor cores for work that is not a matrix product
 #
 # **115 minutes**, and 25 for the two parts marked *optional* · builds on lesson 13 (the backward kernels), lesson 14 (decoding), lesson 08 (occupancy) and lessons 16 and 17 (`mma`, `ldmatrix`, bands of taps)
 #
 # You will be able to
 #
-# 1. turn a sum that is no product of matrices into diagonals of one, and give it to a tensor core;
-# 2. say how many registers a thread may have for a second block to fit, and why that can be worth more than fewer bytes;
-# 3. find out which barriers a kernel needs: leave one out and see what breaks, and where nothing breaks, give the reason why nothing can;
-# 4. say what a token costs at least, and feed a tensor core sixteen rows where there is one.
+# 1. rewrite a sum that is not a matrix product as the diagonals of one, and compute it on a tensor core;
+# 2. calculate how many registers a thread may have for a second block to fit, and say why that can be worth more than saving bytes;
+# 3. find out which barriers a kernel needs: leave one out and see what breaks, and if nothing breaks, give the argument why nothing can;
+# 4. give a lower bound on the time per token, and fill sixteen rows of a tensor core when there is only one.
 #
-# **Where this leads.** The forward pass of lesson 17 is made of products: QKᵀ, bands of taps, PV. Two things are left over. The gradient of the taps is 49 numbers for each head, each a sum over all scores. And decoding has one query. Neither looks like a product of 16 × 16 matrices. This is how fast both became on tensor cores. One GPU, bfloat16, 7 × 7 taps, causal; eager is plain PyTorch, and "no convolution" is `scaled_dot_product_attention`:
+# **Where this leads.** The forward pass of lesson 17 consists of matrix products: QKᵀ, bands of taps, PV. Two computations are left. The gradient of the taps has 49 numbers for each head, and each is a sum over all scores. And decoding has only one query. Neither looks like a product of 16 × 16 matrices. The tables show how fast both became on tensor cores, on one GPU, in bfloat16, causal, with 7 × 7 taps. "Eager" is plain PyTorch, and "no convolution" is `scaled_dot_product_attention`:
 
 # %%
 import inspect
@@ -75,20 +75,20 @@ show_table(
 )
 
 # %% [markdown]
-# No GPU is needed here: `sim` runs `mma` and `ldmatrix`, and every time in this lesson is recorded.
+# You need no GPU: `sim` runs `mma` and `ldmatrix`, and every time in this lesson is recorded.
 #
 # ## 1. Taps are diagonals
 #
-# Lesson 13 has the sum, for one tile: `dW[a, b] = Σ_ij dT[i, j] · S0[i + a, j + b]`. (The tile of S0 begins P_q rows and P_k columns before that of dT, so that no index is negative.) Each tap is a sum over *all* scores, of two tiles that are shifted against each other.
+# Lesson 13 gave the gradient of the taps for one tile: `dW[a, b] = Σ_ij dT[i, j] · S0[i + a, j + b]`. (The tile of S0 begins P_q rows and P_k columns before that of dT, so that no index is negative.) Each tap's gradient is a sum over *all* scores, of two tiles that are shifted against each other.
 #
-# Take one row shift a, and only two columns of dT. The taps (b = 0 and 1) reach three columns of S0, the **window**:
+# Take one row shift a, and only two columns of dT. The taps b = 0 and 1 reach three columns of S0, the **window**:
 #
 # | S0 | x = 0 | 1 | 2 | | dT | y = 0 | 1 |
 # |---|---:|---:|---:|---|---|---:|---:|
 # | row 0 | 1 | 2 | 0 | | row 0 | 1 | 2 |
 # | row 1 | 3 | 1 | 2 | | row 1 | 0 | 1 |
 #
-# Multiply the window's transpose with the block: `C[x, y] = Σ_i S0[i, x] · dT[i, y]`. This is a 3 × 2 matrix, a sum over rows, and a tensor core can do it. **Predict** its six numbers: `___`. Which of them add up to dW[0], where column y meets column y? `___` And to dW[1], where y meets y + 1? `___`
+# Multiply the window's transpose by the block of dT: `C[x, y] = Σ_i S0[i, x] · dT[i, y]`. This is a 3 × 2 matrix, and a tensor core can compute it. **Predict** its six entries: `___`. Which entries have x = y, and so sum to dW[0]? `___` Which have x = y + 1, and so sum to dW[1]? `___`
 #
 # <details><summary>Answer</summary>
 #
@@ -98,29 +98,29 @@ show_table(
 # | 1 | 2 | 5 |
 # | 2 | 0 | 2 |
 #
-# dW[0] = 1 + 5 = 6, where x − y = 0. dW[1] = 2 + 2 = 4, where x − y = 1. A tap is a **diagonal**. The 5 at x = 0, y = 1 and the 0 at x = 2, y = 0 belong to taps that do not exist, b = −1 and 2: they are computed and thrown away.
+# dW[0] = 1 + 5 = 6, where x − y = 0. dW[1] = 2 + 2 = 4, where x − y = 1. A tap is a **diagonal**. The 5 at x = 0, y = 1 and the 0 at x = 2, y = 0 belong to taps that do not exist, b = −1 and 2. They are computed and not used.
 #
 # </details>
 #
-# An `mma.m16n8k16` has room for a window of 16 columns and a block of 8, over 16 rows. **Predict**: up to which c_k is a window of 16 enough? `___` And with 7 taps, how many of the 16 × 8 sums are of use? `___`
+# An `mma.m16n8k16` takes a window of 16 columns and a block of 8, over 16 rows. **Predict**: up to which c_k is a window of 16 columns enough? `___` And with 7 taps, how many of the 16 × 8 accumulators do you need? `___`
 
 # %%
 taps, window, block = 7, 16, 8
-print("a window of 16 and a block of 8 serve up to", window - block + 1, "taps")
-print(f"of use with {taps} taps: {taps * block} of {window * block} sums")
+print("a window of 16 and a block of 8 suffice up to", window - block + 1, "taps")
+print(f"needed with {taps} taps: {taps * block} of {window * block} accumulators")
 print("multiply-adds for each score, for all 7 row shifts:", 7 * window)
-print("number by number, as in lesson 13:                 ", 7 * taps)
+print("one tap at a time, as in lesson 13:                ", 7 * taps)
 
 # %% [markdown]
-# So more than half of the work is thrown away: 112 multiply-adds per score instead of 49. But a tensor core makes them about 12 times as fast (on an H200 some 790 against 67 TFLOP/s). This is the same bargain as lesson 17's bands, and as there it is worth it.
+# So more than half of the work is wasted: 112 multiply-adds per score instead of 49. But tensor cores compute them about 12 times as fast (on an H200, about 790 TFLOP/s in a library's matmul against 67 in float32). Lesson 17's bands made the same trade, and here too it pays.
 #
 # ### Exercise 18.1 · tap_gradient · about six lines
 #
-# First in PyTorch, without lanes. Return dW, (c_q, c_k), of one tile:
+# Start in PyTorch, without lanes. Return dW, (c_q, c_k), of one tile:
 #
-# - `s_tile` is (rows + c_q − 1, columns + c_k − 1), `g_tile`, which is dT, (rows, columns); columns is a multiple of 8;
-# - for each row shift a and each block of 8 columns: **one** product of matrices, the window's transpose times the block. The window has 8 + c_k − 1 columns here (up to 16 if you like);
-# - a row shift has one sum of products; its taps are diagonals of that. Nothing else multiplies scores.
+# - `s_tile` is (rows + c_q − 1, columns + c_k − 1). `g_tile`, which is dT, is (rows, columns), and columns is a multiple of 8;
+# - for each row shift a and each block of 8 columns, make exactly **one** matrix product: the window's transpose times the block. The window has 8 + c_k − 1 columns (you may use 16 if you pad `s_tile`);
+# - for each row shift, accumulate the products over all blocks first, then read each tap off its diagonal, once. Use no other multiplication.
 #
 # <details><summary>Hint 1: the window</summary>
 #
@@ -136,7 +136,7 @@ print("number by number, as in lesson 13:                 ", 7 * taps)
 
 # %% tags=["exercise"]
 def tap_gradient(s_tile, g_tile, c_q, c_k):
-    """dW (c_q, c_k) of a tile, by products of windows with blocks of 8 columns."""
+    """Return dW (c_q, c_k), by products of windows with blocks of 8 columns."""
     rows, columns = g_tile.shape
     # BEGIN SOLUTION 18.1
     d_w = s_tile.new_zeros(c_q, c_k)
@@ -154,45 +154,45 @@ def tap_gradient(s_tile, g_tile, c_q, c_k):
 check.ex18_1(tap_gradient)
 
 # %% [markdown]
-# Note what a row shift keeps: 16 × 8 sums, **for the whole kernel**. Tiles come and go, and the diagonals are read once, at the end. In a warp these are four registers a lane.
+# Note what a row shift keeps: 16 × 8 accumulators, **for the whole kernel**. Tiles change, but the diagonals are read only once, at the end. In a warp, 16 × 8 accumulators are four registers per lane.
 #
 # ## 2. By one warp
 #
-# From lesson 16, with g = lane // 4 and t = lane % 4, for `mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)`, which gives back the four new numbers of C:
+# Now the same product by one warp. Recall lesson 16: with quad g = lane // 4 and position t = lane % 4, `mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)` returns the lane's four new entries of C:
 #
 # | | is | the lane's register r holds |
 # |---|---|---|
 # | A | 16 × 16 | A[g + 8 (r % 2), 2t + 8 (r // 2)], and the next column |
 # | B | 16 × 8 | B[2t + 8r, g], and the next row |
-# | C | 16 × 8 | number i is C[g + 8 (i // 2), 2t + i % 2] |
+# | C | 16 × 8 | C[g + 8 (r // 2), 2t + r % 2] |
 #
-# Here A = S0ᵀ: **its rows are the window's columns**. And B = dT. Both tiles lie row by row, 16-bit numbers, in shared memory. A lane needs two numbers side by side in a register that lie one *below* the other in the tile. That is `.trans`: in `ldmatrix_x4_trans(tile, (row, column))` lane 8r + i says where row i of the matrix r begins (8 numbers, 16 bytes), and the lane gets M_r[2t, g] and M_r[2t + 1, g]. `_x2_trans` brings two matrices, by the addresses of the lanes 0 to 15.
+# Here A = S0ᵀ: **its rows are the window's columns**. And B = dT. Both tiles are in shared memory, row-major, as 16-bit numbers. A register packs two entries that are vertically adjacent in the tile, so you need `.trans`. In `ldmatrix_x4_trans(tile, (row, column))`, lane 8r + i supplies the address of row i of matrix r (8 numbers, 16 bytes). Each lane receives M_r[2t, g] and M_r[2t + 1, g] in register r. `_x2_trans` loads two matrices, from the addresses of lanes 0 to 15.
 #
 # **Predict** which quarter of the window must be matrix 1: rows 8 to 15 of the tile, or columns 8 to 15? `___`
 #
 # <details><summary>Answer</summary>
 #
-# Register 1 holds A[g + 8, 2t], so row x = g + 8 of A: the *columns* 8 to 15 of the window, and its rows 0 to 7. Matrix 2 has the rows 8 to 15 and the columns 0 to 7. (Without transposing it is the other way round.)
+# Columns 8 to 15. Register 1 holds A[g + 8, 2t], which is row x = g + 8 of A: the *columns* 8 to 15 of the window, and its rows 0 to 7. Matrix 2 has rows 8 to 15 and columns 0 to 7. (Without `.trans` it is the other way round.)
 #
 # </details>
 #
 # ### Exercise 18.2 · add_products · about six lines
 #
-# A warp adds one product to its four sums a lane: C += S0ᵀ dT, with
+# One warp adds one product to its accumulators, four per lane: C += S0ᵀ dT, with
 #
 # - S0 = `s_tile[s_row : s_row + 16, column : column + 16]`, the window,
 # - dT = `g_tile[g_row : g_row + 16, column : column + 8]`, the block.
 #
-# `sums` is a local array of four float32. One `ldmatrix_x4_trans`, one `ldmatrix_x2_trans`, one `mma_bf16`. The block has one dimension and may have several warps, each with places of its own.
+# `sums` is a local array of four float32. Use one `ldmatrix_x4_trans`, one `ldmatrix_x2_trans` and one `mma_bf16`: load no byte that the product does not need. All lanes execute every instruction, including lanes whose operands are 0. The block is one-dimensional and may have several warps, each with its own rows and columns.
 #
 # <details><summary>Hint 1: the lane's address in the window</summary>
 #
-# Lane 8r + i: its row is i, and 8 more for the matrices 2 and 3; its column is 0, and 8 for the matrices 1 and 3. With `lane = cuda.threadIdx.x & 31`, r is `lane >> 3`.
+# For lane 8r + i, the row is i, plus 8 for matrices 2 and 3. The column is 0, plus 8 for matrices 1 and 3. With `lane = cuda.threadIdx.x & 31`, r is `lane >> 3`.
 #
 # </details>
 # <details><summary>Hint 2: the block</summary>
 #
-# Two matrices, one below the other: row `g_row + (lane & 15)`, one column.
+# It has two matrices, one below the other: row `g_row + (lane & 15)`, and the same column.
 #
 # </details>
 
@@ -200,8 +200,8 @@ check.ex18_1(tap_gradient)
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def add_products(sums, s_tile, s_row, g_tile, g_row, column):
-    """sums (4 of a lane) += C = Sᵀ G, 16 × 8: S, 16 × 16, from (s_row, column) on,
-    G, 16 × 8, from (g_row, column) on; both bfloat16's bits, in shared memory."""
+    """Add Sᵀ G (16 × 8) to sums, four per lane. S (16 × 16) begins at
+    (s_row, column), G (16 × 8) at (g_row, column). Both have bits of bfloat16."""
     # BEGIN SOLUTION 18.2
     lane = cuda.threadIdx.x & 31
     row, right = (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
@@ -217,37 +217,37 @@ def add_products(sums, s_tile, s_row, g_tile, g_row, column):
 check.ex18_2(add_products)
 
 # %% [markdown]
-# ### From sums to taps
+# ### From accumulators to taps
 #
-# At the end a warp has 128 sums in 32 lanes, and each tap's eight are in several lanes. **Predict**: lane 5 has g = 1 and t = 1. Its four sums are at (x, y) = `___`. Which taps are they of, if c_k = 7? `___`
+# At the end, the 32 lanes of a warp hold 128 accumulators, and the eight that belong to one tap are in several lanes. **Predict**: lane 5 has g = 1 and t = 1. Its four accumulators are at (x, y) = `___`. Which taps do they belong to, if c_k = 7? `___`
 #
 # <details><summary>Answer</summary>
 #
-# (1, 2), (1, 3), (9, 2), (9, 3). x − y is −1, −2, 7, 6: of the four only the last is a tap, b = 6. With c_k = 7 the lane gives away one number.
+# (1, 2), (1, 3), (9, 2), (9, 3). x − y is −1, −2, 7 and 6. Only the last one is a tap, b = 6, so this lane contributes one number.
 #
 # </details>
 #
-# An atomic addition for each would do. But then dW would differ from run to run (lesson 13). So the numbers get places: `diagonals[b, y]` in shared memory. Then one lane for each tap adds its eight, always in the same order.
+# Atomic additions would work, but then dW would differ from run to run (lesson 13). So each number gets its own slot, `diagonals[b, y]` in shared memory. Then one lane per tap adds its eight numbers, always in the same order.
 #
 # ### Exercise 18.3 · sum_diagonals · about ten lines
 #
 # Write the taps of row a: `taps[a, b]` for 0 ≤ b < c_k ≤ 9.
 #
-# - `sums`, four numbers a lane, as 18.2 leaves them;
-# - `diagonals` (9, 8) float32, this warp's own, in shared memory: a number of column y that belongs to tap b goes to `diagonals[b, y]`;
-# - then lane b adds the eight numbers of tap b. No atomics, and no barrier of the block, only the warp's, `cuda.syncwarp()`;
-# - the function is called once for every row shift that the warp has, each time with the same `diagonals`.
+# - `sums` has four numbers per lane, as 18.2 leaves them;
+# - `diagonals` (9, 8) float32 is in shared memory and belongs to this warp. Store a number of column y that belongs to tap b in `diagonals[b, y]`, each number once;
+# - then lane b adds the eight numbers of tap b. Use no atomics, no shuffles and no block barrier, only the warp's barrier, `cuda.syncwarp()`;
+# - each warp calls the function once for each of its row shifts, every time with the same `diagonals`.
 #
-# What belongs to no tap may be anything, NaN as well.
+# Numbers that belong to no tap may be anything, including NaN.
 #
-# <details><summary>Hint 1: where sum i stands</summary>
+# <details><summary>Hint 1: where is number i?</summary>
 #
 # x = lane // 4 + 8 · (i // 2), y = 2 · (lane % 4) + i % 2, b = x − y.
 #
 # </details>
 # <details><summary>Hint 2: sim finds a race with the next call</summary>
 #
-# A fast lane may begin the next row shift, and write, while lane b still adds. What would order the two?
+# A fast lane may begin the next row shift, and write, while lane b still reads. What would order the write after the read?
 #
 # </details>
 
@@ -255,7 +255,7 @@ check.ex18_2(add_products)
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def sum_diagonals(taps, a, diagonals, sums, c_k):
-    """taps[a, b] = the sum of the warp's eight numbers that belong to tap b."""
+    """Set taps[a, b] to the sum of the warp's eight numbers that belong to tap b."""
     lane = cuda.threadIdx.x & 31
     # BEGIN SOLUTION 18.3
     for i in range(4):
@@ -263,13 +263,13 @@ def sum_diagonals(taps, a, diagonals, sums, c_k):
         b = (lane >> 2) + (i >> 1) * 8 - y
         if 0 <= b and b < c_k:
             diagonals[b, y] = sums[i]
-    cuda.syncwarp()  # every number is in its place
+    cuda.syncwarp()  # all numbers are stored
     if lane < c_k:
         total = float32(0)
         for y in range(8):
             total += diagonals[lane, y]
         taps[a, lane] = total
-    cuda.syncwarp()  # read: the next row shift may write
+    cuda.syncwarp()  # all numbers are read: the next row shift may write
     # END SOLUTION
 
 
@@ -277,7 +277,7 @@ def sum_diagonals(taps, a, diagonals, sums, c_k):
 check.ex18_3(sum_diagonals)
 
 # %% [markdown]
-# Your diagonals, drawn from a run for c_k = 5: which lane wrote which cell, and who read it. Rows are taps, columns are y. Move the slider.
+# Here are your diagonals, drawn from a run with c_k = 5: which lane wrote each cell, and which lane read it. Rows are taps, columns are y. Move the slider.
 
 
 # %% tags=["uses-exercise"]
@@ -297,17 +297,17 @@ drawn.memory_map("diagonals")
 # %% [markdown]
 # ### The kernel
 #
-# Both of yours in a kernel, for one tile of at most 32 × 32: four warps, each with every fourth row shift.
+# The next kernel uses both of your functions, for one tile of at most 32 × 32. It has four warps, and each warp takes every fourth row shift.
 
 # %%
 WARPS, ROWS, COLUMNS = 4, 32, 32
 S_ROWS = ROWS + 16
-PITCH = 56  # numbers of a row: 112 bytes, so that 8 rows begin in different banks
+PITCH = 56  # entries of a row: 112 bytes, so that 8 rows begin in different banks
 
 
 @cuda.jit(device=True)
 def fill(tile, x):
-    """tile = x, and zeros around."""
+    """Copy x to tile, and set the rest of tile to 0."""
     height, width = tile.shape
     for e in range(cuda.threadIdx.x, height * width, cuda.blockDim.x):
         i, j = e // width, e % width
@@ -317,7 +317,7 @@ def fill(tile, x):
 
 @cuda.jit
 def tap_gradient_kernel(s, g, d_w):
-    """d_w (c_q, c_k), float32, from the bits of s and g, int16."""
+    """Compute d_w (c_q, c_k), float32, from s and g, int16 bits of bfloat16."""
     s_tile = cuda.shared.array((S_ROWS, PITCH), int16, alignment=16)
     g_tile = cuda.shared.array((ROWS, PITCH), int16, alignment=16)
     diagonals = cuda.shared.array((WARPS, 9, 8), float32)
@@ -325,7 +325,7 @@ def tap_gradient_kernel(s, g, d_w):
     warp = cuda.threadIdx.x >> 5
     fill(s_tile, s)
     fill(g_tile, g)
-    cuda.syncthreads()  # both tiles are there
+    cuda.syncthreads()  # both tiles are stored
     for a in range(warp, d_w.shape[0], WARPS):
         for x in range(4):
             sums[x] = float32(0)
@@ -336,13 +336,13 @@ def tap_gradient_kernel(s, g, d_w):
 
 
 # %% [markdown]
-# Beside lesson 13's `add_d_w`, one thread a tap: the same tile of 16 × 32 and 3 × 7 taps, the same numbers. **Predict**: how many `mma` does your kernel make? `___` And how many times fewer turns of shared memory than lesson 13's? `___`
+# Compare it with lesson 13's `add_d_w`, which has one thread per tap, on the same 16 × 32 tile with 3 × 7 taps. **Predict**: how many `mma` does your kernel execute? `___` And how many times fewer wavefronts of shared memory than lesson 13's does it need? `___`
 
 # %% tags=["uses-exercise"]
 add_d_w = brought("13_conv_backward", "add_d_w")
 
 
-def number_by_number(s, g, w, d_w):
+def tap_by_tap(s, g, w, d_w):
     s_tile = cuda.shared.array((18, 40), float32)
     g_tile = cuda.shared.array((16, 40), float32)
     for e in range(cuda.threadIdx.x, s.size, cuda.blockDim.x):
@@ -357,7 +357,7 @@ rng = np.random.default_rng(18)
 s, g = (rng.standard_normal(shape).astype(bfloat16) for shape in ((18, 38), (16, 32)))
 w, by_tap, by_window = np.zeros((3, 3, 7), float32)
 tools = [*DEFAULT, *COUNTERS]
-slow = simulate(number_by_number, observers=tools)[1, 64](
+slow = simulate(tap_by_tap, observers=tools)[1, 64](
     s.astype(float32), g.astype(float32), w, by_tap
 )
 fast = simulate(tap_gradient_kernel, observers=tools)[1, 32 * WARPS](
@@ -366,12 +366,12 @@ fast = simulate(tap_gradient_kernel, observers=tools)[1, 32 * WARPS](
 print(
     "mma:", fast.counters["together"]["mma_m16n8k16_f32_bf16"], "= 3 shifts · 4 blocks"
 )
-turns = [report.counters["banks"]["wavefronts"] for report in (slow, fast)]
-print(f"turns of shared memory: {turns[0]:,} number by number, {turns[1]:,} by windows")
+counts = [report.counters["banks"]["wavefronts"] for report in (slow, fast)]
+print(f"wavefronts: {counts[0]:,} one tap at a time, {counts[1]:,} by windows")
 print("equal, below 1e-4:", bool(np.abs(by_tap - by_window).max() <= 1e-4))
 
 # %% [markdown]
-# Twelve instructions do what 10,752 multiply-adds did. (About half of your kernel's turns only fill the tiles.) And no addition waits for luck: three orders of the threads, the same bits.
+# Twelve instructions replace 10,752 multiply-adds. (About half of your kernel's wavefronts only fill the tiles.) And the result is deterministic: three thread orders give identical bits.
 
 # %% tags=["uses-exercise"]
 results = set()
@@ -385,9 +385,9 @@ print("different results:", len(results))
 # %% [markdown]
 # ## 3. Three phases, three barriers
 #
-# This is how the package's kernel uses it (`kernels/conv/tensor_backward.py`). A block has 8 warps and owns rows of scores; it goes along their columns, 32 a step. A warp has 16 rows of each phase:
+# How does a whole backward kernel use these functions? In the package's kernel (`kernels/conv/tensor_backward.py`) a block has 8 warps and owns rows of scores. It loops over their columns, 32 per iteration. Each iteration has three phases, and a warp has 16 rows of each:
 #
-# | phase | makes | rows, 7 row taps | reads from shared memory |
+# | phase | computes | rows, for 7 row taps | reads from shared memory |
 # |---|---|---:|---|
 # | 1 | S0 of new columns, to shared memory | 128 | Q, K |
 # | — | **barrier A** | | |
@@ -396,11 +396,11 @@ print("different results:", len(results))
 # | 3 | dS by bands of flipped taps, dQ; the taps' gradient | 116 | dT of the rows below; K; all of S0 and dT |
 # | — | **barrier C** | | |
 #
-# The second kernel, for dK and dV, is the same with rows and columns exchanged. It does not make dW. S0 and dT stay in a *ring* of 64 columns: the last step's 32, which the windows of the next still reach into, and the new ones.
+# The second kernel, for dK and dV, is the same with rows and columns exchanged, but does not compute dW. S0 and dT are in *ring buffers* of 64 columns: the 32 columns of the previous iteration, which the next windows still need, plus the 32 new ones.
 #
-# A barrier is where fast warps wait for slow ones. So, which ones can go? You need not be sure of your reasoning: leave one out, and ask. The next two cells take the package's source, replace one `cuda.syncthreads()` by `pass`, and run a backward pass of 44 tokens in `sim`, two warps a block.
+# At a barrier, fast warps wait for slow ones. So which barriers are needed? Check your reasoning: leave one out and let `sim` look for a race. The next two cells take the package's source, replace one `cuda.syncthreads()` with `pass`, and run a backward pass of 44 tokens in `sim`, with two warps per block.
 #
-# **Predict** for each, in the kernel of dQ and dW: which array races? A `___` B `___` C `___` And does the kernel of dK and dV need C? `___`
+# **Predict** for each barrier that is left out, in the kernel of dQ and dW: in which array is the race? A `___` B `___` C `___` And does the kernel of dK and dV need C? `___`
 
 # %% jupyter={"source_hidden": true}
 torch.manual_seed(18)
@@ -415,7 +415,7 @@ given = q, k, v, w, o.detach().bfloat16(), log_sum.detach().float(), d_o
 
 
 def maker_without(number):
-    """The package's maker of kernels, with its barrier `number` left out."""
+    """Return the package's maker of kernels, with its barrier `number` left out."""
     parts = inspect.getsource(conv_tensor_backward.gradient_kernel).split(
         "cuda.syncthreads()"
     )
@@ -429,7 +429,7 @@ def maker_without(number):
 
 
 def gradients(of_keys, without=None):
-    """(dQ, dK, dV, dW) of one of the kernels, and what sim finds in it."""
+    """Return (dQ, dK, dV, dW) of one of the kernels, and the findings of sim."""
     reports, package = [], conv_tensor_backward.gradient_kernel
 
     def run(kernel, grid, block, *arguments):
@@ -459,31 +459,38 @@ for letter, number in {"A": 1, "B": 2, "C": 3}.items():
         )
     print(*sorted(lines), sep="\n")
 mine = {of_keys: gradients(of_keys) for of_keys in (False, True)}
-print("dQ and dW as they are:", mine[False][1] or "nothing found")
-print("dK and dV as they are, without a C:", mine[True][1] or "nothing found")
+print("dQ and dW, unchanged:", mine[False][1] or "nothing found")
+print("dK and dV, unchanged (no barrier C):", mine[True][1] or "nothing found")
 
 # %% [markdown]
-# - **A**: phase 2 of one warp reads S0 that another has yet to write.
-# - **B**: the same for dT. And it is the point where the copies of the next columns (`cp.async`, lesson 17) have arrived for all.
-# - **C**: only the taps' gradient reads S0 in phase 3. In the ring, the next S0 goes where the last step's was, and phase 3 reads that too. The other kernel has no dW, and so no C.
+# - **A**: phase 2 of one warp reads S0 that another warp may not have written yet.
+# - **B**: the same holds for dT. Also, after B the copies of the next columns (`cp.async`, lesson 17) have arrived for all threads.
+# - **C**: the taps' gradient reads S0 in phase 3. In the ring buffer, the next iteration overwrites the S0 of the previous one, which phase 3 still reads.
 #
-# On the H200 leaving C out of the second kernel was part of the best change of all (section 5). By reasoning alone one would hardly dare to leave it out.
+# Why can the kernel of dK and dV do without C? One clean run does not prove that. The argument is this: it computes no dW, so after barrier B of an iteration no warp reads S0. The next phase 1 therefore overwrites nothing that is still needed. Phase 3 does read dT, but the next write to dT comes only after the next barrier A, which every warp reaches after its phase 3. So a barrier separates every read of S0 or dT from the next write to it. Find such an argument whenever you remove a barrier, and use the run to check it.
+#
+# On the H200, leaving C out of the second kernel was part of the most effective change (section 5).
 #
 # ## 4. Sixteen bits on the way (optional, 5 minutes)
 #
-# S0 and dT go through shared memory rounded to bfloat16, 8 bits of fraction with the leading one. That is what `mma` takes. It is also what fits. **Predict**: how many bytes has a block of 8 warps, d = 64, 7 × 7 taps, if S0 and dT were float32? (A multiprocessor has 228 KiB. Then how many blocks fit?) `___`
+# S0 and dT go through shared memory rounded to bfloat16, with 8 significant bits. `mma` takes that format. It is also what fits. **Predict**: how many bytes of shared memory would a block need, with 8 warps, d = 64 and 7 × 7 taps, if S0 and dT were float32? `___` How many such blocks would fit a multiprocessor, which has 228 KiB? `___`
 
 
 # %%
 def shared_bytes(warps, score=2, d=64, taps=7):
-    """Bytes of shared memory of the kernel of dQ and dW; score: of one S0 or dT."""
+    """Return the bytes of shared memory of the kernel of dQ and dW, and its parts.
+
+    score: bytes of one entry of S0 or dT."""
     rows, row = 16 * warps, 2 * (d + 8)
     parts = {
-        "Q and dO, 16 rows a warp": 2 * rows * row,
-        "K, K of the last step, V: two steps of 32 each": 3 * 64 * row,
-        "rings of S0 and dT, 64 columns": 2 * (rows + taps - 1) * (64 + 8) * score,
+        "Q and dO, 16 rows per warp": 2 * rows * row,
+        "K, the previous K, V: two stages of 32 rows each": 3 * 64 * row,
+        "ring buffers of S0 and dT, 64 columns": 2
+        * (rows + taps - 1)
+        * (64 + 8)
+        * score,
         "bands of taps and of flipped taps": 2 * taps * 2 * 32 * 4,
-        "diagonals, a warp's each": warps * taps * 8 * 4,
+        "diagonals, one array per warp": warps * taps * 8 * 4,
     }
     return sum(parts.values()), parts
 
@@ -496,7 +503,7 @@ for what, count in shared_bytes(8)[1].items():
     print(f"  {count:7,} {what}")
 
 # %% [markdown]
-# And what does it cost in accuracy? Rounding changes each of the two factors by at most 2⁻⁸ of its size (lesson 16), so a tap is off by at most about 2⁻⁷ · Σ |dT · S0|. **Predict** whether the real error comes near this bound. `___`
+# And how much accuracy does it cost? Rounding changes each of the two factors by at most 2⁻⁸ of its size (lesson 16), so a tap is off by at most about 2⁻⁷ · Σ |dT · S0|. **Predict**: does the actual error come near this bound? `___`
 
 # %% tags=["uses-exercise"]
 s, g = torch.randn(134, 70).double(), torch.randn(128, 64).double()
@@ -507,37 +514,37 @@ share = ((rounded - right).abs() / bound).max().item()
 print("below the bound:", share <= 1, "  below a thirtieth of it:", share <= 1 / 30)
 
 # %% [markdown]
-# Roundings go up and down alike, and thousands of them nearly cancel. On the GPU the errors of all four gradients were at most 1.06 times those of PyTorch eager in bfloat16, from 17 queries on (`docs/log/2026-11.md`, 2026-11-22).
+# Roundings go up as often as down, and thousands of them nearly cancel. On the GPU, for 17 queries and more, the errors of all four gradients were at most 1.06 times those of PyTorch eager in bfloat16 (`docs/log/2026-11.md`, 2026-11-22).
 #
 # ## 5. How many fit (optional, 15 minutes)
 #
-# While a warp waits for its `mma`, its barrier or its `ldmatrix`, the multiprocessor runs another warp, if there is one. Two blocks on a multiprocessor have barriers of their own: when one stands still, the other goes on. But both need registers. From lesson 08, of an H200's multiprocessor:
+# While a warp waits for its `mma`, a barrier or an `ldmatrix`, the multiprocessor runs another warp, if there is one. If two blocks are resident, one can continue while the other waits at its barrier. But both blocks need registers. Recall the limits of an H200's multiprocessor from lesson 08:
 #
-# - 65,536 registers in four quarters of 16,384. A warp takes all of its registers from one quarter: 32 times a thread's, rounded up to a multiple of 8. A thread has 255 at most;
+# - 65,536 registers in four quarters of 16,384. A warp takes all of its registers from one quarter: 32 times the registers of a thread, which are rounded up to a multiple of 8. A thread has at most 255;
 # - 2048 threads, counted in whole warps, and 32 blocks;
-# - 228 KiB (233,472 bytes) of shared memory; each block takes its own and 1,024 bytes more.
+# - 228 KiB (233,472 bytes) of shared memory. Each block takes its own shared memory plus 1,024 bytes.
 #
-# What a thread wants beyond its limit, the compiler **spills**: it stores it to memory and loads it again.
+# If a thread needs more registers than its limit, the compiler **spills** values: it stores them to memory and loads them again.
 #
 # ### Exercise 18.4 · most_registers · about six lines
 #
-# You tell Numba the limit: `cuda.jit(max_registers=...)`. Return the largest number of registers a thread may have so that `blocks` blocks of `threads` threads fit one multiprocessor, each with `shared_bytes` of shared memory: a multiple of 8, or 255. If they do not fit, whatever the registers, return 0.
+# In Numba you set the limit with `cuda.jit(max_registers=...)`. Return the largest number of registers that a thread may have so that `blocks` blocks of `threads` threads fit on one multiprocessor, each with `shared_bytes` of shared memory. The result is a multiple of 8, or 255. If the blocks do not fit with any number of registers, return 0.
 #
 # <details><summary>Hint 1: quarters</summary>
 #
-# All warps together, divided by 4 and rounded *up*, are in the fullest quarter. They share 16,384 registers, 32 lanes each.
+# The fullest quarter has a fourth of all warps, rounded *up*. These warps share 16,384 registers, and each warp has 32 lanes.
 #
 # </details>
 # <details><summary>Hint 2: 255 and 256</summary>
 #
-# `min(255, …)` at the end: 255 is rounded up to 256, which is what is taken.
+# Use `min(255, …)` at the end: the hardware rounds 255 up to 256.
 #
 # </details>
 
 
 # %% tags=["exercise"]
 def most_registers(blocks, threads, shared_bytes):
-    """The most registers a thread may have for so many blocks to fit, or 0."""
+    """Return the most registers a thread may have so that the blocks fit, or 0."""
     # BEGIN SOLUTION 18.4
     warps = blocks * -(-threads // 32)
     if warps > 64 or blocks > 32 or blocks * (shared_bytes + 1024) > 233472:
@@ -551,7 +558,7 @@ def most_registers(blocks, threads, shared_bytes):
 check.ex18_4(most_registers)
 
 # %% [markdown]
-# For the kernel of dQ and dW, blocks of 8 warps and of 4:
+# Apply it to the kernel of dQ and dW, with blocks of 8 warps and of 4 warps:
 
 # %% tags=["uses-exercise"]
 for warps in (8, 4):
@@ -563,7 +570,7 @@ for warps in (8, 4):
             print(f"{shape}: {limit} registers per thread")
 
 # %% [markdown]
-# Now the kernels were compiled with several limits, and timed. **Predict** before you look, for blocks of 8 warps: which is fastest, no limit, 128, or 80? `___` What will 80 registers bring, by your function? `___` Blocks of 4 warps own 52 of 64 rows, where 8 warps own 116 of 128, so they make 12 % more scores: how much slower would you expect them? `___`
+# We compiled the kernels with several limits and timed them. **Predict** before you look, for blocks of 8 warps: which limit is fastest: none, 128 or 80? `___` How many blocks fit with 80 registers, by your function? `___` A block of 4 warps owns 52 of 64 rows, and a block of 8 warps owns 116 of 128, so blocks of 4 warps compute 12 % more scores. How much slower do you expect them to be? `___`
 
 # %% jupyter={"source_hidden": true}
 rows = []
@@ -586,30 +593,30 @@ header = "kernel", "warps", "limit", "registers", "spilled", "shared", "blocks",
 show_table(
     header,
     *rows,
-    title=f"4, 16, 2048, 64; bytes a thread spilled, bytes a block, blocks on a "
-    f"multiprocessor as the driver says; {record['gpu']}, recorded {record['date']}",
+    title="4, 16, 2048, 64; bytes spilled per thread, shared bytes per block, blocks "
+    f"per multiprocessor from the driver; {record['gpu']}, recorded {record['date']}",
 )
 
 # %% [markdown]
-# - **128 wins**: two blocks instead of one, 1.28 and 1.11 times as fast, though 40 and 64 bytes a thread are spilled for it.
-# - **80 brings nothing**: registers would allow three blocks, shared memory allows two. So all that comes is more spilling, and it is as slow as no limit, or slower. Your function had said 0 for three.
-# - **4 warps**: three blocks fit with 168 registers as with 128, so 128 only spills. With 168 they make 12 % more scores and yet are only 3 to 4 % slower: at a barrier, a warp waits for three others, not for seven.
+# - **128 is fastest**: two blocks instead of one make the kernels 1.28 and 1.11 times as fast, although each thread spills 40 and 64 bytes.
+# - **80 does not help**: registers would allow three blocks, but shared memory allows only two, for which your function returned 0 at three. The kernel only spills more, and is as slow as without a limit, or slower.
+# - **4 warps**: three blocks fit with 168 registers as well as with 128, so the limit of 128 only adds spilling. With 168 registers they compute 12 % more scores but are only 3 to 4 % slower, because at a barrier a warp waits for three other warps instead of seven.
 #
-# (The bytes of shared memory are those that `shared_bytes` gave, to the last one, and the driver's blocks are those of `most_registers`.)
+# (The bytes of shared memory are exactly those of `shared_bytes`, and the driver reports the same numbers of blocks as `most_registers`.)
 #
-# ### The tries that failed
+# ### The attempts that failed
 #
-# Such kernels are found by trying. This is the list of the tries for this one, from the project's log (`docs/log/2026-11.md`, 2026-11-22; one H200, milliseconds, for 1, 8, 4096, 64 and 4, 16, 2048, 64). The first form took **1.26 and 1.79**. A first estimate had taken the bytes of shared memory for the limit: 0.9 ms for the second shape. So most tries save such bytes.
+# Such kernels are found by trying. Here is the list of attempts for this one, from the project's log (`docs/log/2026-11.md`, 2026-11-22; one H200, milliseconds, for 1, 8, 4096, 64 and 4, 16, 2048, 64). The first version took **1.26 and 1.79**. Our first estimate assumed that shared-memory bandwidth was the limit: 0.9 ms for the second shape. So most attempts reduce the bytes read from shared memory.
 #
-# **Predict** for each whether it was faster or slower. `___`
+# **Predict** for each attempt: was it faster or slower? `___`
 #
-# | | try | expected |
+# | | attempt | expected |
 # |---|---|---|
-# | a | 4 warps of 32 rows, 255 registers: each reads K, V, … half as often | 1.3 times faster |
-# | b | rows in strips, as in the forward kernel: a matrix of S0 is read once for all row shifts, half of a convolution's reads | 1.3 times faster |
+# | a | 4 warps of 32 rows, 255 registers: K, V, … are read half as often | 1.3 times faster |
+# | b | rows in strips, as in the forward kernel: S0 is read once for all row shifts, half of a convolution's reads | 1.3 times faster |
 # | c | a and b | faster still |
-# | d | no barrier C for dK and dV; the sums of dW in two chains, as a sum waits for the one before it | 5 % |
-# | e | d, and a longer ring, which saves barrier C in the other kernel too; its places wrap by a comparison instead of a mask | 5 % |
+# | d | no barrier C for dK and dV; dW accumulated in two chains, because each `mma` waits for the previous one of its chain | 5 % |
+# | e | d, and a longer ring buffer, which saves barrier C in the other kernel too; its index wraps by a comparison instead of a mask | 5 % |
 #
 # <details><summary>What they measured</summary>
 #
@@ -621,13 +628,13 @@ show_table(
 # | d | **1.18 and 1.77** | faster; in the package |
 # | e | 1.45 and 2.12 | slower, in the kernel of keys too, where only the wrapping is new |
 #
-# Bytes of shared memory were not the limit: half of the reads saved nothing. **Waiting** was. Fewer barriers and shorter chains of `mma` gained most where a multiprocessor has one block (11 × 11 taps: 13.3 to 11.2 ms, d = 128: 13.6 to 10.7). In e the wrapping cost more than the barrier: a mask is one instruction, and is done for every address.
+# Shared-memory bandwidth was not the limit: halving the reads saved nothing. **Waiting** was the limit. Fewer barriers and shorter chains of `mma` helped most if only one block fits on a multiprocessor (11 × 11 taps: from 13.3 to 11.2 ms; d = 128: from 13.6 to 10.7 ms). In e the wrapping cost more than the barrier: a mask takes one instruction, a comparison takes more, and each address needs it.
 #
 # </details>
 #
 # ## 6. One token
 #
-# Now decoding. Lesson 14 says what it waits for: K and V have to be read, once. In bfloat16 that is 4 bytes for each key and number of d. A copy on this GPU moved so many bytes per second:
+# Now decoding. From lesson 14 you know its limit: a token must read K and V once. In bfloat16 that is 4 bytes per key per head-dimension element (2 for K, 2 for V). A copy on this GPU reached this bandwidth, which gives a lower bound on the time:
 
 # %%
 rate = record["bandwidth"]
@@ -638,57 +645,57 @@ for shape in caches:
     print(f"cache {shape}: {read / 1e6:6.1f} MB, {1e6 * read / rate:6.1f} µs")
 
 # %% [markdown]
-# **Predict** the arithmetic. A tensor core takes 16 rows. The window has 7 queries: 9 rows of 16 are zeros. In `O` there is *one* row. Multiply-adds for each key, with d = 64 and 7 × 7 taps: by need, (7 + 1) · 64 + 49 = `___`; with 16 rows in both products, and the convolution as bands of 16 in each of 4 warps, 2 · 16 · 64 + 4 · 7 · 16 = `___`. Will it matter? (790 · 10¹² operations a second, two to a multiply-add.)
+# **Predict** the arithmetic. A tensor core takes 16 rows. The window has 7 queries, so 9 of 16 rows are zeros. `O` has only *one* row. Count the multiply-adds per key for d = 64 and 7 × 7 taps. What is required: (7 + 1) · 64 + 49 = `___`. What the padded products do, with 16 rows in both products and the convolution as bands of 16 in each of 4 warps: 2 · 16 · 64 + 4 · 7 · 16 = `___`. Will the extra work matter? (`mma.sync` reaches at most 642 TFLOP/s, about 65 % of the peak. A multiply-add is two operations.)
 
 # %%
 d, c_q, c_k, warps = 64, 7, 7, 4
 by_need = (c_q + 1) * d + c_q * c_k
 with_rows = 2 * 16 * d + warps * c_q * 16  # every warp convolves all keys of a tile
-print(f"by need {by_need}, on tensor cores {with_rows} multiply-adds a key")
+print(f"required: {by_need}, padded products: {with_rows} multiply-adds per key")
 for shape in caches:
     batch, heads, n, _ = shape
-    work = 2 * batch * heads * n * with_rows / 790e12
+    work = 2 * batch * heads * n * with_rows / 642e12
     floor = 2 * 2 * batch * heads * n * d / rate
     print(
         f"cache {shape}: bytes {1e6 * floor:6.1f} µs, arithmetic {1e6 * work:5.1f} µs"
     )
 
 # %% [markdown]
-# Four times too much work, and it does not matter: the bytes take ten times as long. What counts instead is *instructions*. Number by number, each key's 561 multiply-adds need as many instructions of lanes, and the numbers have to be converted to float32 first.
+# The padded products do four times as much work as required, and it does not matter: reading the bytes takes about eight times as long. What counts is the number of *instructions*. Without tensor cores, each key's 561 multiply-adds need 561 instructions of a lane, and the numbers have to be converted to float32 first.
 #
 # ## 7. Scores that overlap
 #
-# The convolution is the odd one. A token has one row of `T`, T[j] = Σ_ab w[a, b] · S0[a, j + b]. (As before, S0's columns begin P_k before T's.) Lesson 17's bands want 16 rows at a time. Rows of what?
+# The convolution does not fit so easily. A token has only one row of `T`: T[j] = Σ_ab w[a, b] · S0[a, j + b]. (As before, S0's columns begin P_k before T's.) Lesson 17's bands need 16 rows at a time. Which rows could you use?
 #
-# Of *keys*. 128 keys are 16 rows of 8: row m has the keys 8m to 8m + 7. For the row a of the window, row m of the left operand is what these eight keys read: the 16 scores S0[a, 8m : 8m + 16]. The right operand is lesson 17's band, B[x, y] = w[a, x − y] where 0 ≤ x − y < c_k, else 0. Then row m of the product is T of eight keys.
+# Use rows of *keys*. 128 keys form 16 rows of 8: row m has keys 8m to 8m + 7. For row a of the window, row m of the left operand has the scores that these eight keys need: S0[a, 8m : 8m + 16]. The right operand is lesson 17's band: B[x, y] = w[a, x − y] if 0 ≤ x − y < c_k, else 0. Then row m of the product is T of eight keys.
 #
-# On paper, with 8 made 2 and 16 made 4: two keys a row, taps (1, 3), S0 = 1, 2, 0, 1, 4, 0, … **Predict** the rows 0 and 1 of the left operand, four numbers each: `___` What do they have in common? `___` And T of the keys 0 and 1: `___`
+# Try it on paper, with 2 instead of 8 and 4 instead of 16: two keys per row, taps (1, 3), S0 = 1, 2, 0, 1, 4, 0, … **Predict** rows 0 and 1 of the left operand, four numbers each: `___` What do they have in common? `___` And T of keys 0 and 1: `___`
 #
 # <details><summary>Answer</summary>
 #
-# (1, 2, 0, 1) and (0, 1, 4, 0). The right half of each row is the left half of the next. So this matrix need not exist in memory: its rows may **overlap**, and no score is stored twice. `ldmatrix` asks where each row begins, and no more.
+# (1, 2, 0, 1) and (0, 1, 4, 0). The right half of each row is the left half of the next. So this matrix need not exist in memory: its rows may **overlap**, and no score is stored twice. `ldmatrix` needs only the address of each row.
 #
-# T of the keys 0 and 1 is 1·1 + 3·2 = 7 and 1·2 + 3·0 = 2.
+# T of keys 0 and 1 is 1·1 + 3·2 = 7 and 1·2 + 3·0 = 2.
 #
 # </details>
 #
 # ### Exercise 18.5 · convolve · about eight lines
 #
-# `t`, a local array of four: this lane's numbers of the product, summed over the rows a of the window. `t[e]` is T of key 8 (g + 8 (e // 2)) + 2t + e % 2, as C has them. What was in `t` before is of no use.
+# Set `t`, a local array of four, to this lane's entries of the product, summed over the rows a of the window. `t[e]` is T of key 8 (g + 8 (e // 2)) + 2t + e % 2, in the layout of C. Ignore the old values of `t`.
 #
-# - `scores`: int16, bfloat16's bits, in shared memory. `scores[a]` has the row a of the window, 136 columns and more; what lies behind is not yours;
-# - `bands`, a local array: `bands[2a]` and `bands[2a + 1]` are b0 and b1 of row a's band, as lesson 17's loader leaves them. c_q is `bands.shape[0] // 2`.
+# - `scores` is in shared memory: int16 bits of bfloat16. `scores[a]` has row a of the window, with at least 136 columns. Do not read further columns;
+# - `bands` is a local array: `bands[2a]` and `bands[2a + 1]` are b0 and b1 of row a's band, as in lesson 17. c_q is `bands.shape[0] // 2`.
 #
-# One `ldmatrix_x4` (rows this time, no transposing) and one `mma_bf16` for each row a. One warp does all of it, and needs no barrier; the block may have several warps, each with scores of its own.
+# Use one `ldmatrix_x4` (without transposing) and one `mma_bf16` for each row a. One warp does all the work and needs no barrier. The block may have several warps, each with its own scores.
 #
 # <details><summary>Hint 1: the address</summary>
 #
-# Matrix r has the rows 0 to 7 of the left operand, or 8 to 15 if r is odd; its columns 0 to 7, or 8 to 15 for r = 2 and 3. So lane 8r + i has row m = `lane & 15`, and the half `lane >> 4`.
+# Matrix r has rows 0 to 7 of the left operand, or 8 to 15 if r is odd. It has columns 0 to 7, or 8 to 15 for r = 2 and 3. So lane 8r + i has row m = `lane & 15` and half `lane >> 4`.
 #
 # </details>
 # <details><summary>Hint 2: in numbers</summary>
 #
-# Row m begins at column 8m of `scores[a]`; its second half at 8m + 8.
+# Row m begins at column 8m of `scores[a]`, and its second half begins at 8m + 8.
 #
 # </details>
 
@@ -696,7 +703,7 @@ for shape in caches:
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def convolve(t, scores, bands):
-    """t (4 of a lane) = T of 128 keys: row m of C is T of the keys 8m ... 8m + 7."""
+    """Set t (4 per lane) to T of 128 keys: row m of C is T of keys 8m ... 8m + 7."""
     # BEGIN SOLUTION 18.5
     lane = cuda.threadIdx.x & 31
     for e in range(4):
@@ -714,7 +721,7 @@ def convolve(t, scores, bands):
 check.ex18_5(convolve)
 
 # %% [markdown]
-# The left operand, drawn from your run: for each of its 16 rows, the columns of `scores` that your `ldmatrix` reads, by which lane. Every column but the first and the last eight is read twice, by two lanes. **Predict**: is that a bank conflict? `___` (Below the picture, `sim` has counted.)
+# Here is the left operand, drawn from your run: for each of its 16 rows, the columns of `scores` that your `ldmatrix` reads, labelled with the lane. Two lanes read each column, except the first eight and the last eight. **Predict**: is that a bank conflict? `___` (The count by `sim` is below the picture.)
 
 
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
@@ -752,7 +759,7 @@ print("T of 128 keys, below 1e-5:", bool(np.abs(t_out.ravel() - direct).max() <=
 
 
 def draw_overlap(trace):
-    """The 16 bytes that each lane reads of row 0 of scores, by rows of the operand."""
+    """Draw the 16 bytes of row 0 of scores that each lane points to, by operand row."""
     place = next(i for i, home in enumerate(trace.arrays) if home.name == "scores")
     read = (trace.array == place) & (trace.action == 0) & (trace.element < 152)
     figure, axes = plt.subplots(figsize=(9, 3.4), layout="constrained")
@@ -779,21 +786,19 @@ counted = [
     for (function, _), line in once.counters["lines"].items()
     if function == "convolve" and "wavefronts" in line
 ]
-turns, fewest = (
+count, fewest = (
     sum(line[what] for line in counted) for what in ("wavefronts", "fewest_wavefronts")
 )
-print(
-    f"turns of ldmatrix: {turns}; the fewest possible for 3 times 512 bytes: {fewest}"
-)
+print(f"wavefronts of ldmatrix: {count}; fewest possible for 3 × 512 bytes: {fewest}")
 
 # %% [markdown]
-# No conflict. `ldmatrix` reads its four matrices one after the other, a wavefront each: the rows that lanes 0–7 point to, then those of lanes 8–15, 16–23 and 24–31. The two lanes that read the same column are 15 apart, so they belong to different wavefronts. And the eight rows of one wavefront are 128 neighbouring bytes, one word for each bank.
+# There is no conflict. `ldmatrix` works in four phases of 8 rows, one wavefront each: first the rows that lanes 0–7 point to, then those of lanes 8–15, 16–23 and 24–31. The two lanes that point to the same column are 15 apart, so they are in different phases. And the eight rows of one phase are 128 contiguous bytes, one word per bank.
 #
-# **And P V?** The lane holds weights of the keys 8g + 2t and the next one, and of the same 64 keys further on. It wants them as the left operand of the product with V, without moving them. Look at the map of A: row g, columns 2t and 2t + 1. So let row m of the operand hold the weights of the keys 8m … 8m + 7, and zeros in the columns of all other keys. That is what the lane has. The product's rows are then *parts* of one sum, and adding up 16 rows, once at the end, gives `O`. Fifteen of sixteen numbers in that operand are zeros. By section 6, they cost no time.
+# **And P V?** Each lane holds the weights of keys 8g + 2t and 8g + 2t + 1, and of the two keys 64 further on. It needs them as the left operand of the product with V, without moving them. Look at the layout of A: row g, columns 2t and 2t + 1. So let row m of the operand hold the weights of keys 8m … 8m + 7, with zeros in the columns of all other keys. That is exactly what the lane has. The product's rows are then *parts* of one sum, and adding the 16 rows, once at the end, gives `O`. Fifteen of sixteen entries of that operand are zeros. As section 6 showed, they cost no time.
 #
 # ## 8. Blocks, and the time to start them
 #
-# The keys of a head are split among blocks, as in lesson 14. Here a block is 4 warps and takes 128 keys at a time, and its registers and shared memory let so many fit a multiprocessor:
+# The keys of a head are split among blocks, as in lesson 14. Here a block has 4 warps and takes 128 keys at a time. How many such blocks fit on the GPU?
 
 # %%
 decoder = record["decoder"]
@@ -801,11 +806,11 @@ print(
     f"{decoder['registers']} registers, {decoder['shared_bytes']:,} bytes: "
     f"{decoder['blocks']} blocks of {decoder['threads']} threads"
 )
-places = 132 * decoder["blocks"]
-print(f"on 132 multiprocessors: {places} places")
+slots = 132 * decoder["blocks"]
+print(f"on 132 multiprocessors: {slots} resident blocks")
 
 # %% [markdown]
-# **Predict**, for the cache 1, 8, 16384, 64 with its 8 heads: how many splits fill the places once? `___` For 8, 16, 16384, 64, with 128 heads? `___` Measured, each in a CUDA graph:
+# **Predict**, for the cache 1, 8, 16384, 64 with its 8 heads: how many splits per head fill all block slots exactly once? `___` And for 8, 16, 16384, 64, with 128 heads? `___` The next cell shows the measured times, each in a CUDA graph:
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
@@ -836,11 +841,11 @@ show_figure(
 )
 
 # %% [markdown]
-# 264 places: 33 splits for 8 heads, 2 for 128. The best of those tried were 32 and 2. (With one split for 128 heads half of the places stand empty; a line that rises again pays for halo, windows and merging.)
+# 264 block slots allow 33 splits for 8 heads, or 2 for 128. The best that we tried were 32 and 2. (With one split for 128 heads, half of the slots are empty. A curve that rises again pays for halos, windows and merging.)
 #
-# A short cache is far from its floor, and no number of splits helps: two kernels have to start, one after the other, and each block has to wait for its first keys. That is time, not bytes.
+# A short cache is far from its lower bound, and no number of splits helps: two kernels have to start, one after the other, and each block has to wait for its first keys. This is latency, not bandwidth.
 #
-# **Predict**: how much longer does a token take if Python launches both kernels each time, instead of a CUDA graph that was recorded once? (A launch costs Python about 33 µs: lesson 07.) `___`
+# **Predict**: how much longer does a token take if Python launches both kernels each time, instead of replaying a CUDA graph that was captured once? (A launch costs Python about 33 µs: lesson 07.) `___`
 
 # %% jupyter={"source_hidden": true}
 rows = []
@@ -865,18 +870,18 @@ show_table(
 )
 
 # %% [markdown]
-# With a short cache Python takes 14 times as long as the GPU: two launches, and before them checks of arguments and room for results. A graph has all that done, once. (It can be recorded because no decision hangs on a number in a tensor.) With the largest cache it is the same either way: while the GPU reads 537 MB, Python launches the next token's kernels.
+# With a short cache, launching from Python takes 14 times as long as the graph: two launches, and before them the checks of arguments and the allocation of results. A graph does all that only once. (It can be captured because no host-side control flow depends on tensor values.) With the largest cache there is hardly a difference: while the GPU reads 537 MB, Python launches the next token's kernels.
 #
-# float32 has twice the bytes, and takes 1.6 to 1.9 times as long. And the convolution costs: 1.2 to 1.6 times the time of `scaled_dot_product_attention`, which has no window, no taps and no halo.
+# float32 has twice the bytes, and takes 1.6 to 1.9 times as long. The convolution is not free either: these kernels take 1.2 to 1.6 times as long as `scaled_dot_product_attention`, which has no window, no taps and no halo.
 #
 # ## Validate
 #
-# Each stage against one that you know: lesson 13's and 14's functions by way of the float64 reference that validated them. Tolerances of 16-bit results are relative to the largest number: 2⁻⁷ is two units in the last place.
+# Compare each stage with one that you know: with lesson 13's sum, or with the float64 reference that validated lessons 13 and 14. The tolerances are relative to the largest entry. For 16-bit results the tolerance is 2⁻⁷, which is two roundings of at most 2⁻⁸ each.
 
 
 # %% tags=["uses-exercise"]
 def near(got, wanted, tolerance):
-    """Whether no number is off by more than the tolerance, of the largest."""
+    """Return True if no entry is off by more than tolerance times the largest."""
     return bool((got.double() - wanted).abs().max() <= tolerance * wanted.abs().max())
 
 
@@ -906,7 +911,7 @@ stages = {
     ("the package's token, sim", "the last row, reference"): (row, last, 2**-7),
 }
 show_table(
-    ["stage", "against, in float64", "tolerance", ""],
+    ["stage", "compared with, in float64", "tolerance", ""],
     *(
         [*stage, f"{pair[2]:.0e}", "✓" if near(*pair) else "✗"]
         for stage, pair in stages.items()
@@ -914,9 +919,9 @@ show_table(
 )
 
 # %% [markdown]
-# ## What the next limit is
+# ## What is the next limit?
 #
-# An H200's tensor cores have a peak of 989 TFLOP/s in bfloat16. A library's matrix product reaches about 790 of them, and that is the measure here. **Predict**: which fraction of 790 TFLOP/s does the backward pass use, halos and masked scores not counted? `___` And that of `scaled_dot_product_attention`? `___` (Multiply-adds per score: 3d + 3 · 112 in the kernel of dQ and dW, 4d + 2 · 112 in that of dK and dV; without convolution 5d.)
+# An H200's tensor cores have a peak of 989 TFLOP/s in bfloat16. **Predict**: which fraction of this peak does the backward pass use, not counting halos and masked scores? `___` And that of `scaled_dot_product_attention`? `___` (Multiply-adds per score: 3d + 3 · 112 in the kernel of dQ and dW, 4d + 2 · 112 in that of dK and dV; without convolution 5d.)
 
 # %%
 d, band = 64, 7 * 16
@@ -925,24 +930,29 @@ for shape in dict.fromkeys(shape for shape, _ in backward_ms):
     batch, heads, n, _ = shape
     scores = batch * heads * n * (n + 1) / 2
     for name, each in adds.items():
-        least = 1e3 * scores * 2 * each / 790e12
+        least = 1e3 * scores * 2 * each / 989e12
         share = least / backward_ms[shape, name]
-        print(f"{str(shape)[1:-1]:15} {NAMES[name]:15} {each:5} a score: {share:.0%}")
+        shown = (
+            f"{str(shape)[1:-1]:15} {NAMES[name]:15} {each:5} multiply-adds per score"
+        )
+        print(f"{shown}: {share:.0%} of the peak")
 short = token[caches[0], "kernels"]
 rates = [1e6 / (32 * short[what]) for what in ("us", "us_from_python")]
-print("32 layers, 4096 tokens in the cache, attention alone, tokens a second:")
+print("32 layers, 4096 tokens in the cache, attention alone, tokens per second:")
 print(f"  {rates[0]:,.0f} in a graph, {rates[1]:,.0f} launched from Python")
 
 # %% [markdown]
-# The convolution makes three times the work of plain attention's backward pass. Where the rest of the time goes was not measured. One likely reason: the three phases of a step need each other's rows, so there are three barriers a step, and only 16 warps on a multiprocessor to work during the waits. Another one: `mma.sync` by itself reaches about two thirds of the peak on Hopper. Libraries go further with two newer instructions. `wgmma` multiplies operands that are still in shared memory, and the Tensor Memory Accelerator (TMA) copies whole tiles while all warps compute. Numba has no name for these instructions; `kernels/tensor_cores/instructions.py` shows how an instruction gets one (lesson 16).
+# The convolution triples the multiply-adds of plain attention's backward pass. Where does the rest of the time go? The profiler shows two reasons (`docs/measurements.md`). In the backward kernels the shared-memory pipe is busy for 56 to 70 % of the time. And the three phases of an iteration need each other's rows, so each iteration has up to three barriers, with only 16 warps per multiprocessor to hide the waits. There is also a limit that no schedule removes: on Hopper GPUs `mma.sync` alone reaches about 65 % of the peak (642 TFLOP/s). Kernels that go further use `wgmma`, which multiplies operands that are still in shared memory, and TMA, which copies whole tiles while the warps compute (lesson 17). Numba does not expose these instructions. `kernels/tensor_cores/instructions.py` shows how to add an instruction to Numba (lesson 16).
 #
-# A token in bfloat16 is at 1.35 times its floor where the cache is long. Where it is short, what is left to save is a kernel: the merge could be done by the block that comes last.
+# With a long cache, a token in bfloat16 takes 1.35 times its lower bound. With a short cache, one kernel launch could still be saved: the last block to finish could do the merge.
 #
 # ## In three lines
-# - A gradient of taps is the diagonals of a product of windows; more than half of it is thrown away, and it is still the fast way.
-# - Registers and shared memory decide how many blocks there are to fill each other's waits; an estimate of bytes can be right and not be what the kernel waits for. So predict, measure, and keep what failed.
-# - A token costs the bytes of K and V. Arithmetic (nine idle rows, fifteen zeros of sixteen) is free as long as it hides behind them; starting kernels does not hide.
+# - The gradient of the taps is the diagonals of a matrix product. More than half of that product is wasted, and it is still the fastest way.
+# - Registers and shared memory decide how many blocks are resident to hide each other's waits. A byte count can be correct and still not be the bottleneck. So predict, measure, and record what failed.
+# - A token has to read K and V. Arithmetic (nine idle rows, fifteen zeros of sixteen) is free while it overlaps with these reads. Kernel launches do not overlap.
 #
-# **You can now** give a tensor core work that has no shape for it, and say beforehand what a kernel should take.
+# **You can now** compute on tensor cores what is not a matrix product, and estimate beforehand how long a kernel should take.
+#
+# **Read on:** Jay Shah et al., *FlashAttention-3* (2024, arXiv:2407.08608), section 3, for a pipeline of `wgmma`, TMA and warp specialisation · Tri Dao, Daniel Haziza, Francisco Massa and Grigory Sizov, *Flash-Decoding for long-context inference* (2023, PyTorch blog) · NVIDIA, *CUDA C++ Best Practices Guide*, sections on occupancy and register pressure · the [glossary](../docs/glossary.md) of this course.
 #
 # **Next:** [lesson 19](19_heads.ipynb) builds the whole multi-token layer, in which heads mix.

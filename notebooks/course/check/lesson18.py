@@ -40,7 +40,7 @@ def ex18_1(tap_gradient, rng):
         with Products() as products:
             got = within(tap_gradient, (s, g, c_q, c_k), call=call, refused=AUTOGRAD, hint=IN_PRODUCTS)
         compare(got, wanted, what="dW", call=call, tolerance=1e-10, hint=explained(got, mistakes, TAPS_LINE))
-        products.enforce(c_q * rows * columns, c_q * columns // BLOCK, c_k, call)
+        products.enforce(c_q, rows, columns, c_k, call)
     return f"{len(shapes)} tiles of 2 to 20 rows and 8 to 40 columns, 1 × 1 to 7 × 7 and 2 × 9 taps"
 
 
@@ -114,7 +114,10 @@ TAPS_LINE = (
     " y0 of s_tile, in the rows from a on; the product's entry (x, y) belongs to the tap b = x - y."
 )
 IN_PRODUCTS = (
-    "One product of matrices for each row shift and each 8 columns: the window's transpose times the block."
+    "One matrix product for each row shift and each 8 columns: the window's transpose times the block."
+)
+DIAGONALS_ONCE = (
+    "Accumulate the products of a row shift over all blocks, then read each tap off its diagonal once."
 )
 TURNED = "Equal to dW with the taps of a row turned round: b is x - y, not y - x, where x counts the window."
 NO_SHIFT = "Equal in all rows of taps to what row 0 gives: the rows of s_tile begin at a."
@@ -145,24 +148,32 @@ def met(s, g, c_q, c_k):
 
 
 class Products(TorchDispatchMode):
-    """Counter of matrix products and their multiply-adds. It records the largest product."""
+    """Counter of matrix products, their multiply-adds and the diagonals that are read.
+
+    `deepest` is the largest inner size of a product, and `by_number` the largest elementwise product.
+    """
 
     def __init__(self):
         super().__init__()
         self.products, self.of_matrices, self.by_number = 0, 0, 0
+        self.deepest, self.diagonals = 0, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result, name = function(*args, **(kwargs or {})), function.overloadpacket.__name__
         if name in ("mm", "bmm", "addmm", "baddbmm"):
             self.products += len(result) if result.ndim == 3 else 1
             self.of_matrices += result.numel() * args[-2].shape[-1]
+            self.deepest = max(self.deepest, args[-2].shape[-1])
+        if name in ("diagonal", "diagonal_copy", "diag", "trace"):
+            self.diagonals += 1
         if name in ("mul", "mul_", "addcmul", "dot", "vdot", "mv", "addmv"):
             self.by_number = max(self.by_number, max(x.numel() for x in args if isinstance(x, torch.Tensor)))
         return result
 
-    def enforce(self, scores, products, c_k, call):
-        """Reject an answer that makes its products otherwise, or more of them; scores: those of all row
-        shifts."""
+    def enforce(self, c_q, rows, columns, c_k, call):
+        """Reject an answer that does not make one product per row shift and block, or that reads a diagonal
+        more than once."""
+        scores, products = c_q * rows * columns, c_q * columns // BLOCK
         least, most = (BLOCK + c_k - 1) * scores, WINDOW * scores
         if not least <= self.of_matrices <= most or self.by_number > WINDOW * BLOCK:
             fail(
@@ -172,11 +183,18 @@ class Products(TorchDispatchMode):
                 call=call,
                 hint=IN_PRODUCTS,
             )
-        if self.products > products:
+        if self.products != products or self.deepest > rows:
             fail(
-                f"correct, but with {self.products} products of matrices, where {products} would do",
+                f"correct, but with {plural(self.products, 'matrix product')} of up to {self.deepest} rows;"
+                f" wanted {products} of {rows} rows",
                 call=call,
                 hint=IN_PRODUCTS,
+            )
+        if self.diagonals > c_q * c_k:
+            fail(
+                f"correct, but it reads {self.diagonals} diagonals, where {c_q * c_k} are enough",
+                call=call,
+                hint=DIAGONALS_ONCE,
             )
 
 
@@ -284,6 +302,21 @@ def check_products(add_products, rows, columns, warps, exact, rng):
         hint=lambda got: known(got, mistakes, FRAGMENTS),
     )
     on_tensor_cores(report, 2 * warps, call)
+    loaded, needed = bytes_of_ldmatrix(report), 2 * warps * 2 * (16 * 16 + 16 * 8)
+    if loaded != needed:
+        fail(
+            f"correct, but ldmatrix loads {loaded:,} bytes; {needed:,} are needed",
+            call=call,
+            hint=BY_INSTRUCTIONS,
+        )
+
+
+def bytes_of_ldmatrix(report):
+    """Return the bytes that the ldmatrix instructions of a launch load: 128 for each 8 × 8 matrix."""
+    together = report.counters.get("together", {})
+    return sum(
+        128 * count * int(name[10]) for name, count in together.items() if name.startswith("ldmatrix_x")
+    )
 
 
 def known(got, mistakes, otherwise):
@@ -316,7 +349,7 @@ def on_tensor_cores(report, products, call):
     )
     if sixteens != 2 * products:
         fail(
-            f"correct, but it makes {sixteens / 2:g} products of 16 × 16 by 16 × 8 numbers with mma;"
+            f"correct, but it makes {sixteens / 2:g} products of 16 × 16 by 16 × 8 with mma;"
             f" {products} are wanted",
             call=call,
             hint="mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3) is one.",
@@ -331,8 +364,9 @@ DIAGONALS = (
 )
 OTHER_DIAGONALS = "NaN: sums that belong to no tap (x - y below 0, or c_k and more) were added."
 NOT_WRITTEN = "NaN: a tap was not written, or from numbers that no lane had put there."
-FEW_MEET = (
-    "No atomics: numbers of one tap meet in `diagonals`, each in its own place, and one lane adds them."
+THROUGH_DIAGONALS = (
+    "No atomics and no shuffles: store each number of a tap in diagonals[b, y], once, and let one lane add"
+    " the eight numbers of a tap."
 )
 
 
@@ -373,9 +407,11 @@ def check_diagonals(sum_diagonals, c_k, shifts, warps, large, rng):
             "given c_k taps",
             max_per_thread={"shared": -(-shifts // warps) * (4 + 2 * BLOCK)},
             max_total={"taps": shifts * c_k * 2 * BLOCK, "shared": shifts * 2 * BLOCK * MOST_TAPS},
+            min_total={"shared": shifts * 2 * BLOCK * c_k},
             barriers=(0, 0),
+            shuffles=(0, 0),
             atomics=(0, 0),
-            hint=FEW_MEET,
+            hint=THROUGH_DIAGONALS,
         ),
         what="taps",
         float64=0,

@@ -114,7 +114,39 @@ def for_show(s_tile, g_tile, c_q, c_k):
     return direct(s_tile, g_tile, c_q, c_k)
 
 
+def diagonals_of_each_block(s_tile, g_tile, c_q, c_k):
+    rows, columns = g_tile.shape
+    d_w = s_tile.new_zeros(c_q, c_k)
+    for a in range(c_q):
+        for y0 in range(0, columns, 8):
+            c = s_tile[a : a + rows, y0 : y0 + 8 + c_k - 1].T @ g_tile[:, y0 : y0 + 8]
+            for b in range(c_k):
+                d_w[a, b] += c.diagonal(-b).sum()
+    return d_w
+
+
+def concatenated(s_tile, g_tile, c_q, c_k):
+    rows, columns = g_tile.shape
+    blocks = torch.cat([g_tile[:, y0 : y0 + 8] for y0 in range(0, columns, 8)])
+    taps = []
+    for a in range(c_q):
+        windows = [s_tile[a : a + rows, y0 : y0 + 8 + c_k - 1] for y0 in range(0, columns, 8)]
+        c = torch.cat(windows).T @ blocks
+        taps.append(torch.stack([c.diagonal(-b).sum() for b in range(c_k)]))
+    return torch.stack(taps)
+
+
 # 18.2 -------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def a_larger_load(sums, s_tile, s_row, g_tile, g_row, column):
+    """Wrong: loads four matrices of G, of which it uses two."""
+    lane = cuda.threadIdx.x & 31
+    row, right = (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
+    a0, a1, a2, a3 = ldmatrix_x4_trans(s_tile, (s_row + row, column + right))
+    b0, b1, b2, b3 = ldmatrix_x4_trans(g_tile, (g_row + (lane & 15), column))
+    sums[0], sums[1], sums[2], sums[3] = mma_bf16(a0, a1, a2, a3, b0, b1, sums[0], sums[1], sums[2], sums[3])
 
 
 @cuda.jit(device=True)
@@ -203,7 +235,7 @@ def barrier_first(taps, a, diagonals, sums, c_k):
 
 @cuda.jit(device=True)
 def by_shuffles(taps, a, diagonals, sums, c_k):
-    """Correct: each lane fetches the entries of its tap by shuffles."""
+    """Wrong: fetches the entries of a tap by shuffles, and leaves `diagonals` unused."""
     lane = cuda.threadIdx.x & 31
     total = float32(0)
     for y in range(8):
@@ -236,7 +268,7 @@ def by_atomics(taps, a, diagonals, sums, c_k):
     cuda.syncwarp()
 
 
-FIRST, LAST = "cuda.syncwarp()  # every", "cuda.syncwarp()  # read"
+FIRST, LAST = "cuda.syncwarp()  # all numbers are stored", "cuda.syncwarp()  # all numbers are read"
 
 # 18.4 -------------------------------------------------------------------------------------------------------
 
@@ -300,6 +332,8 @@ MUTANTS = {
         ("a dot for each tap", by_dots),
         ("PyTorch's convolution", by_convolution),
         ("products for show", for_show),
+        ("diagonals of each block", diagonals_of_each_block),
+        ("one concatenated product for a row shift", concatenated),
         *wrong(
             tap_gradient,
             ("no row shift", ("s_tile[a : a + rows,", "s_tile[0:rows,")),
@@ -331,6 +365,7 @@ MUTANTS = {
         ("a plain function", plain),
         ("plain loads", by_plain_loads),
         ("each product twice", works_twice),
+        ("x4 where x2 is enough", a_larger_load),
         *wrong(
             add_products,
             ("S G, not Sᵀ G", ("ldmatrix_x4_trans", "ldmatrix_x4")),
@@ -374,11 +409,12 @@ MUTANTS = {
     ],
     "ex18_3": [
         ("atomics", by_atomics),
+        ("shuffles", by_shuffles),
         *wrong(
             sum_diagonals,
-            ("no meeting before it adds", (FIRST, "# every")),
+            ("no meeting before it adds", (FIRST, "# stored")),
             ("no meeting after it has added", (LAST, "# read")),
-            ("a barrier of the block", (FIRST, "cuda.syncthreads()  # every")),
+            ("a barrier of the block", (FIRST, "cuda.syncthreads()  # stored")),
             ("the block's column off", ("(lane & 3) * 2 + (i & 1)", "(lane & 3) * 2 + (i >> 1)")),
             ("rows 8 to 15 lost", ("(i >> 1) * 8 - y", "(i >> 1) - y")),
             ("row 0 of taps always", ("taps[a, lane]", "taps[0, lane]")),
@@ -459,7 +495,7 @@ MUTANTS = {
 RIGHT = {
     "ex18_1": [tap_gradient, by_windows_of_16, turned],
     "ex18_2": [add_products, quarters_in_another_order, in_two_halves],
-    "ex18_3": [sum_diagonals, barrier_first, by_shuffles],
+    "ex18_3": [sum_diagonals, barrier_first],
     "ex18_4": [most_registers, by_trying],
     "ex18_5": [convolve, in_registers, a_half_at_a_time],
 }
