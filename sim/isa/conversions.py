@@ -35,7 +35,7 @@ NUMBERS = INTEGERS + FLOATS + (complex, np.complexfloating)
 
 def wrap(value, bits=64):
     """Return `value` modulo 2**bits, as a signed integer of `bits` bits."""
-    # The offset of half the range makes the mask select the signed representative.
+    # Add half the range before masking and subtract it afterwards, so that the result is in the signed range.
     half = 1 << (bits - 1)
     return ((value + half) & ((1 << bits) - 1)) - half
 

@@ -28,7 +28,7 @@ class Operation:
     by_constant: object = None
 
     def of(self, values):
-        """Return the expression with these operands in their places."""
+        """Return the expression with these operands substituted for its placeholders."""
         if self.by_constant and values[1].isdigit():
             return self.by_constant(int(values[1])).format(*values)
         return self.text.format(*values)

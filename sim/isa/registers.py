@@ -110,8 +110,10 @@ def type_name(scalar):
 
 
 def table_operation(name):
-    """Return the Operation for an entry of the table. The modifiers .ftz, .relu, .sat and .satfinite are
-    added around the entry's expression."""
+    """Return the Operation for a table entry.
+
+    Its expression is wrapped as the modifiers .ftz, .relu, .sat and .satfinite require.
+    """
     # The table ignores .ftz, and has no separate entries for these modifiers.
     ftz, relu = name.take("ftz"), name.take("relu")
     floating = name.types and name.types[0] in REALS and name.base != "setp"

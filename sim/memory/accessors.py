@@ -86,7 +86,10 @@ CODE = {
 
 
 def convert(x, flat, value):
-    """Convert a value to the dtype of the array, and store it. The memory rejected the original value."""
+    """Convert a value to the dtype of the array, and store it.
+
+    Stores call this function after the memory has rejected the original value.
+    """
     if not x.writable:
         raise read_only_error(x) from None
     x.cells[flat] = cast(x.dtype)(value)

@@ -75,7 +75,7 @@ def arrays_of(arguments: tuple[Argument, ...]) -> dict[str, np.ndarray]:
 
 
 def of_parts(value, parts):
-    """Return a tuple with the items `parts` and the type of `value`, which can be a named tuple."""
+    """Return a tuple of the same type as `value` (possibly a named tuple), with `parts` as its items."""
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 

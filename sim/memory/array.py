@@ -188,7 +188,7 @@ class Array(Views, Methods):
         return (self.code & ADDRESS_MASK) + sum(map(operator.mul, place, self.strides))
 
     def part(self, index):
-        """Return a slice or a row, which is another view of the same allocation as in numpy."""
+        """Return a slice or a row. As in numpy, it is another view of the same allocation."""
         moved, axes, n = 0, [], len(index)
         for i, size, stride in zip(index, self.shape, self.strides):
             if type(i) is slice:

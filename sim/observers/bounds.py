@@ -111,7 +111,8 @@ def condition(access, name, test):
 
 
 def names(access, array):
-    """Return (name of the array on the source line, the same name with the array that contains it).
+    """Return two names of the accessed array: the name on the source line, and a phrase that also mentions
+    the argument to which the array belongs, such as "row, a part of x".
 
     The first name is None if the line has no name for the array, as in x[i].field.
     """

@@ -185,8 +185,10 @@ def sorted_distinct(column):
 
 
 def has_shared_cell(cell, party):
-    """Return whether several parties access one cell. The result can be a false positive, but never a false
-    negative, if the packed numbers exceed 64 bits."""
+    """Return whether several parties access one cell.
+
+    If the packed numbers exceed 64 bits, the result can be a false positive, but never a false negative.
+    """
     bits = int(party.max(initial=0)).bit_length()
     # If the highest bits are lost, different cells can become equal, but equal cells cannot become different.
     both = np.sort(cell << bits | party)

@@ -212,8 +212,7 @@ def applicable_steps(facts, steps):
 
 
 def elements_of(facts, step):
-    """Return a list with the text of the element for which a step inserts an atomic. The list can be
-    empty."""
+    """Return [text of the element for which a step inserts an atomic], or [] if the step inserts none."""
     found = assignment(facts.outline.lines[step.line]) if facts.outline else None
     return [step.element] if step.element else [found.target] if found and found.is_element else []
 

@@ -101,7 +101,7 @@ class HappensBefore:
         )
 
     def track_copies(self, block, epoch, thread, segment, phase):
-        """Let the asynchronous copies of the thread arrive at an mbarrier when they are complete.
+        """Record that the asynchronous copies of the thread arrive at an mbarrier on completion.
 
         A thread that passes the barrier acquires this thread's earlier accesses, and the completion of its
         copies.

@@ -204,8 +204,10 @@ def find_claim(facts):
 
 
 def copy_of(outline, lines, element):
-    """Return the variable to which a line assigns an element, provided that nothing else assigns the
-    variable, otherwise None."""
+    """Return the variable to which a line assigns an element.
+
+    Return None if there is no such variable, or if it is also assigned elsewhere.
+    """
     for line in lines:
         found = assignment(outline.lines[line])
         home = outline.function(line)

@@ -139,7 +139,8 @@ class GridBarrier:
 
     def open(self):
         """Wake the waiting threads, because all blocks have arrived."""
-        # Observers must receive all accesses before the barrier, because it orders them.
+        # Deliver all pending accesses to the observers before the barrier event, because the barrier orders
+        # these accesses.
         self.context.flush()
         self.context.announce("grid_barrier_opened")
         self.context.restart_progress()

@@ -8,7 +8,7 @@ from sim.ptx.grid_sync import HIGH, LOW
 from sim.ptx.regions import RESERVED
 from sim.ptx.timed import CLOCKS
 
-# register with three components -> Python expression with the number of the component
+# register with three components -> Python expression, with a placeholder for the index of the component
 COORDINATES = {"tid": "thread.index[{}]", "ctaid": "thread.block.index[{}]"}
 # register with a single component -> Python expression
 SPECIALS = {

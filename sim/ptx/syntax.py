@@ -1,4 +1,4 @@
-"""The syntax tree of a PTX module. Functions, variables and instructions contain their PTX line."""
+"""The syntax tree of a PTX module. Functions, variables and instructions record their PTX line number."""
 
 import itertools
 import re

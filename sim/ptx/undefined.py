@@ -36,7 +36,7 @@ def has_locals(function):
 
 
 class Origins:
-    """A generator of the origin-tracking statements in the source of one function.
+    """The statements in the source of one function that track the origins of undefined values.
 
     handled: the opcodes that do more than compute with registers.
     """
@@ -207,7 +207,8 @@ class Origins:
         return f"{python_name(parameter.name)}_origins"
 
     def on_parameter(self, function):
-        """Return the name of the global that contains a function for the origins of parameters."""
+        """Return the name of a global in the generated source: a function that reads or sets the origins of
+        the parameters of a call."""
         return self.module.shared_name(function.__name__, lambda run: function)
 
     def declared(self, variables):

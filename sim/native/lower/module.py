@@ -1,4 +1,4 @@
-"""The generated module of a kernel. Lowering collects its parts.
+"""The module generated for a kernel, assembled piece by piece during lowering.
 
 The values captured by the kernel (globals and free variables) become constants at the top of the generated
 file. `cuda.threadIdx.x` becomes `threadIdx.x`, and device functions become functions of the same file. A

@@ -58,7 +58,7 @@ class Names(ast.NodeTransformer):
         return ast.copy_location(ast.Name(name, context or ast.Load()), node)
 
     def call(self, function, arguments, node):
-        """Return a call to a runtime function, and let the generated file import it."""
+        """Return a call to a runtime function, and add its import to the generated file."""
         function = self.as_name(self.module.library(function), node)
         return ast.copy_location(ast.Call(function, arguments, []), node)
 

@@ -8,7 +8,7 @@ from sim.native.lower.liveness import names_assigned
 
 
 class Writes:
-    """A search through the statements of a kernel, and of the device functions that it calls.
+    """A search for the arrays written by a kernel and by the device functions that it calls.
 
     The search is conservative: it assumes that a variable refers to every array that occurs in any of its
     assignments.

@@ -321,7 +321,7 @@ def emit_entry(e, entry, given):
         found = next(filter(None, map(pattern.match, entry.ptx)), None)
         if found:
             return function(e, found, *given)
-    # If the entry declares an LLVM intrinsic, the intrinsic is better than code produced by evaluation.
+    # If the entry declares an LLVM intrinsic, prefer it to code generated from the semantics.
     if not isinstance(entry.native, LLVM):
         try:
             return e.apply(bind_width(entry.semantics, entry.operands), given, {})

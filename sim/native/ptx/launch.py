@@ -57,7 +57,7 @@ class PtxAttempt(Attempt):
             if name not in self.source.calls:
                 values[name] = make(self.layout)
         self.values = {name: as_number(values[name], self.source.ptx_types[name]) for name in values}
-        # A fixed region exists once per launch. It is an array of the host (`keep` is not None) or a variable
+        # A fixed region exists once per launch. It is either a host array (`keep` is not None) or a variable
         # of the module.
         fixed = [region.allocation for region in self.layout.memory.fixed]
         self.arrays = {a.name: a.root for a in fixed if a.keep is not None}

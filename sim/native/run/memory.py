@@ -179,7 +179,7 @@ def check_declared(module, launch):
 
 
 def starts_empty(unwritten, name):
-    """Return whether no byte of an array has been written.
+    """Return whether an array is still entirely unwritten.
 
     Raise CannotLower for a partly written array, because shadow memory has one initial state for a whole
     array.

@@ -126,10 +126,10 @@ def lower_kernel(function, dtypes=(), logs=False):
 
 
 def keep_parameters(module, parameters, statements):
-    """Return the statements without assignments to parameters.
+    """Return the statements, rewritten so that none of them assigns to a parameter.
 
-    A parameter that the kernel assigns is copied to a new variable first. Regions can then treat parameters
-    as constants.
+    A parameter assigned by the kernel is first copied to a new variable, which replaces it. Regions can then
+    treat parameters as constants.
     """
     new = {name: module.fresh_name(name) for name in sorted(names_assigned(statements) & set(parameters))}
     for part in [part for statement in statements for part in ast.walk(statement)]:
@@ -151,7 +151,7 @@ class SplitTuples(ast.NodeTransformer):
 
 
 def name_shared(module, statements):
-    """Return the statements without the aliases of declared arrays, such as `tile = tile_shared`.
+    """Remove aliases of declared arrays, such as `tile = tile_shared`, and return the remaining statements.
 
     If `tile` is assigned only once, the parameter for the array is renamed to `tile`.
     """
