@@ -179,6 +179,13 @@ MUTANTS = {
             ),
         ),
         ("no start", changed(LOAD_TILE, ("array[start + e]", "array[e]"))),
+        (
+            "loads past the end, and multiplies by 0",
+            changed(
+                LOAD_TILE,
+                ("start + e < size ? array[start + e] : 0.0f", "array[start + e] * (start + e < size)"),
+            ),
+        ),
         ("a barrier in it", changed(LOAD_TILE, ("0.0f;", "0.0f;\n    __syncthreads();"))),
         ("a grid's stride", changed(LOAD_TILE, ("e += blockDim.x", "e += blockDim.x * gridDim.x"))),
         ("a double on the way", changed(LOAD_TILE, ("0.0f", "0.1 * start - 0.1 * start"))),

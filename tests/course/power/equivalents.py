@@ -169,5 +169,5 @@ EQUIVALENT = {
         "line 2: arguments 1 and 2 swapped in torch.logaddexp(log_sum, other_sum)": EITHER_ORDER,
         "line 4: 1 more in 0.0": EMPTY,
     },
-    "ex23_3": {"line 5: arguments 1 and 2 swapped in merge(result, attend(visitor))": EITHER_ORDER},
+    "ex23_3": {"line 5: arguments 1 and 2 swapped in merge(result, attend(block))": EITHER_ORDER},
 }
