@@ -531,7 +531,10 @@ for place, compute, send, title in [
     start = 0.0
     for step in range(3):
         place.barh(1, compute - 0.06, left=start, color=BLUE)
-        place.text(start + compute / 2, 1, f"step {step + 1}", ha="center", va="center")
+        middle = start + compute / 2
+        place.text(
+            middle, 1, f"step {step + 1}", color="white", ha="center", va="center"
+        )
         if step < 2:
             place.barh(0, min(compute, send) - 0.06, left=start, color=SKY)
             place.barh(0, max(0, send - compute), left=start + compute, color=RED)
