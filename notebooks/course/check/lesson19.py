@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from course.check import letters
 from course.check.harness import compare, exercise, explained, fail
 from course.check.inputs import FAR
 from course.check.tensors import WATCHING, global_memory, within
@@ -94,11 +95,15 @@ ROUNDED = "Right but for rounding: keep the type of the tensors, which is float6
 
 
 class Tiles:
-    """T' (H, N, N) as a function of a place: -inf outside; refuses tiles larger than `most` numbers, and
-    those that begin after column `last`."""
+    """T' (H, N, N) as a function of rows and columns, with -inf outside.
 
-    def __init__(self, t, most, last, call):
+    It rejects tiles larger than `most` entries, and tiles that begin after column `last`. A tile without a
+    halo, of at most `owned` columns, may begin `slack` columns later: it is for a single tap.
+    """
+
+    def __init__(self, t, most, last, owned, slack, call):
         self.t, self.most, self.last, self.call = t, most, last, call
+        self.owned, self.slack = owned, slack
 
     def __call__(self, i0, j0, rows, columns):
         if rows * columns > self.most:
@@ -107,7 +112,7 @@ class Tiles:
                 call=self.call,
                 hint="Owned rows and the halo above, owned columns and the halo at both sides.",
             )
-        if j0 > self.last:
+        if j0 > self.last + self.slack * (columns <= self.owned):
             fail(
                 f"it asks for a tile that begins at column {j0}, in the future of all its rows",
                 call=self.call,
@@ -158,9 +163,10 @@ def ex19_2(second_pass, rng):
             f", second taps {c_q} × {c_k}"
         )
         most = (rows + c_q - 1) * (columns + c_k - 1)
+        left = (c_k - 1) // 2
         bound = max(2 * heads * most, heads * (n + 16) * d, heads * heads)
         given = (
-            Tiles(t, most, i0 + rows - 1 + c_k, call),
+            Tiles(t, most, i0 + rows - 1 - left, columns, c_k - 1, call),
             log_sum,
             v,
             after_taps,
@@ -231,7 +237,9 @@ def pushed(push, kept, q, first, last, sizes):
         f"push with {plural(kept.shape[1], 'query', 'queries')} kept, {last - first} new, c_q"
         f" {sizes[0]} and {sizes[1]}"
     )
-    window, kept = pair_of_tensors(within(push, (kept, q[:, first:last], *sizes), call=call), call)
+    # A fresh tensor for each call: an answer that stores its state as an attribute of a tensor loses it.
+    kept, new = (x.detach().clone() for x in (kept, q[:, first:last]))
+    window, kept = pair_of_tensors(within(push, (kept, new, *sizes), call=call), call)
     right_rows(window, q[:, max(0, last - needed) : last], "the window", needed, call)
     right_rows(kept, q[:, max(0, last - needed + 1) : last], "what is kept", needed - 1, call)
     numbers, a_row = kept.untyped_storage().nbytes() // kept.element_size(), len(q) * q.shape[2]
@@ -272,8 +280,8 @@ def right_rows(got, wanted, what, most, call):
 
 # 19.4 -------------------------------------------------------------------------------------------------------
 
-MACHINES = "ABCDE"
-FAULTS = dict(zip(MACHINES, ("weights", "statistic", "none", "map", "scores")))
+FAULTS = letters.drawn(["weights", "statistic", "none", "map", "scores"])
+MACHINES = tuple(FAULTS)
 EXPERIMENTS = {
     "statistic": "Gradients, with something after the softmax: after_taps=(3, 3), or after_map='any'.",
     "map": "A map with a row that sums to less than 0: head_map='any'.",
@@ -293,7 +301,10 @@ def ex19_4(faults, rng):
             fail(f"machine {name}: {got[name]!r} is none of {', '.join(EXPERIMENTS)}")
     for name, fault in FAULTS.items():
         if got[name] != fault:
-            fail(f"machine {name}: not {got[name]!r}", hint="An experiment for it: " + EXPERIMENTS[got[name]])
+            fail(
+                "at least one machine has another fault",
+                hint=f"An experiment for {got[name]!r}: {EXPERIMENTS[got[name]]}",
+            )
     return "five machines, four faults"
 
 

@@ -217,6 +217,21 @@ def push_windows_storage(kept, q, c_q, after_c_q):
     return window, window[:, max(0, window.shape[1] + 1 - most) :]
 
 
+def push_by_attribute(kept, q, c_q, after_c_q):
+    """Wrong: reads its state from an attribute, which a fresh tensor does not have."""
+    queries = torch.cat([kept.state, q] if kept.shape[1] else [q], dim=1)
+    most = c_q + after_c_q - 1
+    window = queries[:, max(0, queries.shape[1] - most) :]
+    kept = window[:, max(0, window.shape[1] - most + 1) :].clone()
+    kept.state = kept.clone()
+    return window, kept
+
+
+def one_future_tile(t_tile, log_sum, v, taps, mixing, i0, rows, columns):
+    """Wrong: computes one tile of U too many, whose columns are all in the future."""
+    return passes(t_tile, log_sum, v, taps, mixing, i0, rows, columns, stop=i0 + rows + columns)
+
+
 FAULTS = lesson19.FAULTS
 
 MUTANTS = {
@@ -248,6 +263,7 @@ MUTANTS = {
         ("leaves out the diagonal's tile", lambda *given: passes(*given, stop=max(1, given[5]))),
         ("one tile alone", lambda *given: passes(*given, stop=1)),
         ("whole rows", whole_rows),
+        ("one tile in the future", one_future_tile),
         ("columns to the last token", lambda *given: passes(*given, stop=given[2].shape[1])),
         ("collects tiles into rows", tiles_into_a_row),
         ("exp without L inside", quotient),
@@ -266,14 +282,16 @@ MUTANTS = {
         ("keeps the window", push_keeps_the_window),
         ("the other order", lambda *given: push(*given)[::-1]),
         ("the window alone", lambda *given: push(*given)[0]),
+        ("state as an attribute", push_by_attribute),
         ("newest first", lambda *given: tuple(x.flip(1) for x in push(*given))),
     ],
     "ex19_4": [
-        ("all none", lambda: dict.fromkeys("ABCDE", "none")),
-        ("B and C swapped", lambda: FAULTS | {"B": FAULTS["C"], "C": FAULTS["B"]}),
-        ("A and E swapped", lambda: FAULTS | {"A": FAULTS["E"], "E": FAULTS["A"]}),
-        ("one left out", lambda: {name: FAULTS[name] for name in "ABCD"}),
-        ("no such word", lambda: FAULTS | {"D": "mask"}),
+        ("all none", lambda: dict.fromkeys("abcde", "none")),
+        ("b and c swapped", lambda: FAULTS | {"b": FAULTS["c"], "c": FAULTS["b"]}),
+        ("another session's letters", lambda: {a: FAULTS[b] for a, b in zip("abcde", "bcdea")}),
+        ("a and e swapped", lambda: FAULTS | {"a": FAULTS["e"], "e": FAULTS["a"]}),
+        ("one left out", lambda: {name: FAULTS[name] for name in "abcd"}),
+        ("no such word", lambda: FAULTS | {"d": "mask"}),
         ("a list", lambda: list(FAULTS.values())),
     ],
 }
