@@ -1126,6 +1126,7 @@ def send_shifted(k, v, k_tile, v_tile, stage, first, shift):
     cp_async_commit()
 
 
+# %%
 @cuda.jit(device=True)
 def start_strip(bands, qs, s, w, q, top):
     """Load the bands of all rows of taps and the queries from row `top` on."""
