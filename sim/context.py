@@ -293,7 +293,7 @@ class Context:
         """Return whether the CPU time since the last change exceeds the current patience."""
         now = time.process_time()
         if self.since is None:
-            # `moved` keeps the time of the last progress; `since` is also reset by mere changes
+            # `moved` is the time of the last progress; changes that are no progress reset only `since`
             self.since = self.moved = now
         return now - self.since > self.patience
 

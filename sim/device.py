@@ -96,7 +96,7 @@ class DeviceSpec:
     def wavefronts(
         self, request: np.ndarray, lane: np.ndarray, address: np.ndarray, size: np.ndarray, serial: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (wavefronts, fewest, ways) for each request to shared memory.
+        """Return three arrays, (wavefronts, fewest, ways), with one entry per request to shared memory.
 
         A wavefront, Nsight Compute's term, is one pass of the banks: each bank serves one 4-byte word to all
         lanes that access that word. Accesses of 8 bytes are served per half warp, and accesses of 16 bytes

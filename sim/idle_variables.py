@@ -91,7 +91,7 @@ def as_tuple(names):
 
 
 def is_operator(name):
-    """Return whether a global name in rewritten code is a function that replaces an operator of Python."""
+    """Return whether a global name in rewritten code refers to a function that replaces a Python operator."""
     return name.startswith(PREFIX) and f"operator.{name.removeprefix(PREFIX)}" in INSTRUCTIONS
 
 

@@ -16,7 +16,8 @@ from sim.idle_variables import idle_variables
 # threads together have passed through at most MOST_STATES in a thorough check.
 MAX_STATES, MOST_STATES = 64, 1 << 11
 OUTERMOST_MODULE = "sim.engine.grid"  # the module that runs threads; frames further out belong to no thread
-MIN_REPEATS = 128  # iterations, per looping thread, that must start in a state seen before
+# A loop counts as endless after this many iterations per looping thread that start in a state seen before.
+MIN_REPEATS = 128
 # If many threads loop, FEW_REPEATS of such iterations per thread are enough, provided that there are at least
 # MANY_REPEATS of them in total (see `is_enough`).
 FEW_REPEATS, MANY_REPEATS = 8, 1 << 14

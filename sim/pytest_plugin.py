@@ -290,7 +290,7 @@ class SimulatedSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session):
-        """Fail the session for findings that belong to no test: launches at import, when no test ran."""
+        """Fail the session if findings belong to no test, such as those of launches at import."""
         if self.tally.failures(self.arguments.cuda_sim_allow) and session.exitstatus in (
             pytest.ExitCode.OK,
             pytest.ExitCode.NO_TESTS_COLLECTED,

@@ -187,7 +187,7 @@ def remembered(facts):
 
 
 def remember(facts, result):
-    """Remember the result of a check under its facts, unless they are None; return the result."""
+    """Cache the result of a check, with its facts as the key unless they are None, and return the result."""
     if facts is not None and is_hashable(facts):
         if len(CHECKED) >= MOST_CHECKED:
             CHECKED.clear()

@@ -82,7 +82,7 @@ def differentiable_once(forward, backward, functions, tensors, others, name, out
 
 
 def intercepted(*tensors):
-    """Return whether something such as torch.compile must see a call of an operator with these tensors."""
+    """Return whether a tracer such as torch.compile must intercept operator calls with these tensors."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0

@@ -25,7 +25,7 @@ PATCH = 4
 PADDING = 9  # columns that a strip and its taps, in groups of four, may read beyond the tile
 PLACE = (1 << 31) - 1  # like INDEX, for rows of q, k and v
 NUMBERS, PATCH_OPERANDS = PATCH * PATCH, PATCH * GROUP
-# Strips per thread. A thread owns NUMBERS elements of a tile: one patch, or strips in one row or two.
+# Strips per thread. Each thread owns NUMBERS elements of a tile: one patch, or strips in one or two rows.
 STRIPS = NUMBERS // STRIP
 
 

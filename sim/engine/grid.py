@@ -219,7 +219,7 @@ class Grid:
         return block
 
     def start_another(self, pending, live, resident):
-        """Start the next block while `resident` others are running.
+        """Start the next block. `resident` is the number of blocks already running.
 
         If the system has no more threads, the block waits until one of them ends, as on a full GPU.
         """

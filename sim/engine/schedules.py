@@ -15,11 +15,11 @@ import numpy as np
 
 PATIENCE = 32  # maximum number of turns that an adversarial schedule gives a thread before it yields
 TURNS = 1 << 14  # the same limit for all threads together
-FEW = 15  # number of schedules that every launch with reruns tries
+FEW = 15  # number of schedules tried for every launch that permits reruns
 # number of times that a thread may repeat a failed atomic without yielding, in the first two schedules
 SPINS = 512
 ALL_SPINS = 2048  # the same limit for all threads together
-SKIPS = 8  # number of rounds that the other threads run before the thread that is held back
+SKIPS = 8  # number of rounds for which one thread is held back while the others run
 
 
 class Seeded:

@@ -101,7 +101,7 @@ class Outline:
         above = [part for part in self.holders(node, self.root) if part.kind != STATEMENT][1:]
         kinds = [part.kind for part in above]
         first = next((at for at, kind in enumerate(kinds) if kind == BRANCH), len(kinds))
-        # A branch around a loop cannot be split inside that loop.
+        # A branch that encloses a loop cannot be divided in two at a Node inside that loop.
         if LOOP in kinds[first:] or kinds[:1] != [FUNCTION]:
             return False
         held = any(self.leaves(part, LEAVE, node.last) for part in above if part.kind == LOOP)

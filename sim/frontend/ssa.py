@@ -40,7 +40,8 @@ class Version:
         return version
 
     def comes_from(self):
-        """Return [(place, version or None)] for a phi."""
+        """Return the (place, version) pairs that a phi merges. A version is None where the variable is
+        unassigned."""
         return [(place, version and version.settled()) for place, version in self.incoming]
 
 
@@ -152,7 +153,7 @@ class Versions:
         return now
 
     def meet(self, ways):
-        """Return {variable: version} where several paths, [(place, {variable: version})], merge."""
+        """Return {variable: version} after several paths merge. A path is (place, {variable: version})."""
         ways = [(place, now) for place, now in ways if now is not None]
         if len(ways) < 2:
             return ways[0][1] if ways else None

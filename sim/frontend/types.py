@@ -202,7 +202,7 @@ def type_of_argument(argument, value):
     """
     if argument.parts is not None:
         return tuple(map(type_of_argument, argument.parts, value))
-    # Only the sign distinguishes specialisations for a np.int32.
+    # Specialise on the sign of an np.int32, but not on its value.
     if type(argument.value) is np.int32:
         return natural(np.int32, 31) if value >= 0 else INT32
     type_ = type_of_value(value)

@@ -52,8 +52,10 @@ class Options:
 
 
 class Uncompiled:
-    """A kernel for one signature without machine code. It has the attributes that Numba needs for a simulated
-    launch."""
+    """A kernel specialised for one signature, but not compiled to machine code.
+
+    It has the attributes that Numba needs for a simulated launch.
+    """
 
     objectmode, entry_point, launch_config_sensitive = False, None, False
 

@@ -1,4 +1,4 @@
-"""Findings about the host calls and the launches of a program; prints them and the summary."""
+"""Collects findings about the host calls and the launches of a program, and prints them and a summary."""
 
 import sys
 from collections import Counter

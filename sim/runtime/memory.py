@@ -26,7 +26,7 @@ NO_REPLACE = 0x100000  # Linux's MAP_FIXED_NOREPLACE
 
 
 class OutOfDeviceMemory(Exception):
-    """Exception that the simulated device has too little memory left for a request."""
+    """Raised when the simulated device has too little free memory for a request."""
 
 
 @dataclass(eq=False)
@@ -89,7 +89,7 @@ class DeviceMemory:
         self.names: dict[int, tuple] = {}  # base -> (name in findings, bytes per element), for one launch
         # whether launches check partly written buffers byte by byte (interpreted launches only)
         self.exact = True
-        self.unwatched = 0  # number of times that a launch did not check a partly written buffer
+        self.unwatched = 0  # number of times that a launch skipped this check
         # host address -> buffer registered with cudaHostRegister
         self.registered: dict[int, DeviceBuffer] = {}
         self.unused: dict[int, np.ndarray] = {}  # bytes of variables that no kernel uses
@@ -197,7 +197,7 @@ class DeviceMemory:
         return None
 
     def launch_finished(self) -> None:
-        """Update which bytes of all buffers have been written, after a launch."""
+        """After a launch, update the record of which bytes in each buffer have been written."""
         for buffer in self.buffers.values():
             buffer.find_written()
 

@@ -1,4 +1,4 @@
-"""Corpus: lanes that have returned, and a race that follows many ordered cells."""
+"""Corpus: warps in which some lanes have returned, and a race that comes after many ordered accesses."""
 
 import numpy as np
 from numba import cuda, float64

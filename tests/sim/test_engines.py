@@ -273,7 +273,7 @@ def test_whether_a_loop_ends_that_changes_something_is_not_decided(monkeypatch):
 
 
 def slow_loops():
-    """Return (kernel, threads, whether it ends in time) for loops in which something changes."""
+    """Return (kernel, threads, whether it ends in time) for long loops whose state changes."""
 
     def index(x):
         i = 0

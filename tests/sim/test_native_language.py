@@ -202,7 +202,7 @@ def test_a_row_lives_across_a_barrier(index):
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_a_row_stays_where_memory_said(engine):
-    """Change the element that a row's index was loaded from before the row is used."""
+    """Load the index of a row from memory, overwrite that element, and only then use the row."""
 
     @cuda.jit
     def kernel(x, order, out):

@@ -146,7 +146,7 @@ def record_calls(functions, allowed=None):
 
 
 def is_from_kernels(frame):
-    """Return whether a frame is a call of the learner's code into the package `kernels`."""
+    """Return whether a frame is a call from the learner's code into the package `kernels`."""
     return frame.f_code.co_filename.startswith(KERNELS) and is_theirs(frame.f_back)
 
 

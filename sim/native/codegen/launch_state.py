@@ -28,7 +28,7 @@ FIELD_SIZES = {
     "first_epochs": 1,  # address of an array over blocks: first epoch of each block
     "block_errors": 1,  # address of an array over blocks: `errors` at the end of each block
     "pairs": 1,  # address of an array of pairs: linear index of a block, epoch of a block it races with
-    "pair_count": 1,  # number of pairs recorded so far
+    "pair_count": 1,  # number of pairs of racing blocks recorded so far
     "pair_room": 1,  # capacity of `pairs`
     "log": 1,  # address of the access log (sim.native.codegen.access_log)
     "log_count": 1,  # number of entries, including those that did not fit

@@ -200,7 +200,7 @@ def emit_directed_quotient(e, found, a, b=None):
 
 
 def top_bit(e, double):
-    """Emit a test whether the sign bit of a double is set, and return the predicate."""
+    """Emit a test of the sign bit of a double, and return the resulting predicate."""
     return e.compare("<", Integer(e.builder.bitcast(double, I64), -(1 << 63), (1 << 63) - 1), 0)
 
 

@@ -37,7 +37,7 @@ class Lowering(Program):
     ptx_types: {variable: its PTX type}.
     """
 
-    passes_origins = False  # origins are passed only to functions, and calls have no compiled form
+    passes_origins = False  # only calls of functions pass origins, and calls have no compiled form
     exchanges_origins = False  # only the interpreter passes origins through shuffles
 
     def __init__(self, text, origin, entry):

@@ -117,9 +117,10 @@ class Attempt(Memory):
         self.replay = None  # `explain` may run blocks again, which must not be logged twice
 
     def needs_no_explanation(self):
-        """Return whether the interpreter has nothing to explain in the blocks that have run so far.
+        """Return whether no block that has run so far must run again in the interpreter for an explanation.
 
-        It has to explain an enabled error flag, and a finished launch that never wrote to global memory.
+        A block must run again if an enabled error flag is set. So must a finished launch that never wrote to
+        global memory.
         """
         if (self.block_errors & self.enabled_flags()).any():
             return False

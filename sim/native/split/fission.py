@@ -146,8 +146,8 @@ class Fission(Rematerializer):
             joined = f"agree_warps(state, exit_code, {call})"
         lines = ["exit_code = NO_THREAD", *loop, f"    exit_code = {joined}"]
         for name in sorted(exits):
-            # The code of a warp is a function of its own, so it uses its return value to leave a loop of the
-            # block.
+            # The code of a warp is a separate function, so its return value tells the block that it leaves a
+            # loop of the block.
             leaves_warp = at == WARP and (name == "return" or not depth)
             leave = f"return {CODES[name]}" if leaves_warp else name
             lines += [f"if exit_code == {CODES[name]}:", f"    {leave}"]

@@ -136,7 +136,7 @@ def without_running_state(pairs):
 
 
 def with_branches(pairs):
-    """Correct: handles a new maximum in a separate branch, and computes with numpy's numbers."""
+    """Correct: handles a new maximum in a separate branch, and computes with NumPy scalars."""
     m, l, o = -np.inf, np.float64(0), 0
     for score, value in pairs:
         if score > m:

@@ -96,7 +96,8 @@ def test_a_pointer_to_an_array_that_is_deleted(launch, engine):
 
 @pytest.fixture
 def modules(engine):
-    """Return two functions (kernel, *arguments, block) -> Report, for two modules of equal text."""
+    """Return two functions (kernel, *arguments, block) -> Report, one for each of two modules
+    with identical text."""
     found = [module("pointers", Path(__file__).with_name("programs"))[1] for _ in range(2)]
 
     def run(kernels, name, *arguments, block=4):
