@@ -24,7 +24,11 @@
 # %% [markdown]
 # ## The idea in one picture
 #
-# An ordinary softmax needs the largest score before it starts. If the scores arrive one at a time, you do not know the largest score yet. So use the largest score **so far**. When a larger one arrives, everything that you have summed up was computed relative to the wrong maximum, and a *single* multiplication corrects all of it. You never read a score again. This method is called [**online softmax**](../docs/glossary.md).
+# An ordinary softmax needs the largest score before it starts. If the scores arrive one
+# at a time, you do not know the largest score yet. So use the largest score **so far**.
+# When a larger one arrives, everything that you have summed up was computed relative to
+# the wrong maximum, and a *single* multiplication corrects all of it. You never read a
+# score twice. This method is called [**online softmax**](../docs/glossary.md).
 #
 # In the picture, `m` is the largest score so far, and `l` is the sum of the bars. (The next two cells load some modules and draw the picture. Run them; you do not need to read them.)
 
@@ -436,7 +440,10 @@ print("largest score found:", m == many_scores.max().item())
 #
 # ## Bug hunt: a bug that is harder to see
 #
-# Here is another answer to exercise 1.1. Everything is correct, except that `m` starts at **0** instead of −∞. If a score is above 0, it becomes the maximum, and there is no harm. If no score is, `m` remains 0 to the end. The function below computes the result in that case.
+# Here is another answer to exercise 1.1. Everything is correct, except that `m` starts
+# at **0** instead of −∞. If a score is above 0, it becomes the maximum and no harm is
+# done. If no score is, `m` remains 0 to the end. The function below computes the result
+# in that case.
 #
 # **Guess before you run.** Again the correct answer is always 10.04. Which of the seven rows are wrong? `___` Which of the wrong ones would a reader notice? `___`
 
@@ -455,7 +462,10 @@ for shift in (100, 0, -50, -100, -103, -104, -150):
 # %% [markdown]
 # From −50 downwards, 0 is larger than every score. But as long as the weights keep their digits, any `m` works, and at −50 the result with `m = 0` is as good as with `m = −48`. At −150 all weights are 0, we divide 0 by 0, and the NaN reveals the bug. The dangerous rows are between these two. Near e^−103, only a few float32 numbers are left above 0, so each weight is rounded to one of them. At −100 the result is 10.09 instead of 10.04, an error of half a percent. At −103 and −104 even the ratios of the weights are wrong, and the results, 9.33 and 6.80, look like any other mean. **There is no NaN and no warning, only a wrong answer.**
 #
-# A test with scores near zero that compares only the final mean never finds this bug. The unfinished kernel that you complete in lesson 05 was published with it. The check of exercise 1.1 finds it, because it also compares `m`, for scores that are all negative.
+# A test with scores near zero that compares only the final mean never finds this bug.
+# The unfinished kernel that you complete in lesson 05 was published with it. The check
+# for exercise 1.1 catches it, because it also compares `m` on inputs whose scores are
+# all negative.
 #
 # ## Validate
 #
@@ -506,7 +516,8 @@ for stage, got, wanted in stages:
 #
 # - To compute a softmax-weighted mean you need only the state `(m, l, o)`: the maximum so far, and two sums relative to it.
 # - When the maximum grows, multiply both sums by exp(old maximum − new maximum). Without a maximum they overflow, or vanish into 0 / 0.
-# - Merging two states is an addition relative to a common maximum. So any number of readers can share the work, in any order, and divide once at the end.
+# - To merge two states, rescale both to a common maximum, then add their sums. So any
+#   number of readers can share the work, in any order, and divide once at the end.
 #
 # **You can now** compute a softmax while you read each score once, explain to a colleague why `m` is needed, and split the work among as many readers as you like.
 #

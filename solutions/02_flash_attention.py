@@ -63,7 +63,8 @@ print(f"Q, all heads: {heads * N * d * itemsize // MiB:5} MiB")
 print(f"S, all heads: {heads * N * N * itemsize // MiB:5} MiB")
 
 # %% [markdown]
-# `S` is N/d = 64 times as large as `Q`, and `P` has the size of `S`. If you double the number of tokens, `S` becomes four times as large.
+# `S` is N/d = 64 times as large as `Q`, and `P` is the same size as `S`. If you double
+# the number of tokens, `S` becomes four times as large.
 #
 # Space is not even the main problem. The standard algorithm runs one step after the other. Each step reads its inputs from global memory and writes its result back:
 #
@@ -79,7 +80,11 @@ print(f"S, all heads: {heads * N * N * itemsize // MiB:5} MiB")
 #
 # ## The idea in one picture
 #
-# Cut the N×N matrix into [**tiles**](../docs/glossary.md). Compute one tile of scores on the chip, use it at once, and forget it. Lesson 01 makes this possible: the softmax of a row does not need all scores at the same time. It needs only `m`, `l` and `o`, and you can update them with the next few scores at any time. This is [**flash attention**](../docs/glossary.md).
+# Cut the N×N matrix into [**tiles**](../docs/glossary.md). Compute one tile of scores
+# on the chip, use it immediately, and forget it. Lesson 01 makes this possible: the
+# softmax of a row does not need all scores at the same time. It needs only `m`, `l` and
+# `o`, and you can update them with the next few scores at any time. This is
+# [**flash attention**](../docs/glossary.md).
 #
 # You have to process all the tiles, and there are two orders. The numbers in the picture give the order in which the tiles are computed. (The next cell only draws. Run it; you do not need to read it.)
 
@@ -143,7 +148,11 @@ show_figure(
 # %% [markdown]
 # ## Three numbers on paper, two at a time
 #
-# Take the scores **1, 3, 2** and the values **10, 20, 30**. Computed at once, with the maximum 3, the weights e⁻², 1 and e⁻¹ add up to 1.503, the weighted values add up to 32.39, and the attention is 32.39 / 1.503 = 21.55. Now make the tiles two keys wide. The first tile has the scores 1 and 3. The last tile is *ragged*, that is, shorter than the others: it has only the 2.
+# Take the scores **1, 3, 2** and the values **10, 20, 30**. Computed in a single tile,
+# with the maximum 3, the weights e⁻², 1 and e⁻¹ add up to 1.503, the weighted values
+# add up to 32.39, and the attention is 32.39 / 1.503 = 21.55. Now make the tiles two
+# keys wide. The first tile has the scores 1 and 3. The last tile is *ragged*, that is,
+# shorter than the others: it has only the 2.
 #
 # | | tile {1, 3} | tile {2} | both |
 # |---|---|---|---|
@@ -252,7 +261,8 @@ print("at once    ", scaled_dot_product_attention(q, k, v).flatten())
 
 
 # %% [markdown]
-# Both outputs are −0.88. Here are two more examples, one that is zero except in one corner and a random one, each with tiles of one row and of two.
+# Both outputs are −0.88. Here are two more examples: one is zero except in one corner,
+# the other is random. Each is shown with one-row tiles and with two-row tiles.
 
 
 # %%
@@ -300,7 +310,12 @@ for M, d in [(2, 1), (10, 1), (9, 2), (100, 64), (12288, 64), (49152, 64)]:
     )
 
 # %% [markdown]
-# Only the last one fits. The paper counts up to a constant factor, as is usual in the analysis of algorithms. With the scores, a tile takes up to 5/4 of M, and a little more for `m` and `l`. And ⌈ ⌉ never gives less than one row, even where one row of each array is too much (M = 100, d = 64). So treat the two formulas as rules of thumb; for a real kernel, add up the bytes. (12288 numbers are 48 KiB of float32; 49152 are 192 KiB.)
+# Only the last one fits. The paper counts up to a constant factor, as is usual in the
+# analysis of algorithms. With the scores, a tile takes up to 5/4 of M, and a little
+# more for `m` and `l`. Also, because of the rounding up, a tile always has at least one
+# row, even when one row of each array does not fit on the chip (M = 100, d = 64). So
+# treat the two formulas as rules of thumb; for a real kernel, add up the bytes. (12288
+# numbers are 48 KiB of float32; 49152 are 192 KiB.)
 #
 # ### A larger example
 #
@@ -684,7 +699,8 @@ print("tiles agree with scaled_dot_product_attention to 1e-5:", error <= 1e-5)
 # %% [markdown]
 # ## In three lines
 #
-# - Attention needs no N×N matrix in memory: you use each tile of scores at once, and keep only `m`, `l` and `o`.
+# - Attention needs no N×N matrix in memory: you use each tile of scores immediately,
+#   and keep only `m`, `l` and `o`.
 # - Keys outer loads K and V once, but moves the state at every tile. Queries outer keeps the state on the chip and loads K and V once for each tile of queries. It moves less, and its query tiles are independent.
 # - Tiles pay only if they are large enough (more than d/2 queries), and a missing key needs the score −inf, not 0.
 #

@@ -99,7 +99,9 @@ def double(x, out):
 #
 # This takes one trick. A Python function looks up its global names, such as `cuda`, in a dictionary, `function.__globals__`. So we make a **copy** of the kernel with our own dictionary, in which `cuda` refers to any object that we like. The original does not change, and you can still run the same source on a real GPU.
 #
-# Each index and size has three parts, x, y and z, because images and volumes are common. A size that you do not give is 1. (An index has no such default: the first index is 0, so we always write all three parts.)
+# Each index and size has three parts, x, y and z, because images and volumes are
+# common. A part of a size that you do not give is 1. (An index starts at 0, so 1 would
+# be the wrong default there. We always write all three parts of an index.)
 
 # %%
 dim3 = namedtuple("dim3", ["x", "y", "z"], defaults=(1, 1, 1))
@@ -278,7 +280,8 @@ print(out)
 #
 # `threading.Thread(target=f, args=(...))` prepares a call, `.start()` runs it concurrently with everything else, and `.join()` waits for its end. In a `threading.Barrier(3)`, every thread that calls `.wait()` waits until the third one has called it.
 #
-# **Predict.** Three threads append to one list, "arrives" before a barrier and "leaves" after it. Which orders can the list have?
+# **Predict.** Three threads append to one list, "arrives" before a barrier and "leaves"
+# after it. In which orders can the list come out?
 
 # %%
 barrier = threading.Barrier(3)
@@ -594,7 +597,10 @@ show_figure(
 #
 # The threads of a block can share them. Cut the matrices into tiles of 4×4. A block owns one tile of `c`. It goes along its row of tiles in `a` and its column of tiles in `b`, one pair of tiles per step. In each step, every thread loads **one** number of each tile into shared memory, all threads wait, and then all compute from shared memory.
 #
-# In the picture, the block that owns the orange tile of `c` makes two steps. In the first it loads the two blue tiles and multiplies them. In the second it loads the two green ones into the same shared arrays, and adds their product. The white tiles belong to other blocks.
+# In the picture, the block that owns the orange tile of `c` takes two steps. In the
+# first it loads the two blue tiles and multiplies them. In the second it loads the two
+# green ones into the same shared arrays, and adds their product. The white tiles belong
+# to other blocks.
 
 # %% jupyter={"source_hidden": true}
 from course.figures import GREEN
@@ -649,7 +655,8 @@ show_figure(
 )
 
 # %% [markdown]
-# **Predict.** How many numbers are read from `a` and `b` now? There are 4 blocks, each makes 2 steps, and in each step its 16 threads load 2 numbers each: `___`
+# **Predict.** How many numbers are read from `a` and `b` now? There are 4 blocks, each
+# takes 2 steps, and in each step its 16 threads load 2 numbers each: `___`
 #
 # <details><summary>Answer</summary>4 · 2 · 16 · 2 = 256, a quarter of 1024. With tiles of T×T, each number is read only 1/T as often.
 # This is the reason for the tiles of lesson 02.</details>

@@ -241,7 +241,9 @@ traced[2, 4](x, out).timeline(block=1)
 # Two threads store, and then thread 0 loads four elements.
 #
 # ### Exercise 4.3 · block_max · one or two lines
-# Which number can a thread without an element store, so that it never becomes the maximum? The numbers in `x` may be anything, including −∞. Wait with a barrier of the block, `cuda.syncthreads()`.
+# Which number can a thread without an element store, so that it never becomes the
+# maximum? `x` may contain any numbers, including −∞. Wait with a barrier of the block,
+# `cuda.syncthreads()`.
 #
 # <details><summary>Hint 1: is it 0?</summary>0 is larger than all of the six numbers above.</details>
 # <details><summary>Hint 2: lesson 01</summary>
@@ -313,7 +315,12 @@ print("wanted 1 to 8, got", out)
 # %% [markdown]
 # A race involves two threads, so the finding names two places. Thread 1 writes `part[1]`, and thread 2 reads `part[1]`. Both do so in the same line of the kernel, and **nothing orders the two accesses**: if thread 1 is faster, thread 2 reads a sum that already includes this pass. (The value that was written is at the end of the line.)
 #
-# The two accesses happen *within* one pass. `part[t] += part[t - step]` looks like one operation but is three: read, add, write. If one thread writes an element and another reads it, there must be a barrier between the write and the read. Between the passes there is one already. Within this line there is no room for another, so the likely fix splits the line. In the table above, all threads read before any of them writes. The kernel does not enforce that.
+# The two accesses happen *within* one pass. `part[t] += part[t - step]` looks like one
+# operation but is three: read, add, write. If one thread writes an element and another
+# reads it, there must be a barrier between the write and the read. Between the passes
+# there is one already. A barrier cannot go in the middle of a line, so the likely fix
+# is to split this line in two. In the table above, all threads read before any of them
+# writes. The kernel does not enforce that.
 #
 # The last pass needs no barrier after it, because then each thread reads only the element that it has written itself.
 #
@@ -681,7 +688,11 @@ for draw in [0.05, 0.5]:
     print()
 
 # %% [markdown]
-# It never ends for some `u`. For 0.05 the token is always in the left half, `high` decreases, and the loop ends. For 0.5, `low, high` become 1, 3. Then the middle is 2, and `high = 2`. From 1, 2 the middle is 1 again, and `low = 1` changes nothing, so the loop runs forever. The interval must get **smaller in each iteration**, and this one stopped shrinking.
+# It never ends for some `u`. For 0.05 the token is always in the left half, `high`
+# decreases, and the loop ends. For 0.5, `low, high` become 1, 3. Then the middle is 2,
+# and `high = 2`. When `low, high` are 1, 2, the middle is 1 again. Setting `low = 1`
+# then changes nothing, and the loop runs forever. The interval must get **smaller in
+# each iteration**, and this one stopped shrinking.
 #
 # How does `sim` find out? It does not prove anything, because no program can decide in general whether another one will end. It counts iterations of `while` loops. If no thread has ended after a certain number, it gives up and reports which thread is in which loop. Without `max_steps` the limit is a million iterations, which take about a second. If a kernel really needs more, raise the limit.
 #
@@ -741,7 +752,11 @@ check.ex04_9(sample_fixed)
 # - **What did not happen.** It judges one launch, with this input and these sizes. On the chess board, it found nothing wrong with `checkerboard`.
 # - **How long it takes.** It can count work, as you will see in lesson 08, but its own speed says nothing about the speed of a GPU.
 # - **The last digits.** A GPU fuses a multiplication and an addition into one operation that rounds once, and its `exp` differs slightly from your processor's.
-# - **Some matters of memory order.** In `sim`, a store is visible to all threads at once. On a GPU, another thread may see two stores in a different order, unless there is a barrier or a fence. `sim` checks which accesses these order. It is slightly more lenient than CUDA's rules for the thread that reads. And a compiler may keep a value in a register that `sim` reads from memory each time.
+# - **Some effects of memory ordering.** In `sim`, every thread sees a store
+#   immediately. On a GPU, another thread may see two stores in a different order,
+#   unless there is a barrier or a fence. `sim` checks which accesses these order. It is
+#   slightly more lenient than CUDA's rules for the thread that reads. And a compiler
+#   may keep a value in a register that `sim` reads from memory each time.
 #
 # For your own GPU there is `compute-sanitizer`, which comes with CUDA. It consists of four tools that watch a real launch for several of these kinds of bugs.
 #

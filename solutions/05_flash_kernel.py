@@ -477,7 +477,10 @@ print(
 # | `Kj = K[...]` binds the name to a part of global memory instead of filling the tile | no error at all; the kernel just does not use shared memory |
 # | the host function creates `O` and never returns it | the caller gets `None` |
 #
-# The other six run without an error, and the result is wrong. Here is a kernel that has all six, and is correct otherwise. It computes the same as yours in a different way: each thread keeps a row of scores in shared memory, takes the largest score of the whole tile, and rescales once per tile.
+# The other six run without an error, and the result is wrong. Here is a kernel that has
+# all six, and is correct otherwise. It computes the same result as yours, but in a
+# different way: each thread keeps a row of scores in shared memory, takes the largest
+# score of the whole tile, and rescales once per tile.
 
 # %%
 from course.check.lesson05 import unfinished
@@ -500,8 +503,10 @@ for number, line in enumerate(inspect.getsource(unfinished).splitlines(), start=
 # </details>
 # <details><summary>Hint 2: two threads, two blocks</summary>
 #
-# Along which axis are the block's threads? Which queries does *this* block own? The loop over `first` may remain a loop: start it at the
-# block's own tile and advance by `cuda.gridDim.x` tiles. (This is called a [**grid-stride loop**](../docs/glossary.md).)
+# Along which axis are the block's threads? Which queries does *this* block own? Keep
+# the loop over `first`, but start it at the block's own tile and advance by
+# `cuda.gridDim.x` tiles. (This is called a
+# [**grid-stride loop**](../docs/glossary.md).)
 #
 # </details>
 # <details><summary>Hint 3: the two hard ones</summary>

@@ -163,7 +163,9 @@ for lane in (0, 1):
     print(f"lane {lane} sees {seen[lane]:032b}")
 
 # %% [markdown]
-# Lane 0 is together with every fourth lane, and lane 1 with all the others. Divergence alone does not make a result wrong. It takes time, and it becomes dangerous as soon as the lanes exchange values.
+# Lane 0 runs in a group with lanes 4, 8, 12, …; lane 1 runs with all the lanes outside
+# that group. Divergence alone does not make a result wrong. It takes time, and it
+# becomes dangerous as soon as the lanes exchange values.
 #
 # ## 2. Four kinds of shuffles
 #
@@ -250,7 +252,8 @@ print("lanes that have 528:", [lane for lane in range(32) if out[lane] == 528])
 # Write the kernel `warp_sum(x, out)`, which sets `out[i]` to the sum of all elements that belong to the warp of thread `i`. So the first 32 elements of `out` are all equal, and so are the next 32.
 #
 # - There may be several warps in a block and several blocks. Blocks have a multiple of 32 threads.
-# - The number of elements may be anything. Threads without an element read and write nothing.
+# - There can be any number of elements. Threads without an element read and write
+#   nothing.
 # - Name all 32 lanes in the mask, with `ALL_LANES`.
 # - Use no shared memory, no atomic operations and no barrier.
 #
@@ -384,7 +387,9 @@ print("sums:", out)
 #
 # Attention can use this. The texts of a batch are padded to the length of the longest, and no query may use a padding key. A warp goes through the keys 32 at a time, one per lane. If none of the 32 keys is allowed, the warp skips them all.
 #
-# **Predict.** There are 70 keys. Keys 0 to 39 are words, except that key 3 is forbidden, and the rest is padding. The warp makes three steps. How many allowed keys does it count in each? What are the last ten digits of the first ballot?
+# **Predict.** There are 70 keys. Keys 0 to 39 are words, except that key 3 is
+# forbidden, and the rest is padding. The warp takes three steps. How many allowed keys
+# does it count in each? What are the last ten digits of the first ballot?
 
 
 # %%

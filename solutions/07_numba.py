@@ -71,7 +71,11 @@ print(out)
 # %% [markdown]
 # `@cuda.jit` does not compile anything yet. It wraps the function in an object that you can launch: `scale[grid, block](x, float32(3), out)`. At the first launch, Numba looks at the **types of the arguments**: here a float32 array, a float32 and a float32 array. From these three, it infers the type of every variable and every intermediate result, compiles, and keeps the result. The next launch with the same three types reuses it. A launch with other types, for example float64 arrays, makes Numba compile again. So one function has as many translations as there are lists of argument types.
 #
-# A list of types is called a **signature**. You can give it explicitly, `@cuda.jit("void(float32[::1], float32, float32[::1])")`. Then Numba compiles at once and accepts no other types. (`[::1]` means that neighbours in the array are neighbours in memory.) We never do this, because compiling at once needs a GPU.
+# A list of types is called a **signature**. You can give it explicitly,
+# `@cuda.jit("void(float32[::1], float32, float32[::1])")`. Then Numba compiles
+# immediately and accepts no other types. (`[::1]` means that neighbours in the array
+# are neighbours in memory.) We never do this, because compiling immediately needs a
+# GPU.
 #
 # How long does the first launch take? The recorded times of this lesson are in one small file. The next cell prints its source and the answer:
 
@@ -97,7 +101,8 @@ print(
 # Python's integers grow as needed. On a GPU every value has one fixed type, and the type decides which instruction computes with it. In a kernel:
 #
 # - An element of an array has the array's type: an element of a float32 array is a float32.
-# - An integer in the source, like `2`, is an int64. A number with a point, like `0.5`, is a **float64**. `float32(0.5)` is a float32.
+# - An integer in the source, like `2`, is an int64. A number written with a decimal
+#   point, like `0.5`, is a **float64**. `float32(0.5)` is a float32.
 # - Two integers give an **int64**, even int32 + int32. (Two unsigned ones give a uint64.) But `/` always gives a float.
 # - A float32 with a float32 gives a float32. A float32 with a float64, **or with an int32 or int64**, gives a float64.
 # - `/` and the functions of `math` turn integers into a float64. For a float32, `math.exp` and similar functions return a float32.
@@ -252,7 +257,10 @@ print(*compiled(careless_relu, x, out).float64, sep="\n")
 # %% [markdown]
 # The float32 is widened, compared as a float64 with a float64 zero, and rounded back. Not a single digit of the result changes.
 #
-# The types tell you what *may* happen, and the PTX tells you what does happen. By the rules of section 2, `2 * x[i]` is a float64. But if it is rounded to float32 at once, a float32 multiplication gives the same result. The compiler recognises this, and generates only that:
+# The types tell you what *may* happen, and the PTX tells you what does happen. By the
+# rules of section 2, `2 * x[i]` is a float64. But if the product is rounded to float32
+# straight away, a float32 multiplication gives the same result. The compiler recognises
+# this, and generates only that:
 
 
 # %%
@@ -503,7 +511,10 @@ for most in (1, 3, 100):
 # %% [markdown]
 # ## 6. Streams: which work waits for which
 #
-# A launch does not wait for the kernel. It puts the kernel in a queue and returns at once. The GPU processes the queue in order, while Python continues. Such a queue is called a **stream**. You can build one in Python, because a stream is a queue with one worker:
+# A launch does not wait for the kernel. It puts the kernel in a queue and returns
+# immediately. The GPU processes the queue in order, while Python continues. Such a
+# queue is called a **stream**. You can build one in Python, because a stream is a queue
+# with one worker:
 
 # %%
 from concurrent.futures import ThreadPoolExecutor
@@ -761,15 +772,24 @@ print(
 )
 
 # %% [markdown]
-# With two streams it takes 0.7 seconds: the first part is filled, then five times one part is filled while another is computed, then the last part is computed. A kernel can do the same within a block, with tiles instead of parts (part 5 of the course).
+# With two streams it takes 0.7 seconds: fill the first part; then, five times, fill one
+# part while computing the one before it; then compute the last part. A kernel can do
+# the same within a block, with tiles instead of parts (part 5 of the course).
 #
 # ### Two libraries, two streams
 # The bug with the early reader also happens with Numba and PyTorch, because **each library chooses its own stream**. `kernel[grid, block](...)` uses the default stream. PyTorch uses its *current* stream. That is the same default stream, until you write `with torch.cuda.stream(torch.cuda.Stream())`. In that block, PyTorch uses one stream and your kernel another, and CUDA makes neither wait for the other. (The default stream does wait for ordinary streams, but PyTorch creates its streams as *non-blocking*, which excludes them from that rule.) So a read can come too early in two ways:
 #
-# - **The kernel reads** data that PyTorch has not written yet. Numba protects you from this if you pass a *tensor*: it asks PyTorch for its current stream, and lets its own stream wait for an event there, as in our `wait_event`. It does not do so for a tensor that you converted to a Numba array earlier, with `cuda.as_cuda_array(tensor)`.
+# - **The kernel reads** data that PyTorch has not written yet. Numba protects you from
+#   this if you pass a *tensor*: it asks PyTorch for the current stream and makes
+#   Numba's own stream wait for an event recorded there, as our `wait_event` does. It
+#   does not do so for a tensor that you converted to a Numba array earlier, with
+#   `cuda.as_cuda_array(tensor)`.
 # - **PyTorch reads** data that the kernel has not written yet. Nothing protects you from this.
 #
-# We made two experiments. In the first, PyTorch's stream waits a tenth of a second and then fills x with ones. `scale` multiplies x by 3, and we count the results that are not 3. In the second, `row_sums` takes milliseconds to write its sums, PyTorch copies them at once, and we count those that are missing in the copy.
+# We made two experiments. In the first, PyTorch's stream waits a tenth of a second and
+# then fills x with ones. `scale` multiplies x by 3, and we count the results that are
+# not 3. In the second, `row_sums` takes milliseconds to write its sums, PyTorch copies
+# them immediately, and we count those that are missing in the copy.
 #
 # **Predict.** In which of these cases is the count not 0? With the kernel in the default stream: `scale` reads a tensor; `scale` reads an array that was wrapped before; PyTorch reads the results of `row_sums`. And with the kernel in PyTorch's stream?
 
@@ -948,7 +968,8 @@ def three_ways_live():
 # %% [markdown]
 # ## In three lines
 # - The types of the arguments determine all types. A bare `0.0`, an integer combined with a float32 (in most operations), or a Python float as an argument leads to float64, which you find in the PTX as `.f64`.
-# - A launch has a grid, a block and a stream, and returns at once. So wait before you read the result, and time kernels with events, after a first launch.
+# - A launch has a grid, a block and a stream, and returns immediately. So wait before
+#   you read the result, and time kernels with events, after a first launch.
 # - The reference, the simulator and the GPU agree to the last digits of float32: one source, three ways to run it.
 #
 # **You can now** read the compiler's output for a kernel, and launch it together with PyTorch without a race between the two.

@@ -280,7 +280,10 @@ show_figure(
 #
 # <details><summary>Answer</summary>
 #
-# A row takes 1 wavefront, left and right. A column takes 4 wavefronts on the left, because one bank has all four words. On the right it takes 1: the words 0, 5, 10, 15 are in the banks 0, 1, 2, 3. The unused word at the end of each row shifts the next row by one bank. This is called **padding**.
+# A row takes 1 wavefront in both pictures. A column takes 4 wavefronts on the left,
+# because one bank has all four words. On the right it takes 1: the words 0, 5, 10, 15
+# are in the banks 0, 1, 2, 3. The unused word at the end of each row shifts the next
+# row by one bank. This is called **padding**.
 # </details>
 #
 # ### Exercise 8.2 · wavefronts · one to four lines
@@ -564,7 +567,11 @@ show_table(
 # %% [markdown]
 # Pieces are sectors for global memory and wavefronts for shared memory. Three independent counts agree: your formula, the simulator access by access, and the GPU's counters while the kernel ran.
 #
-# How much time does it cost? In the next table, requested bytes are the sectors times 32, for 16384 × 16384 numbers. **DRAM** is the GPU's main memory. Between DRAM and the warps there are caches. If a sector is requested twice within a short time, a cache can deliver it the second time. For a store, a cache can wait until the rest of the sector has been written.
+# How much time does it cost? The next table is for a 16384 × 16384 matrix; "requested"
+# bytes are the number of sectors times 32. **DRAM** is the GPU's main memory. Between
+# DRAM and the warps there are caches. If a sector is requested twice within a short
+# time, a cache can deliver it the second time. For a store, a cache can wait until the
+# rest of the sector has been written.
 
 # %% tags=["uses-exercise"]
 GiB = 2**30

@@ -155,7 +155,10 @@ show_table(
 )
 
 # %% [markdown]
-# What is a high occupancy good for? Here is a copy in which each thread has one number in flight at a time: it loads a number, stores it, and only then continues with the next. We launch it with more and more shared memory that it does not use, so that fewer and fewer blocks fit.
+# What is high occupancy good for? Here is a copy in which each thread has one number in
+# flight at a time: it loads a number, stores it, and only then continues with the next.
+# We launch it with more and more shared memory that it does not use, so that fewer and
+# fewer blocks fit.
 #
 # **Predict.** If half as many threads wait for memory at the same time, how much longer does the copy take? `___`
 
@@ -197,7 +200,12 @@ show_table(
 # %% [markdown]
 # This follows [**Little's law**](../docs/glossary.md): the number of bytes in flight equals the rate times the latency. If the latency were constant, half the threads would give half the rate, and the last column would be 2. With few threads this nearly holds. With many threads the latency itself grows, because the loads queue, so the last threads add the least.
 #
-# High occupancy is one way to have many bytes in flight. The other is to let each thread issue several loads before it waits for the first; then fewer threads are enough. This is probably why the copy of lesson 08, in which each thread loads 4 bytes, is slower than PyTorch's copy, in which each thread loads more. And this is why high occupancy is not a goal by itself. The flash kernel has a low occupancy, because it uses its registers for a row of q and a row of o.
+# High occupancy is one way to have many bytes in flight. The other is to let each
+# thread issue several loads before it waits for the first; then fewer threads are
+# enough. This is probably why the copy of lesson 08, in which each thread loads 4
+# bytes, is slower than PyTorch's copy, in which each thread loads more. And this is why
+# high occupancy is not a goal by itself. The flash kernel has low occupancy, because it
+# uses its registers for a row of q and a row of o.
 #
 # ## 2. How fast at best: the roofline
 #

@@ -943,10 +943,11 @@ for row in differs > 1e-12:
 # Only the comparison with the loops finds it. A test for a property cannot distinguish two functions that
 # both have that property.
 #
-# The difference stays near the diagonal. A score counts in the formula but not in the code if its key comes
-# after its own query, but not after query i. The window of `T[i, j]` contains such a score only for the P_q +
-# P_r columns j = i − P_q − P_r + 1 … i, here three. Near the first row there are fewer. With a single row of
-# taps there are none, because every score then belongs to query i itself.
+# The difference stays near the diagonal. The formula counts a score that the code
+# leaves out when the score's key comes after its own query and yet no later than query
+# i. The window of `T[i, j]` contains such a score only for the P_q + P_r columns j = i
+# − P_q − P_r + 1 … i, here three. Near the first row there are fewer. With a single row
+# of taps there are none, because every score then belongs to query i itself.
 #
 # Why do it the way the code does? Because then *one* matrix `S0` serves all rows, and the convolution is a
 # plain convolution. With the formula's mask, every row i would need its own matrix. A model that is trained
@@ -997,8 +998,8 @@ print(f"Q, K, V and the output:        {4 * heads * N * d * itemsize / 1e9:.2f} 
 #
 # ## Validate
 #
-# We compare in float64, for N from 1 to 33, with taps that are odd, even, oblong, and larger than N. The
-# first cell defines the helpers.
+# We compare in float64, for N from 1 to 33, with taps of odd, even and non-square
+# sizes, and with taps larger than N. The first cell defines the helpers.
 
 
 # %%
@@ -1114,8 +1115,8 @@ print(
 # - Without the first mask, the output is finite, correct for identity taps, and sees the future. To find such
 #   a bug, change the future and watch the past, and compare with loops.
 #
-# **You can now** say what a row of this attention may depend on, and detect a function that looks ahead
-# without reading its code.
+# **You can now** say what a row of this attention may depend on, and tell, without
+# reading a function's code, whether it looks ahead.
 #
 # **Read on:** Golovneva, Wang, Weston, Sukhbaatar, *Multi-Token Attention* (2025, arXiv:2504.00927) defines
 # the method and reports what it gains. Vaswani et al., *Attention Is All You Need* (2017, arXiv:1706.03762),

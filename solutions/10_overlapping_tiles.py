@@ -415,8 +415,9 @@ check.ex10_2(convolved_tile)
 #
 # <details><summary>Hint 3: what goes where?</summary>
 #
-# Before the inner loop: `top, bottom` from `to_load`, the Q tile, and a new state. Inside: `left, right` from
-# `to_load`, the K tile, the V tile `load_rows(v, j0, width, traffic)`, and `update`. After it: store `o / l`
+# Before the inner loop: get `top, bottom` from `to_load`, load the Q tile, and create a
+# new state. Inside: get `left, right` from `to_load`, load the K tile, load the V tile
+# with `load_rows(v, j0, width, traffic)`, then call `update`. After it: store `o / l`
 # and `(m + torch.log(l))[:, 0]`, because `m` and `l` have the shape (count, 1).
 # </details>
 
@@ -466,11 +467,12 @@ print("out", [f"{number:.2f}" for number in small_o[:, 0].tolist()])
 # %% [markdown]
 # ## What the halo costs
 #
-# The standard way has three steps: the masked scores; the convolution with its mask and the softmax; the
-# product with `V`. So `S0` and `P` are each written and read back. If the softmax is a separate step, as it
-# is in PyTorch, so is `T`. Together that is **6N² + 4Nd** elements. (Lesson 09 counted 14N², because there
-# each mask and each padding was a separate step.) Compare this with what your `forward` moves for N = 256 and
-# d = 64.
+# The standard way has three steps: the masked scores; the convolution with its mask and
+# the softmax; the product with `V`. So `S0` and `P` are each written and read back. If
+# the softmax is a separate step, as it is in PyTorch, `T` is also written and read
+# back. Together that is **6N² + 4Nd** elements. (Lesson 09 counted 14N², because there
+# each mask and each padding was a separate step.) Compare this with what your `forward`
+# moves for N = 256 and d = 64.
 #
 # **Predict.** With 15 × 15 taps and tiles that load 16 × 16 scores, do the tiles move less than the standard
 # way, or more? (The next cell takes a few seconds.)
@@ -548,9 +550,9 @@ show_figure(
 # (B − 14)² ≥ B²/2 means B ≥ 14 / (1 − √½) = 47.8. So with 15 × 15 taps you need at least 48 × 48 tiles for
 # half of the arithmetic to be useful. With 7 × 7 taps, 21 × 21 tiles are enough.
 #
-# One more thing about the left plot: causal tiles visit only about half of all keys, while the standard way
-# as we count it goes through all of them. That factor of 2 has nothing to do with the halo. You can see it in
-# the line for 1 × 1 taps.
+# One more thing about the left plot: causal tiles visit only about half of all keys,
+# while the standard way, as we count it, goes through all of them. That factor of 2 has
+# nothing to do with the halo. You can see it in the line for 1 × 1 taps.
 
 # %% [markdown]
 # ## The package's version
@@ -564,8 +566,9 @@ print(inspect.getsource(conv_tiled.forward))
 # %% [markdown]
 # ## Validate
 #
-# We compare in float64, with taps that are odd, even, oblong and larger than N, and with tiles that own a
-# single row and tiles larger than the sequence. Each stage is compared with the one before.
+# We compare in float64, with taps of odd, even and non-square sizes and taps larger
+# than N, and with tiles that own a single row and tiles larger than the sequence. Each
+# stage is compared with the one before.
 
 
 # %%
@@ -852,8 +855,9 @@ for n, c_q, c_k, size in [
 # A test is `(tokens, c_q, c_k, rows loaded, columns loaded)`, five whole numbers. The check runs it with
 # random inputs. Give two tests:
 #
-# - `sharp`: at most **3** tokens, and it finds all three faults;
-# - `blind`: at least **16** tokens and at least 3 × 3 taps, and it finds only **one** of them.
+# - `sharp`: a test with at most **3** tokens that finds all three faults;
+# - `blind`: a test with at least **16** tokens and at least 3 × 3 taps that still finds
+#   only **one** of the faults.
 #
 # Large tests are not better than small ones. Remember what a tile owns: rows loaded − P_q, and columns loaded
 # − P_k − P_r.

@@ -567,9 +567,11 @@ reports[-1].memory_map("s_tile", block=0)
 # %% [markdown]
 # ## Validate
 #
-# We compare each stage with the one before. Your kernel is compared with the tiles of lesson 10, element by
-# element, in float64, and with the reference. Then the package's kernel is compared with both. The taps are
-# odd, even, oblong and larger than the sequence, with one tile and with several.
+# We compare each stage with the one before. Your kernel is compared with the tiles of
+# lesson 10, element by element, in float64, and with the reference. Then the package's
+# kernel is compared with both. The taps have odd, even and non-square sizes, and some
+# are larger than the sequence. Some sequences fit into one tile, and others need
+# several.
 
 
 # %%
@@ -906,8 +908,8 @@ print(report.errors[0].message)
 # Here is one way to get there. P has its own tile. Only the owned cells are written to it, but the sum runs
 # over all loaded keys that exist, `min(8, n - j0)`.
 #
-# **Guess before you run.** With 3 × 3 taps and tiles of 8 × 8, up to how many tokens is it correct? And what
-# does it read beyond that?
+# **Guess before you run.** With 3 × 3 taps and tiles of 8 × 8, what is the longest
+# sequence for which it is correct? And what does it read beyond that?
 
 
 # %%
@@ -1078,9 +1080,10 @@ print(inspect.getsource(strips.convolve_strip.py_func))
 print(inspect.getsource(strips.add_group.py_func))
 
 # %% [markdown]
-# (The taps are padded with zeros to a multiple of four columns. There are at most four such groups, and each
-# is written out, and so are a thread's two strips. Registers have no index, so the window moves on without a
-# single instruction.) The next picture shows both for one thread:
+# (The taps are padded with zeros to a multiple of four columns. There are at most four
+# such groups. The code spells out each of them, and each of a thread's two strips,
+# instead of looping. Registers have no index, so the window moves on without a single
+# instruction.) The next picture shows both for one thread:
 
 
 # %% jupyter={"source_hidden": true}

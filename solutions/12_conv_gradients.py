@@ -327,11 +327,12 @@ check.ex12_1(softmax_backward)
 # | t[2] | | 2 | 1 | 5 | 19 |
 # | t[3] | | | 2 | 1 | 3 |
 #
-# In the forward pass you read along a **row**: which scores did t[1] read? In the backward pass you read down
-# a **column**: which outputs read s[1]? Its left neighbour t[0] did, with the tap 5; t[1] itself did, with 1;
-# and its right neighbour t[2] did, with 2. Down a column, the taps come in the order 5, 1, 2: they are
-# **reversed**. That is not a special rule about convolutions. It is because my right neighbour sees me on its
-# left.
+# In the forward pass you read along a **row**: which scores did t[1] read? In the
+# backward pass you read down a **column**: which outputs read s[1]? Its left neighbour
+# t[0] did, with the tap 5; t[1] itself did, with 1; and its right neighbour t[2] did,
+# with 2. Down a column, the taps come in the order 5, 1, 2: they are **reversed**. This
+# is not a special rule about convolutions. That is because my right neighbour has me on
+# its left.
 #
 # **Predict.** Let dt = (1, 0, 2, 10). Then ds[1] = 5 · 1 + 1 · 0 + 2 · 2 = 9. What are ds[2] and ds[3]?
 
@@ -703,11 +704,12 @@ check.ex12_4(conv_attention_backward)
 # %% [markdown]
 # ## 7. Validate
 #
-# We have three references. Autograd takes the package's forward pass apart step by step. Finite differences
-# only run that forward pass. The package's own backward pass is derived by hand. The first two share the
-# forward pass, which lesson 09 compared with loops. The third shares with them only what the forward pass
-# stores, O and L. The taps are odd, even and oblong, and once there are more taps than tokens, and once a
-# single token.
+# We have three references. Autograd takes the package's forward pass apart step by
+# step. Finite differences only run that forward pass. The package's own backward pass
+# is derived by hand. The first two share the forward pass, which lesson 09 compared
+# with loops. The third shares with them only what the forward pass stores, O and L. The
+# taps have odd, even and non-square sizes. One case has more taps than tokens, and one
+# has a single token.
 
 # %%
 NAMES = "dQ", "dK", "dV", "dW"
@@ -845,9 +847,10 @@ print(f"this function keeps {ours:,} numbers; one N×N matrix has {n * n:,}")
 print("plain forward pass keeps more than two N×N matrices:", plain > 2 * n * n)
 
 # %% [markdown]
-# Twice as many tokens double the first count, and make an N×N matrix four times as large. To be fair: while
-# it runs, your backward pass still creates N×N matrices, one after the other. It just doesn't keep them from
-# the forward pass until then. Lesson 13 does it by tiles, without any.
+# Twice as many tokens double the first count, and make an N×N matrix four times as
+# large. To be fair: while it runs, your backward pass still creates N×N matrices, one
+# after the other. It just doesn't keep them from the forward pass until then. Lesson 13
+# does it tile by tile, without any N×N matrix.
 #
 # ### On a real GPU, if you have one
 #
@@ -939,9 +942,10 @@ for name, spoiled in results.items():
 # %% [markdown]
 # ### Exercise 12.5 · diagnosis · four words
 #
-# Which version has which mistake? Return `{"a": ..., "b": ..., "c": ..., "d": ...}` with the names from the
-# table. The letters are drawn again when the kernel restarts. So you can write down the four words that fit
-# this session, or a few lines of code that decide by experiment, as the published solution does.
+# Which version has which mistake? Return `{"a": ..., "b": ..., "c": ..., "d": ...}`
+# with the names from the table. The letters are drawn again when the kernel restarts.
+# You can simply write down the four words that are correct in this session, or write a
+# few lines of code that find them by experiment, as the published solution does.
 #
 # <details><summary>Hint: the two suspects</summary>
 #
@@ -985,8 +989,8 @@ check.ex12_5(diagnosis)
 #   implementation of this attention end at 16 tokens. With 7×7 taps, its forward pass, measured on an H200,
 #   is wrong for every length from 27 on that we tried.
 #
-# Random taps, even and oblong, and more than one tile would have found all four. And gradcheck? It needs no
-# second implementation:
+# A single test with random taps of an even, non-square size and with more than one tile
+# would have found all four. And gradcheck? It needs no second implementation:
 
 
 # %%

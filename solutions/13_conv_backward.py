@@ -23,8 +23,9 @@
 # 2. write the gradient computations of both, and tell from the checks which part contains a mistake;
 # 3. (third sitting) say why a sum by atomics changes from run to run, and how to get one that does not.
 #
-# Lesson 12 computed the whole backward pass with N×N matrices. Here thread blocks do it tile by tile, without
-# any. You don't need a GPU. Everything is for one head, with causal attention.
+# Lesson 12 computed the whole backward pass with N×N matrices. Here thread blocks do it
+# tile by tile, without any N×N matrix. You don't need a GPU. Everything is for one
+# head, with causal attention.
 
 # %%
 import functools
@@ -815,9 +816,10 @@ def by_tiles(q, k, v, w, d_o, size):
 
 
 # %% [markdown]
-# The taps are odd and even, square and oblong. There is one token, one tile, many tiles, ragged tiles, and
-# more taps than tokens. With tensors on the CPU, `launch` runs `sim`, which also looks for races, for reads
-# of uninitialised memory, and for accesses out of bounds. Any finding would stop the cell.
+# The taps have odd and even sizes, square and non-square. There is one token, one tile,
+# many tiles, ragged tiles, and more taps than tokens. With tensors on the CPU, `launch`
+# runs `sim`, which also looks for races, for reads of uninitialised memory, and for
+# accesses out of bounds. Any finding would stop the cell.
 
 # %% tags=["uses-exercise"]
 shapes = [
@@ -891,7 +893,8 @@ print(
 #   belongs to a block of keys. dW belongs to no block and is added up at the end.
 # - The halo has rows above (to recompute T) and rows below (they send gradient back). Several tiles load it,
 #   and only one counts it.
-# - A tile has three origins, of S0, of dT and P, and of dS. Confusing them is the usual mistake.
+# - A tile has three origins: one for S0, one for dT and P, and one for dS. Confusing
+#   them is the usual mistake.
 #
 # **You can now** write and test the backward pass of any attention that fits into tiles.
 #
@@ -900,9 +903,10 @@ print(
 # Scientist Should Know About Floating-Point Arithmetic* (ACM Computing Surveys, 1991), on sums that depend on
 # their order. PyTorch's documentation has a note "Reproducibility".
 #
-# **Next:** [lesson 14](14_decoding.ipynb) leaves training and generates: one token at a time, with a cache,
-# and the merge of [lesson 01](01_online_softmax.ipynb). The third sitting, below, is optional: a sum that
-# changes from run to run, a bug hunt, and the package's kernels.
+# **Next:** [lesson 14](14_decoding.ipynb) leaves training behind and generates text:
+# one token at a time, with a cache, and the merge of
+# [lesson 01](01_online_softmax.ipynb). The third sitting, below, is optional: a sum
+# that changes from run to run, a bug hunt, and the package's kernels.
 
 # %% [markdown]
 # # Third sitting (optional, 60 minutes)
@@ -1301,9 +1305,9 @@ for n in (16, 32, 64):
     print(f"{n:5}{ours:10}{4 * n * 8 + n + 9:16}   {plain > 2 * n * n}")
 
 # %% [markdown]
-# Twice the tokens, twice the memory. While it runs, the backward pass adds dQ, dK, dV, D and dW, and with
-# `deterministic=True` c_q · c_k numbers for each block of queries. All of that grows with N, and nothing
-# grows with N².
+# Twice the tokens, twice the memory. While it runs, the backward pass also needs memory
+# for dQ, dK, dV, D and dW, and with `deterministic=True` for another c_q · c_k numbers
+# per block of queries. All of that grows with N, and nothing grows with N².
 #
 # And on a GPU? These numbers were recorded with `python -m kernels.bench`. "eager" is plain PyTorch, and both
 # are in float32.
@@ -1384,4 +1388,5 @@ show_figure(
 # you which part of a tile was counted twice or not at all. The package's kernels take the same steps with
 # larger tiles, and their memory grows with N.
 #
-# **Next:** [lesson 14](14_decoding.ipynb) leaves training and generates, one token at a time.
+# **Next:** [lesson 14](14_decoding.ipynb) leaves training behind and generates text,
+# one token at a time.

@@ -261,8 +261,8 @@ for name, s0 in {
 # </details>
 # <details><summary>Hint 3: the shape</summary>
 #
-# Then the taps fit in exactly one row and N columns: `conv2d(padded[None, None], w[None, None])` has the
-# shape (1, 1, 1, N).
+# Then the taps fit in exactly N places, all in one row:
+# `conv2d(padded[None, None], w[None, None])` has the shape (1, 1, 1, N).
 # </details>
 
 
@@ -585,7 +585,8 @@ for splits in (1, 2, 3, 4, 6, 12):
 # H200, with 128 heads, an earlier version of that kernel took 1.10 ms with four splits and 1.33 ms with five.
 # (The model has no time unit, so we put the first cross on the line; only the second carries information.)
 #
-# **Predict.** With 128 heads (16 sequences of 8) and 528 slots, up to how many splits is there only one wave?
+# **Predict.** With 128 heads (16 sequences of 8) and 528 slots, what is the largest
+# number of splits that needs only one wave?
 
 # %%
 KEYS, COUNTS = 65536, range(1, 101)
@@ -806,8 +807,8 @@ check.ex14_3(is_right)
 #
 # - Thread c computes element c of the output and no other.
 # - Divide by `l` once, at the end, even if there is only one split.
-# - Any split may be empty, even the first, but not all at once. `m` can be any finite float32, and `l` can be
-#   any positive number (0 for an empty split).
+# - Any split may be empty, even the first, but at least one is not. `m` can be any
+#   finite float32, and `l` can be any positive number (0 for an empty split).
 # - `weight(m_s, m)` is exp(m_s − m) in float32, and 0 if m_s is −∞. It is the only function of the package
 #   you need. Compute in float32 only.
 #
@@ -948,12 +949,14 @@ for read, rows in stepped.items():
 #
 # ## 9. The package's kernel, with your merge
 #
-# `kernels/conv/decode.py` has the splits as a kernel too. A block has four warps, and each warp takes a
-# quarter of the block's split; the block merges the four states before it writes one. A warp processes 32
-# keys at a time, one per lane. Each lane computes the scores of its key with all rows of the window. The
-# scores of the last 64 keys stay in shared memory, in a ring buffer, and as soon as a key's right neighbours
-# are there, its `T` is computed. So within a split no key is read twice, and the halo is needed only at the
-# two ends. The picture shows the ring buffer of a warp, with 7 taps in a row (drawn, not measured):
+# `kernels/conv/decode.py` also implements the splits as a kernel. A block has four
+# warps, and each warp takes a quarter of the block's split; the block merges the four
+# states before it writes one. A warp processes 32 keys at a time, one per lane. Each
+# lane computes the scores of its key with all rows of the window. The scores of the
+# last 64 keys stay in shared memory, in a ring buffer, and as soon as a key's right
+# neighbours are there, its `T` is computed. So within a split no key is read twice, and
+# the halo is needed only at the two ends. The picture shows the ring buffer of a warp,
+# with 7 taps in a row (drawn, not measured):
 
 
 # %% jupyter={"source_hidden": true}

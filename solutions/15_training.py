@@ -861,11 +861,12 @@ print(
 #
 # ## 10. On a GPU, with our kernels
 #
-# Here the task and the batch are larger, and the attention is that of lessons 11 and 13:
-# `kernels.ConvAttention`, forward and backward. There are five seeds with convolution and five without, and
-# **all ten are shown**, because the best of five seeds would show luck. Both models have the same class,
-# plan, texts and initial weights. *Without* means 1 × 1 taps and runs through the same convolving kernel, so
-# that only the taps differ.
+# Here the task and the batch are larger, and the attention is that of lessons 11 and
+# 13: `kernels.ConvAttention`, forward and backward. There are five seeds with
+# convolution and five without, and **all ten are shown**, because showing only the best
+# of five would mostly show luck. Both models have the same class, plan, texts and
+# initial weights. *Without* means 1 × 1 taps and runs through the same convolving
+# kernel, so that only the taps differ.
 
 # %%
 recorded = json.loads(

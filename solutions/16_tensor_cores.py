@@ -739,7 +739,10 @@ print("error below 1e-5:", bool(np.abs(c - rounded_a @ rounded_b).max() < 1e-5))
 
 # %% [markdown]
 # ## In three lines
-# - `mma.sync.m16n8k16` multiplies a 16 × 16 by a 16 × 8 matrix from the registers of all 32 lanes; quad lane // 4 and position lane % 4 determine the entries. `sim` reports a missing lane, but a wrong layout only shows up as wrong values.
+# - `mma.sync.m16n8k16` multiplies a 16 × 16 matrix by a 16 × 8 matrix, both held in the
+#   registers of the 32 lanes; a lane's quad (lane // 4) and its position in the quad
+#   (lane % 4) determine which entries it holds. `sim` reports a missing lane, but a
+#   wrong layout only shows up as wrong values.
 # - `ldmatrix` takes the address of one row from each lane and returns fragments. Rows with an odd number of 16-byte chunks avoid bank conflicts, and `.trans` loads a row-major B.
 # - Rounding inputs to bfloat16 costs at most (2u + u²) |A| |B|, with u = 2⁻⁸. Rounding sums ruins them, so accumulators stay in float32.
 #

@@ -83,7 +83,9 @@ show_table(
 )
 
 # %% [markdown]
-# You will write the parts that make the difference, for a head dimension of 16, and run them in the simulator. **You need no GPU.** First you bring plain flash attention to the tensor cores, then its convolution.
+# You will write the parts that make the difference, for a head dimension of 16, and run
+# them in the simulator. **You need no GPU.** First you bring plain flash attention to
+# the tensor cores, then you add the convolution.
 #
 # ## 1. What a product costs
 #
@@ -274,7 +276,10 @@ def as_left(p):
 check.ex17_1(as_left)
 
 # %% [markdown]
-# Here is what your function does. On the left: the lane that has each weight after Q Kᵀ. On the right: the lane and the register that hold it as the left operand, read out of *your* code by running it on the weights 0 to 255. A weight in a wrong place would be red.
+# Here is what your function does. On the left: which lane holds each weight after Q Kᵀ.
+# On the right: the lane and the register that hold it as the left operand, read out of
+# *your* code by running it on the weights 0 to 255. A weight in a wrong place would be
+# red.
 
 
 # %% jupyter={"source_hidden": true}
@@ -858,7 +863,11 @@ show_table(
 # - **Tensor cores** give the largest factor, even with loads that waste most of their wavefronts.
 # - **The padding** gives more than `ldmatrix` itself, for 16 bytes per row: 4 wavefronts instead of 32, as you counted. (The kernel does not become eight times faster, because shared memory accounts for only part of its time.)
 # - **The second buffer** gives 9 %. Most people predict more. Why so little? Your kernel uses 126 registers per thread, so four blocks of four warps share a streaming multiprocessor (lesson 08: `16384 // (128 * 32)` warps in a quarter). While one block waits for its tile, three others multiply. Copies in flight help most if no other block can fill the time.
-# - **The package's kernel** takes less than half of your kernel's time. It gives a warp 32 queries instead of 16, so it reads K and V from shared memory half as often. It updates m once per 64 keys instead of once per 16, and raises m only if weights would grow too large. None of this is a new idea: it does more work per loaded number, like lesson 11's patches.
+# - **The package's kernel** takes less than half of your kernel's time. It gives a warp
+#   32 queries instead of 16, so it reads K and V from shared memory half as often. It
+#   updates m once per 64 keys instead of once per 16, and raises m only if weights
+#   would grow too large. The idea is not new: do more work per loaded number, as lesson
+#   11's patches did.
 #
 # ## 6. The convolution's route: count first
 #

@@ -238,7 +238,7 @@ check.ex18_2(add_products)
 # - then lane b adds the eight numbers of tap b. Use no atomics, no shuffles and no block barrier, only the warp's barrier, `cuda.syncwarp()`;
 # - each warp calls the function once for each of its row shifts, every time with the same `diagonals`.
 #
-# Numbers that belong to no tap may be anything, including NaN.
+# Numbers that belong to no tap may have any value, including NaN.
 #
 # <details><summary>Hint 1: where is number i?</summary>
 #

@@ -151,7 +151,10 @@ show_figure(
 )
 
 # %% [markdown]
-# With a single query, expanding 4096 keys costs far more than it saves, so absorb. With many queries, all of them use the expanded keys, and a score over `d` elements is cheaper than one over `L` (if d < L), so expand. In decoding the bytes say the same: if you absorb, the latents of a token are read once for *all* heads.
+# With a single query, expanding 4096 keys costs far more than it saves, so absorb. With
+# many queries, expand: they all share the expanded keys, and a score over `d` elements
+# is cheaper than one over `L` (if d < L). In decoding the bytes say the same: if you
+# absorb, the latents of a token are read once for *all* heads.
 #
 # Multiply–adds are not the only cost. Expanded keys have to be written to memory and read again, for every head. The kernel in `kernels/latent/forward.py` avoids that. It applies each projection to the operand that stays in shared memory, and accepts more multiply–adds in return; the file's header explains how.
 #

@@ -132,7 +132,8 @@ except ProgramBug as bug:
     print(bug)
 
 # %% [markdown]
-# On a GPU there is no message, as in CUDA: the kernel reads and writes whatever is in memory after the arrays.
+# On a GPU, just as with CUDA, you get no message: the kernel reads and writes whatever
+# is in memory after the arrays.
 #
 # A tile may have two dimensions. `[:, None]` and `[None, :]` add a dimension of length one, and tiles are combined by **broadcasting**, as in NumPy: a dimension of length one is repeated to fit. Here are rows 2 and 3 of a matrix with `n = 3` elements per row, in a tile of 2 × 4:
 #
@@ -242,7 +243,9 @@ read_aloud(small.twice, 1, BLOCK=64)
 # %% [markdown]
 # Each thread has **two** elements, 128 bytes (32 elements) apart. The mask became two **predicates**, `p1` and `p2`: `@%p1 ld` means "load if p1". It is CUDA's `if i < n:`, once per element. And `blockIdx` and `threadIdx` are back.
 #
-# (The value of a masked element is undefined in Triton, unless you pass `other=`. This PTX has 0 there, `mov.u32 %r1, 0x0`. `interpreted` has NaN, so that no kernel can rely on it.)
+# (The value of a masked element is undefined in Triton, unless you pass `other=`. This
+# PTX has 0 there, `mov.u32 %r1, 0x0`. `interpreted` puts NaN there, so that no kernel
+# can rely on the value.)
 #
 # The compiler also chooses which thread has which elements. A softmax shows more of that; `small.softmax_row_kernel` is yours with one row per program. The pictures show three launches. For each element of the row you see the threads that load it, as the simulator recorded them. (This PTX was compiled without information on the alignment of the arrays. On a GPU, Triton checks it: if an array begins at a multiple of 16 bytes, each thread may load four neighbouring elements at a time.)
 
@@ -477,7 +480,10 @@ in_ptx(*torch.randn(3, 40, 16))
 print("barriers that three programs waited at:", seen["counters"]["barriers"])
 
 # %% [markdown]
-# There are 27: three per program, and three per tile. Even a program of one warp uses shared memory in two ways. K and V pass through it, and so does `p`, because the result of one `tl.dot` is distributed over the threads in another way than the operand of the next.
+# There are 27: three per program, and three per tile. Even a program of one warp uses
+# shared memory in two ways. K and V pass through it, and so does `p`, because the
+# result of one `tl.dot` is not distributed over the threads in the same way as the
+# operand of the next.
 #
 # The loads are **asynchronous**: `cp.async` loads the next tile while the current one is used, although no line of your kernel asks for it. And `tl.dot` gives each thread a *patch* of the product, where a thread of lesson 05 has a whole row and reads every key for that one row. That is why Triton wins in the first column of the table at the top.
 #
@@ -548,7 +554,10 @@ for name in "ABCDE":
     print(f"{name}, by threads: {said(in_simulator, name)}\n")
 
 # %% [markdown]
-# Both find the first three. To fix B, use `tl.atomic_add(y + c, part, mask=c < columns)`. To fix C, use a second array for the output, which is D. (95 of C's 98 races are between two threads of one program: the PTX has nothing between the loads of a warp and its stores.)
+# Both find the first three. To fix B, use
+# `tl.atomic_add(y + c, part, mask=c < columns)`. To fix C, use a second array for the
+# output, which is D. (Of the 98 races in kernel C, 95 are between two threads of one
+# program: the PTX has no barrier between a warp's loads and its stores.)
 #
 # **Only the simulator finds E.** An interpreter that runs a program as a single thread of execution, as Triton's own interpreter also does, sees nothing wrong. But thread 32, in the second warp, may load an element that thread 31 has not stored yet. `tl.debug_barrier()` between the store and the load fixes it. Why would anybody write E? The next section shows a reason.
 #
@@ -597,7 +606,10 @@ except TypeError as error:
 #
 # ### Exercise 21.5 · convolved · about eight lines
 #
-# Return the tile `T[i, j] = Σ_ab taps[a, b] · s[i + a, j + b]`, for i up to SIZE − c_q and j up to SIZE − c_k. The other rows and columns may have any value. `s` is (SIZE, SIZE), and SIZE is at least 16. `taps` points to c_q rows of c_k elements, row-major. Load them with a mask: nothing is allocated after them.
+# Return the tile `T[i, j] = Σ_ab taps[a, b] · s[i + a, j + b]`, for i up to SIZE − c_q
+# and j up to SIZE − c_k. The other rows and columns may have any value. `s` is (SIZE,
+# SIZE), and SIZE is at least 16. `taps` points to c_q rows of c_k elements, row-major.
+# Load the array with a mask: the memory past its end is not allocated.
 #
 # A function decorated with `@triton.jit` may `return` a tile. Keep full precision with `input_precision="ieee"`.
 #

@@ -289,7 +289,9 @@ show_figure(
 #
 # Now run it in real processes. `run_ranks(function, 4)` starts four of them, each with its own memory, connected by `torch.distributed`. Each runs the function, and the results come back in rank order.
 #
-# A block is sent like this. `isend` and `irecv` only *start* a transfer, and return at once. If every rank called a blocking `send` first, each could wait for the next one to receive, around the whole ring: a **deadlock**.
+# A block is sent like this. `isend` and `irecv` only *start* a transfer, and return
+# immediately. If every rank called a blocking `send` first, each could wait for the
+# next one to receive, around the whole ring: a **deadlock**.
 #
 
 
@@ -470,7 +472,12 @@ print(f"of two ranks: {sum(halved) / max(halved):.2f}")
 # %% [markdown]
 # Four ranks are at best 2.3 times as fast as one, and two ranks 1.33 times. The H200s at the top reached 1.27 in the forward pass, at 131,072 tokens.
 #
-# The fix is the [**zigzag order**](../docs/glossary.md): divide the sequence into 2·R chunks, and give each rank two of them, one early and one late, so that all ranks have equal work. If all chunks have the same length, the work of chunk s grows linearly with s. The cost is that each rank has two halos. (**Striped attention** balances the work in another way: rank r gets the tokens r, r + R, r + 2R, … With a convolution, every token would then have its whole halo on other ranks.)
+# The fix is the [**zigzag order**](../docs/glossary.md): divide the sequence into 2·R
+# chunks, and give each rank two of them, one early and one late, so that all ranks have
+# equal work. If all chunks have the same length, the work of chunk s grows linearly
+# with s. The cost is that each rank has two halos. (**Striped attention** balances the
+# work differently: rank r gets the tokens r, r + R, r + 2R, … With a convolution, every
+# token would then have its whole halo on other ranks.)
 #
 # ### Exercise 23.5 · my_chunks · one line
 #
