@@ -251,9 +251,10 @@ check.ex05_1(load_tile)
 # </details>
 # <details><summary>Hint 2: three loops</summary>
 #
-# - An outer loop over the keys `j`.
-# - Inside it, a loop over `c` that computes the score.
-# - After you have computed `m`, `l` and both factors, a second loop over `c` that updates the row of `o`.
+# - Write an outer loop over the keys `j`.
+# - Inside it, write a loop over `c` that computes the score.
+# - After you have computed `m`, `l` and both factors, write a second loop over `c` that
+#   updates the row of `o`.
 #
 # </details>
 
@@ -492,7 +493,10 @@ for number, line in enumerate(inspect.getsource(unfinished).splitlines(), start=
 # ### Exercise 5.4 · repairs · six lines
 # Find the six wrong lines. Return a dictionary `{"wrong line": "correct line"}`. Copy each line in full, without its indentation.
 #
-# Start with an empty dictionary, `return {}`, and run the check. It shows the first two bugs that `sim` finds, and how many more there are. Fix those, and run it again. A finding shows where two threads conflict, which need not be where the mistake is: for each of the two threads, ask which queries it owns, and why.
+# Start with an empty dictionary, `return {}`, and run the check. It shows the first two
+# bugs that `sim` finds, and how many more there are. Fix the two bugs, and run the
+# check again. A finding shows where two threads conflict, which need not be where the
+# mistake is: for each of the two threads, ask which queries it owns, and why.
 #
 # Two of the six mistakes are hard to find, because they give correct answers for most inputs. The check helps you: its scores also climb from −1000 to 1000, and fall, and in one case the last key is far above the rest. When you are done, each block computes its own queries, one per thread.
 #

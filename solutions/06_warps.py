@@ -336,7 +336,9 @@ print("lane 0 wrote", out[0])
 # %% [markdown]
 # Lane 0 reads from lane 16, but lane 16 does not execute the shuffle: it skipped the `if` in every iteration, and has returned. A shuffle is not a store that remains in memory until another lane loads it. **A value is passed only if both lanes execute the call.** The value that you get from an absent lane is undefined. `sim` gives NaN, so that you notice. A GPU gives some number and no message. On the H200 on which we tried it, lane 0 wrote 1.
 #
-# Why does lane 0 not wait forever, as in section 7 of lesson 04? There the missing lanes were still running, and waited at another shuffle. Here they have returned, and a shuffle does not wait for those.
+# Why does lane 0 not wait forever, as in section 7 of lesson 04? There the missing
+# lanes were still running, and waited at another shuffle. Here they have returned, and
+# a shuffle does not wait for lanes that have returned.
 #
 # The `if` did not save anything either. The lanes of a warp either execute an instruction together or wait while others execute it, and switching off a lane does not make the warp faster.
 #

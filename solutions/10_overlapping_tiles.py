@@ -323,8 +323,8 @@ for first, count in [(-2, 4), (3, 4), (7, 2)]:
 #
 # - The steps are those of lesson 09: scores divided by √d, the mask with 0, the convolution, the mask with
 #   −∞.
-# - Don't modify the inputs. Create no tensor much larger than the tile, and call no other function than `halo_of` of the `kernels`
-#   package.
+# - Don't modify the inputs. Create no tensor much larger than the tile, and call no
+#   function of the `kernels` package except `halo_of`.
 # - `later(rows, columns, i0, j0)`, below, is the mask of a tile whose first row is query i0 and whose first
 #   column is key j0. It is True where the key comes after the query.
 #

@@ -216,9 +216,10 @@ print(
 #
 # ## 3. Exercise 13.1 · to_load · about five lines
 #
-# A tile owns `rows` rows of S0, starting at `i0`, and `columns` columns, starting at `j0`: for these it
-# computes dS. Return two regions, each as `(top, bottom, left, right)` like in lesson 10: rows top, …, bottom
-# − 1 and columns left, …, right − 1.
+# A tile owns `rows` rows of S0, starting at `i0`, and `columns` columns, starting at
+# `j0`: for these it computes dS. Return two regions, each as
+# `(top, bottom, left, right)`, as in lesson 10: rows top, …, bottom − 1 and columns
+# left, …, right − 1.
 #
 # - of **dT**: all T that read an owned score;
 # - of **S0**: all scores that *these* T read.
@@ -443,8 +444,8 @@ def add_to_all(d_w, tap_sums):
 # exp(T − L)** in `p_tile`. Do so at every entry whose key is not after its query and where both are in the
 # sequence: 0 ≤ key ≤ query < N. At all other entries, store 0 in both.
 #
-# Scores go up to ±1000, so compute exp(T − L), not exp(T)·exp(−L): the latter overflows. `log_sum` is L and
-# `delta` is D = rowsum(dO · O), one number per query.
+# Scores go up to ±1000, so compute exp(T − L), not exp(T)·exp(−L), which overflows.
+# `log_sum` is L and `delta` is D = rowsum(dO · O), one number per query.
 #
 # <details><summary>Hint 1: the one trap</summary>
 #

@@ -384,7 +384,11 @@ print(f"queries kept: {kept.shape[1]} of {n}")
 #
 # ### Five machines
 #
-# Each machine below is a whole layer with its own backward pass. Four machines have a fault, and one has none. `lesson19.wrong(name)` lists the results that a machine gets wrong. All machines pass their own tests, which use 3 × 3 taps and a first map near the identity, as after a little training. The letters are drawn anew in each session, so only your experiments can tell them apart.
+# Each machine below is a whole layer with its own backward pass. Four machines have a
+# fault, and one has none. `lesson19.wrong(name)` lists the results that a machine gets
+# wrong. All machines pass their own tests, which use 3 × 3 taps and a first map near
+# the identity, as after a little training. The letters are drawn again in each session,
+# so only your experiments can tell them apart.
 
 # %%
 for name in lesson19.MACHINES:
