@@ -68,7 +68,7 @@ class Forecast:
         return (times[-1] - times[0]) * estimates[len(estimates) // 2] if estimates else inf
 
     def of_thread(self, numbers):
-        """Return the time that one thread needs, in multiples of the time between its first and last Numbers.
+        """Return how long a thread still needs, as a multiple of the time between its first and last Numbers.
 
         Return None if none of its numbers has changed.
         """

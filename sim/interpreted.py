@@ -71,7 +71,7 @@ class Interpreted:
         with Reruns(context, program, observers) as reruns:
             run(grid, context, program.fiber)
             further_notes = reruns.run_all(prepare, run)
-        # Accesses of threads that were ended remain in the log. No observer has seen them.
+        # The log still holds accesses of threads that were terminated early, which no observer has seen.
         left = len(context.log or ())
         share = context.logged / (context.logged + left) if left else 1.0
         shares, unwatched = watched(observers, share, context.silent, left)

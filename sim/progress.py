@@ -77,7 +77,7 @@ class ProgressCheck:
 
     def __init__(self, context, thorough=False):
         self.context, self.most_states = context, MOST_STATES if thorough else 0
-        self.repeats = 0  # consecutive iterations that started in a state that their thread had before
+        self.repeats = 0  # consecutive iterations that began in a state already seen for that thread
         self.repeating = set()  # the threads of these iterations
         self.distinct = 0  # number of states, summed over the looping threads
         self.states = {}  # looping thread -> set of states at the start of its iterations

@@ -162,8 +162,11 @@ class Reruns:
 
 
 def confirmed(findings):
-    """Return the findings of a launch whose effects depend on undefined values. A read of an inactive lane is
-    then an error, unless a read of unwritten shared memory may be the cause."""
+    """Return the findings, given that the effects of the launch depend on undefined values.
+
+    Reads of inactive lanes become errors, unless reads of unwritten shared memory could explain the
+    dependence.
+    """
     if any(map(reads_fresh_shared, findings)):
         return findings
     return [replace(f, severity="error") if reads_absent_lane(f) else f for f in findings]

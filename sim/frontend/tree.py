@@ -162,7 +162,7 @@ class Simplify(ast.NodeTransformer):
         return name
 
     def evaluate_once(self, node, stem, before):
-        """Return a function that builds an expression with the value of `node` for each use.
+        """Evaluate `node` only once. Return a function that builds an expression for its value for each use.
 
         The expression is a copy of `node` if it is a name or a literal. Otherwise `node` is assigned once to
         a new variable, by a statement appended to `before`, and the expression reads that variable.

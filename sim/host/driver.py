@@ -72,8 +72,8 @@ class Memory:
         self.fresh = {address for address in self.fresh if (self.blocks[address] == FRESH).all()}
 
     def as_array(self, device_array):
-        """Return a numpy array over the bytes of a device array. Unwritten memory is returned like an array
-        from `sim.empty`."""
+        """Return a numpy array over the bytes of a device array. Memory that was
+        never written counts as uninitialised, as in an array from `sim.empty`."""
         address, size = device_array.device_ctypes_pointer.value or 0, device_array.alloc_size
         buffer = (ctypes.c_char * size).from_address(address) if size else bytearray()
         array_class = Empty if self.find_base(address) in self.fresh else np.ndarray

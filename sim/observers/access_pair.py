@@ -33,7 +33,7 @@ class AccessPair:
     b: Any
     address: int  # address of the byte
     equal: bool  # whether all racing accesses write the same value
-    replaced: bool  # whether the thread of one write writes the byte again later
+    replaced: bool  # whether one of the writing threads later overwrites the byte
     colliding: bool  # whether several threads write the byte
     sites: tuple[int, ...]  # the sites of all accesses that race on the byte
     scoped: bool  # whether the blocks differ although one access is an atomic of block scope

@@ -153,8 +153,8 @@ class Cells:
         low, high = np.minimum.reduceat(party, firsts), np.maximum.reduceat(party, firsts)
         of_cell = np.flatnonzero(np.diff(cell[firsts], prepend=-1))
         lowest = np.repeat(np.minimum.reduceat(low, of_cell), np.diff(of_cell, append=len(firsts)))
-        # A multiplicative hash of (site, several parties, lowest party) is summed over the sites of the cell,
-        # so that their order does not matter.
+        # Sum, over the sites of the cell, a multiplicative hash of (site, whether several parties access it,
+        # lowest party), so that the order of the sites does not matter.
         mark = (
             site[firsts].astype(np.uint64) << np.uint64(2)
             | (low != high).astype(np.uint64) << np.uint64(1)

@@ -56,7 +56,7 @@ class Misuse(Observer):
 
     def launch_finished(self, context):
         yield from (finding for _, finding in self.unset.values())
-        # Only arguments of the launch count, because a variable of the module can belong to a library.
+        # Consider only arguments of the launch: a variable of the module can belong to a library.
         allocations = (a for a in context.space.allocations if a.keep is not None)
         arrays = [a.name for a in allocations if a.space == "global" and a.root.size]
         # A kernel that has read its data can legitimately have nothing to write.

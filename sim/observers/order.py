@@ -332,8 +332,8 @@ def widen(clock, clocks):
 
 
 class Clock(dict):
-    """A record of how far the accesses of each thread or block are known to have happened, built by merging
-    clocks.
+    """A vector clock: for each thread or block, the last segment whose accesses are known to have happened.
+    Clocks are combined by merging.
 
     number: a unique number.
     contains: the numbers of some clocks already merged into this one.

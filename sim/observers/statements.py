@@ -186,8 +186,8 @@ def arguments(text):
 
 
 def statement(source):
-    """Return the statement in a source line without a leading `if (...)` or similar, comment and
-    semicolon."""
+    """Return the statement on a source line, stripped of any leading `if (...)` or similar header, trailing
+    comment and semicolon."""
     source = re.sub(r"(^|[;{}])\s*//.*$|\s#\s.*$", r"\1", source).strip()  # in Python, // is a division
     while found := HEADER.match(source):
         rest = source[found.end() :]

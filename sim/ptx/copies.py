@@ -6,7 +6,7 @@ from sim.ptx.regions import GENERIC, WINDOWS
 
 
 class AddressMemory(Memory):
-    """The memory of one instruction that accesses memory by address.
+    """Memory as seen by a single PTX instruction, whose operands are addresses instead of arrays and indices.
 
     sites: {action: site number}. An action is a word such as "load".
     """

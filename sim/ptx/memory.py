@@ -43,7 +43,7 @@ class Memory(RegionTable):
         windows = [WINDOWS[name] for name in ("global", "const", "shared", "local")]
 
         def access(address, *values):
-            # The bits above the size of a window contain the number of the state space.
+            # The upper bits of an address contain the number of the state space, the lower ones the offset.
             number = address >> SPACE_SHIFT & 3
             return made[number](address - windows[number], *values)
 

@@ -318,7 +318,8 @@ class Program:
     # --- waiting --------------------------------------------------------------------------------------------
 
     def named_barrier(self, waits):
-        """Return the name of the function (barrier number, thread count) for a named barrier.
+        """Return the name of the function that arrives at a named barrier. Its arguments are the barrier's
+        number and the number of threads.
 
         waits: whether the thread waits (`sync`) or only arrives.
         """

@@ -159,8 +159,8 @@ class Run:
         return LOCAL_VARIABLE if of_compiler else plain_name(variable.name)
 
     def most_frames(self, variable):
-        """Return the maximum number of active calls, within one thread, of the function that declares a local
-        variable."""
+        """Return how many calls of the function that declares a local variable can be active at once in one
+        thread."""
         return 1 if variable in self.program.entry.variables else max(STACK // max(variable.bytes, 1), 1)
 
     def pop_frame(self, variable):

@@ -213,7 +213,7 @@ def sleep(writer, item):
 
 
 def warp(writer, item):
-    """Emit a warp instruction, in which the lanes compute with each other's operands."""
+    """Emit a warp instruction, whose lanes read each other's operands."""
     form = form_of(item.opcode)
     given = item.operands[1:] if form.results else item.operands
     given = [part for operand in given for part in parts(operand)]

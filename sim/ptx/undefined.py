@@ -212,7 +212,7 @@ class Origins:
         return self.module.shared_name(function.__name__, lambda run: function)
 
     def declared(self, variables):
-        """Return the names of the variables with the origins of these parameters, in order."""
+        """Return, in order, the names of the variables that hold the origins of these parameters."""
         return [self.passed(variable) for variable in variables] if self.passing else []
 
     def declare(self, variable):
@@ -247,7 +247,7 @@ def find_origin(origins, at, size):
 
 
 def set_origin(origins, at, size, origin):
-    """Record the origin of a range of a parameter's bytes, unless it is False."""
+    """Record the origin of a range of a parameter's bytes. An origin of False means that they are defined."""
     if origin:
         origins.update(dict.fromkeys(range(at, at + size), origin))
 

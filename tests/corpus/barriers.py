@@ -23,7 +23,7 @@ def passed(times):
 
 
 class BarrierInABranch:
-    """Only half of the block passes the barrier."""
+    """Only half of the block reaches the barrier."""
 
     launch = 1, 8
     findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}

@@ -1,4 +1,4 @@
-"""Corpus: bugs that only few schedules expose, and that the first dozen seeds mostly miss."""
+"""Corpus: bugs that only a few schedules expose, and that the first dozen seeds usually miss."""
 
 import numpy as np
 from numba import cuda

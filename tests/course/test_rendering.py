@@ -28,7 +28,7 @@ from course.bootstrap import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.nightly
 LESSONS = sorted((ROOT / "solutions").glob("[0-9]*.ipynb"))
-# Script that finds faults of a page: elements that scroll sideways, and labels that overlap.
+# Script that finds layout faults in a page: elements that scroll sideways, and labels that overlap.
 FAULTS = """() => {
     const page = document.documentElement, wide = box => box.scrollWidth > box.clientWidth + 1;
     const found = wide(page) ? [`the page is ${page.scrollWidth} pixels wide`] : [];

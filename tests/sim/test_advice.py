@@ -24,7 +24,7 @@ RACES = [
     name for name, case in CASES.items() if any(found[0].startswith("race") for found in case["findings"])
 ]
 LONG = {"left.RaceInCellSixThousand"}  # these cases take half a minute
-# patterns without steps, and the reason
+# patterns whose advice has no steps -> what the source does not say
 OPEN = {
     "overwritten": "which elements the threads were to write",
     "equal writes": "whether it is meant",

@@ -103,7 +103,7 @@ def axis_position(array, axis, numba_type, code):
     if not isinstance(numba_type, FromEnd):
         return index_value(array.context, array.builder, numba_type, code)
     extent, back = array.extent(axis), I64(numba_type.back)
-    # If the axis is shorter, keep the negative index, so that the check reports it.
+    # If the axis has fewer elements than that, leave the index negative, so that the bounds check reports it.
     is_inside = array.builder.icmp_signed(">=", extent, back)
     return array.builder.select(is_inside, array.builder.sub(extent, back), I64(-numba_type.back))
 

@@ -272,7 +272,7 @@ class Arithmetic:
     # --- conversions and comparisons ------------------------------------------------------------------------
 
     def of_code(self, code, ptx_type):
-        """Return the value of this PTX type represented by an LLVM value from a register or from memory."""
+        """Interpret an LLVM value, loaded from a register or from memory, as a value of this PTX type."""
         if ptx_type in FLOATS or ptx_type in HALF:
             return Float(code, ptx_type)
         if ptx_type == "pred":

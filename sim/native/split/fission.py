@@ -104,7 +104,7 @@ class Fission(Rematerializer):
         return (lines + self.lower_section(group, at, depth)) or ["pass"]
 
     def lower_section(self, group, at, depth):
-        """Return the lines that execute statements without a synchronisation point at level `at`.
+        """Return the lines that execute statements that contain no synchronisation point of level `at`.
 
         The statements of a block may still contain synchronisation points of its warps.
         """
