@@ -86,6 +86,7 @@ class Context:
         self.silent = {}  # hook that is not called, or not for every event -> the reason
         self.notes: dict[str, None] = {}  # notes for the report, stored as keys so that each appears once
         self.findings = []
+        self.has_errors = False  # whether the findings include an error
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # the Recording, if an observer creates one
 
@@ -134,14 +135,15 @@ class Context:
         """Call the hook of each observer that overrides it, and collect the findings that it returns."""
         if not self.listeners[hook]:
             return
-        began, self.in_observer = time.monotonic(), True
+        began, self.in_observer, known = time.process_time(), True, len(self.findings)
         for listener in self.listeners[hook]:
             self.findings.extend(listener(*facts) or ())
         self.in_observer = False
-        # Observer time does not count against the kernel. The exception is `access_refused`: a loop may
-        # trigger it forever, and must still end.
-        if self.since is not None and hook != "access_refused":
-            self.since += time.monotonic() - began
+        self.has_errors |= any(finding.severity == "error" for finding in self.findings[known:])
+        # Observer time does not count against the kernel. There are two exceptions. A loop may trigger
+        # `access_refused` forever, and must still end. After an error, the launch has to end soon.
+        if self.since is not None and hook != "access_refused" and not self.has_errors:
+            self.since += time.process_time() - began
 
     def refuse(self, site, what, array, index):
         """Report an access with an out-of-bounds or negative index.
@@ -279,6 +281,14 @@ class Context:
         # one
         self.since, self.patience = None, first_patience()
 
+    def barrier_opened(self):
+        """Count the opening of a barrier as progress, unless an error precedes it.
+
+        An undefined value can keep a loop around a barrier from ending: no comparison with NaN holds.
+        """
+        if not self.has_errors:
+            self.restart_progress()
+
     def tick(self, site):
         """Count an iteration of a `while` loop.
 
@@ -337,8 +347,7 @@ class Context:
         The limit is higher if the Forecast predicts that the loop ends. It is not after an error: on a GPU,
         that error may have ended the launch or caused the endless loop.
         """
-        has_errors = any(finding.severity == "error" for finding in self.findings)
-        return PATIENCE_FACTOR * PATIENCE if self.ends and not has_errors else PATIENCE
+        return PATIENCE_FACTOR * PATIENCE if self.ends and not self.has_errors else PATIENCE
 
     @property
     def activity(self):

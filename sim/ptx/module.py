@@ -166,11 +166,11 @@ class Kernel(base.Kernel):
         }
         exec(code, namespace)
         # In PTX, every loop counts its iterations, even if it was a `for` loop in the source. Unless the
-        # caller has set a limit, the opening of a barrier counts as progress.
+        # caller has set a limit, the opening of a barrier counts as progress until an error is found.
         context.steps = context.max_steps or MAX_ITERATIONS
         if context.max_steps is None:
             opened = context.listeners["barrier_opened"]
-            context.listeners["barrier_opened"] = [*opened, lambda *_: context.restart_progress()]
+            context.listeners["barrier_opened"] = [*opened, lambda *_: context.barrier_opened()]
         context.listeners["launch_finished"] = [run.heap.finish, *context.listeners["launch_finished"]]
         waits = scheduler.atomics_yield or program.used & (SUSPENDING | {NAMED_BARRIER})
         thread_program = ThreadProgram(fiber if waits else None, program.used, (), ())

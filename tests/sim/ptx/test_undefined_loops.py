@@ -1,0 +1,51 @@
+"""Tests of loops around a barrier that do not end, because they compare a value that nobody has written."""
+
+import time
+
+import numpy as np
+
+import sim.context
+from ptx.test_language import HEAD
+from sim import load_ptx, simulate
+
+# Each thread averages its neighbours in `s` until the change is small. `s[33]` is unwritten.
+RELAX = """
+.visible .entry relax(.param .u64 y)
+{
+    .shared .align 4 .b8 s[136];
+    .reg .pred %p<3>; .reg .f32 %f<9>; .reg .b32 %r<7>;
+    mov.u32 %r1, %tid.x; mov.u32 %r2, s; shl.b32 %r3, %r1, 2; add.s32 %r2, %r2, %r3; mov.u32 %r4, 0;
+    setp.eq.u32 %p1, %r1, 0; @%p1 st.shared.u32 [s], 1065353216; st.shared.u32 [%r2+4], %r4;
+    bar.sync 0;
+L:  ld.shared.f32 %f1, [%r2]; ld.shared.f32 %f2, [%r2+8]; add.f32 %f3, %f1, %f2; mul.f32 %f4, %f3, 0f3F000000;
+    ld.shared.f32 %f5, [%r2+4]; sub.f32 %f6, %f4, %f5; abs.f32 %f7, %f6;
+    bar.sync 0;
+    st.shared.f32 [%r2+4], %f4; mov.b32 %r5, %f7; redux.sync.max.u32 %r6, %r5, -1; mov.b32 %f8, %r6;
+    bar.sync 0;
+    setp.geu.f32 %p2, %f8, 0f3C23D70A; @%p2 bra L;
+    ret;
+}
+"""
+
+
+def test_loop_around_a_barrier_ends_soon_after_an_uninitialised_read(monkeypatch):
+    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.1)
+    monkeypatch.setattr(sim.context, "PATIENCE", 1.0)
+    began = time.process_time()
+    kernel = load_ptx(HEAD + RELAX)["relax"]
+    report = simulate(kernel, engine="fibers", on_finding="report")[1, 32](np.zeros(32, np.float32))
+    assert [finding.kind for finding in report.findings] == ["uninitialized-read", "no-progress"]
+    # PATIENCE applies to the first run and to a rerun with other values of unwritten memory
+    assert time.process_time() - began < 10
+
+
+def test_barriers_are_progress_while_there_is_no_error(monkeypatch):
+    """Let `s[33]` be 0, so that the values converge. Without any patience, a barrier is still progress."""
+    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.001)
+    monkeypatch.setattr(sim.context, "PATIENCE", 0.002)
+    zero = "@%p1 st.shared.u32 [s], 1065353216; @%p1 st.shared.u32 [s+132], %r4;"
+    kernel = load_ptx(HEAD + RELAX.replace("@%p1 st.shared.u32 [s], 1065353216;", zero))["relax"]
+    report = simulate(kernel, engine="fibers", observers=(), on_finding="report")[1, 32](
+        np.zeros(32, np.float32)
+    )
+    assert not report.findings and report.counters["barriers"] > 10
