@@ -15,6 +15,7 @@ from sim.observers.statements import (
     assignment,
     may_perform,
     mentions,
+    sliced,
     statement,
     statement_of,
     statements,
@@ -177,14 +178,17 @@ class AccessPair:
     @cached_property
     def views(self):
         """The two different names by which the accesses refer to the same memory, or None. A name assigned
-        more than once does not count, because it may have referred to other memory before."""
+        more than once does not count, because it may have referred to other memory before. A name may become
+        a slice of its own array: `q = q[48:]`."""
         names = self.called(self.a.site), self.called(self.b.site)
         if self.outline is None or None in names or names[0] == names[1]:
             return None
         home = self.outline.function(self.low)
         text = "\n".join(line for _, line in self.outline.text(home))
         header = re.split(r":\s*\n|\{", text)[0]
-        times = [len(assigned(name, text)) + mentions(header, name) for name in names]
+        times = [
+            len(assigned(name, text)) - len(sliced(name, text)) + mentions(header, name) for name in names
+        ]
         return names if max(times) <= 1 else None
 
     def span(self, name):

@@ -256,3 +256,9 @@ def mentions(text, name):
 def assigned(name, text):
     """Return the matches in `text` of assignments to a name."""
     return re.findall(rf"\b{re.escape(name)}\s*(?:,\s*\w+\s*)*(?<![=!<>])=(?!=)", text)
+
+
+def sliced(name, text):
+    """Return the matches in `text` of assignments of an array's slice to the array's own name."""
+    name = re.escape(name)
+    return re.findall(rf"\b{name}\s*=\s*{name}\s*\[[^\]\n]*:", text)

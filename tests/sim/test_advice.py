@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from numba import cuda, int32
+from numba import cuda, float64, int8, int32
 
 import applied
 from corpus_cases import CASES, launched
@@ -419,3 +419,22 @@ def test_a_flag_in_shared_memory_needs_a_barrier_not_a_message():
     report = simulate(last_block_without_barrier, on_finding="report")[1, 32](*arguments)
     (race,) = (finding for finding in report.findings if finding.kind == "race-shared")
     assert race.fix.startswith("cuda.syncthreads() between")
+
+
+@cuda.jit
+def views_that_overlap(x, y):
+    values = cuda.shared.array(0, float64)
+    signs = cuda.shared.array(0, int8)
+    signs = signs[48 * 4 :]
+    t = cuda.threadIdx.x
+    values[t] = x[t]
+    signs[t] = t % 5 - 2
+    cuda.syncthreads()
+    y[t] = values[47 - t] * signs[(t * 7) % 48]
+
+
+def test_a_view_sliced_under_its_own_name_has_to_begin_behind_the_other_view():
+    report = simulate(views_that_overlap, on_finding="report")[1, 48, 0, 48 * 9](np.ones(48), np.ones(48))
+    (race,) = report.findings
+    assert race.advice.pattern == "overlapping views"
+    assert "let signs begin at byte 384 or later, behind values" in race.fix
