@@ -233,8 +233,9 @@ class Memory(RegionTable):
                 if not loads:
                     return self.make_store_in(ptx_type, name, 1, plain)
                 load = self.make_load_in(ptx_type, name, 1, plain)
-                # The value may change only after another thread has run.
-                return lambda address: self.yield_turn() or load(address)
+                # The value may change only after another thread has run. A plain load reads the whole word.
+                aligned = -np.dtype(VIEWS[ptx_type]).itemsize if nbytes else -1
+                return lambda address: self.yield_turn() or load(address & aligned)
             combine = (lambda old: old) if loads else lambda old, value: value
             rest = access.reach, combine, not loads, access.release, nbytes
             return self.make_atomic_in(ptx_type, name, atomic, *rest)

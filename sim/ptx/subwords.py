@@ -53,9 +53,22 @@ class Subwords:
         if not isinstance(mask, Immediate) or self.definition(pointer) is None:
             return None
         width = WORDS.get((mask.value & MASK64) - (1 << 64))
-        if width is None or item.names[-1] != width:
+        if width is None or item.names[-1] != width and not self.is_guess(item, address, width):
             return None
         return Subword(pointer, self.element_bytes(pointer) if width == "b32" else 1)
+
+    def is_guess(self, item, address, width):
+        """Return whether an access only reads the word that a compare-and-swap at the same address changes.
+
+        The access is a load, or an atomic addition of 0. The swap repeats if the value is out of date.
+        """
+        if item.names[-1] != width.replace("b", "u"):
+            return False
+        adds = item.names[0] == "atom" and "add" in item.names
+        if not adds and item.names[0] != "ld" or adds and getattr(item.operands[2], "value", None) != 0:
+            return False
+        swaps = (i for i in self.instructions if i.names[0] == "atom" and {"cas", width} <= {*i.names})
+        return any(swap.operands[1] == address for swap in swaps)
 
     def definition(self, register):
         """Return the instruction that defines a register. Return None if the instruction is guarded, or if

@@ -113,3 +113,52 @@ def test_accesses_to_a_part(release, acquire, expected, engine):
     arguments = np.zeros(1, np.uint32), data(), data()
     report = simulate(kernel, engine=engine, on_finding="report")[2, 1](*arguments)
     assert sorted({(finding.kind, finding.array) for finding in report.findings}) == expected
+
+
+# --- reads of the word in the loop of an emulated atomic ----------------------------------------------------
+
+# Each thread adds 2 to one of the 4 bytes of a word. `read` reads the whole word.
+BYTE_ADD = """
+.visible .entry adds(.param .u64 bytes)
+{{ .reg .pred %p; .reg .b32 %r<13>; .reg .b64 %d<6>;
+   ld.param.u64 %d1, [bytes]; mov.u32 %r1, %tid.x; and.b32 %r1, %r1, {lanes}; cvt.u64.u32 %d2, %r1;
+   add.s64 %d3, %d1, %d2; and.b64 %d4, %d3, -4; cvt.u32.u64 %r2, %d3; shl.b32 %r3, %r2, 3;
+   and.b32 %r3, %r3, 24; mov.u32 %r4, 255; shl.b32 %r5, %r4, %r3; not.b32 %r6, %r5;
+L: {read}
+   and.b32 %r8, %r7, %r6; shr.u32 %r9, %r7, %r3; add.s32 %r9, %r9, 2; and.b32 %r9, %r9, 255;
+   shl.b32 %r9, %r9, %r3; or.b32 %r10, %r8, %r9;
+   atom.global.cas.b32 %r11, [%d4], %r7, %r10; setp.ne.u32 %p, %r11, %r7; @%p bra L;
+   {more}
+   ret; }}
+"""
+READS = {
+    "atomic": "atom.global.add.u32 %r7, [%d4], 0;",
+    "volatile": "ld.volatile.global.u32 %r7, [%d4];",
+    "relaxed": "ld.relaxed.gpu.global.u32 %r7, [%d4];",
+}
+
+
+def add_bytes(engine, read, lanes=3, more=""):
+    kernel = load_ptx(HEAD + BYTE_ADD.format(read=read, lanes=lanes, more=more))["adds"].named(["bytes"])
+    counts = np.zeros(4, np.int8)
+    report = simulate(kernel, engine=engine, on_finding="report")[2, 8](counts)
+    return {(finding.kind, finding.array) for finding in report.findings}, counts
+
+
+@ENGINES
+@pytest.mark.parametrize("read", READS)
+def test_a_strong_read_of_the_word_does_not_race_with_the_emulated_atomic(engine, read):
+    found, counts = add_bytes(engine, READS[read])
+    assert found == set() and counts.tolist() == [8] * 4
+
+
+def test_a_plain_store_beside_the_read_still_races():
+    found, _ = add_bytes(
+        "fibers", READS["atomic"], lanes=0, more="mov.u32 %r12, 1; st.global.u8 [%d3], %r12;"
+    )
+    assert ("race-global", "bytes") in found
+
+
+def test_an_addition_to_the_whole_word_still_races():
+    found, _ = add_bytes("fibers", READS["atomic"], more="atom.global.add.u32 %r12, [%d4], 1;")
+    assert ("race-global", "bytes") in found
