@@ -10,7 +10,7 @@ from sim.ptx.origin import plain_name
 
 # Function addresses are above all memory, so that no data pointer equals one.
 CODE = 1 << 44
-OF_MODULE = 1 << 24  # the number of bytes between the first function addresses of two modules
+OF_MODULE = 1 << 24  # the number of bytes of function addresses that are reserved for each module
 STEP = 16  # the number of bytes between two function addresses
 NEVER_WRITTEN = (1 << 64) - 1  # a pointer loaded from poisoned memory: all bits are set
 

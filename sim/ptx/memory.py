@@ -92,7 +92,7 @@ class Memory(RegionTable):
         return lambda address: self.local.report(origin(address), site) or load(address)
 
     def record_written(self, store, nbytes):
-        """Return a store to local memory that also records the written bytes."""
+        """Return a function that stores to local memory and records which bytes were written."""
         if not self.context.enabled.unwritten:
             return store
         window = WINDOWS["local"]

@@ -67,7 +67,7 @@ class AddressRange:
 
 
 class Addresses:
-    """Addresses that persist from one launch to the next.
+    """The ledger of addresses that persist from one launch to the next.
 
     A variable keeps its address. An array has the same address in each launch to which it is passed, in any
     module. A pointer stored in memory by one launch is therefore valid in the next launch, as on a GPU, and

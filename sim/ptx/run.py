@@ -268,8 +268,8 @@ class Run:
         return with_site(meet, place[1])
 
     def grid_barrier(self, name, place):
-        """Return a function of the device API of cooperative groups. It returns the handle of the grid, or
-        waits for the whole grid."""
+        """Return the implementation of a device function of cooperative groups: the one that returns the
+        handle of the grid, or the one that waits for the whole grid."""
         # There is only one grid, so any value serves as its handle.
         if name == "cudaCGGetIntrinsicHandle":
             return lambda scope: 1
@@ -325,7 +325,8 @@ class Run:
         )
 
     def transfer(self, entry, sites):
-        """Return the function that executes a MemoryInstruction. An error raised by it refers to the site."""
+        """Return the function that executes a MemoryInstruction. Any error that it raises names the site of
+        the instruction."""
         return with_site(self.on_memory(entry, sites), sites["load"])
 
     def on_memory(self, entry, sites=None):

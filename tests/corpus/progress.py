@@ -113,7 +113,10 @@ class LockTakenTwice:
             "no-progress",
             "error",
             None,
-            ("while cuda.atomic.cas(lock, 0, 0, 1) != 0:  # for the second addition", "loops"),
+            (
+                "while cuda.atomic.cas(lock, 0, 0, 1) != 0:  # takes the lock again for the second addition",
+                "loops",
+            ),
         )
     }
 

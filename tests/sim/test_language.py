@@ -195,7 +195,9 @@ def test_a_part_of_a_warp(launch):
     def kernel(out):
         i = cuda.threadIdx.x
         if i < 8:
-            out[i] = cuda.shfl_down_sync(0xFF, i, 1)
+            value = cuda.shfl_down_sync(0xFF, i, 1)
+            if i < 7:  # lane 7 receives an undefined value, because lane 8 is not in the mask
+                out[i] = value
         elif i % 2:
             out[i] = cuda.ballot_sync(0xAAAAAA00, i > 15)
 

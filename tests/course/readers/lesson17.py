@@ -38,17 +38,17 @@ for j0 in range(0, seen, KEYS):
     if j0 + KEYS < seen:
         copy(k_tile, KEYS - place, k, j0 + KEYS)
         cp_async_commit()
-    visit(k_tile, v_tile, place, j0, mine)
+    use_tiles(k_tile, v_tile, place, j0, mine)
     place = KEYS - place"""
 FROM_THE_END = """
 j0, place = (seen - 1) // KEYS * KEYS, KEYS
-bring(k, v, k_tile, v_tile, place, j0)
+send_tiles(k, v, k_tile, v_tile, place, j0)
 while j0 >= 0:
     cp_async_wait_0()
     cuda.syncthreads()
     if j0 > 0:
-        bring(k, v, k_tile, v_tile, KEYS - place, j0 - KEYS)
-    visit(k_tile, v_tile, place, j0, mine)
+        send_tiles(k, v, k_tile, v_tile, KEYS - place, j0 - KEYS)
+    use_tiles(k_tile, v_tile, place, j0, mine)
     j0, place = j0 - KEYS, KEYS - place"""
 
 
