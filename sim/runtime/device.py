@@ -170,6 +170,11 @@ class Device:
         except ThreadError as error:  # the kernel executed a trap or failed an assertion
             self.report("kernel-abort", "error", str(error))
             self.sticky = ASSERT if "assertion failed" in str(error) else LAUNCH_FAILURE
+        except MemoryError as error:
+            self.could_not_run = True
+            reason = f"the simulator has too little memory for this launch: {error}"
+            advice = "  try --engine fibers, or smaller arrays"
+            return self.refuse(LaunchError(f"{reason}\n{advice}"), NOT_SUPPORTED)
         except SimulatorError as error:
             self.could_not_run = True
             return self.refuse(error, NOT_SUPPORTED)
