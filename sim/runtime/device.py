@@ -10,7 +10,6 @@ from sim.device import DeviceSpec
 from sim.errors import LaunchError, SimulatorError, ThreadError
 from sim.launch import simulate
 from sim.ptx.module import Kernel, Module, load_ptx
-from sim.report import Report
 from sim.runtime.call_sites import UNKNOWN, CallSite
 from sim.runtime.errors import ASSERT, INVALID_CONFIGURATION, INVALID_VALUE, LAUNCH_FAILURE, NOT_SUPPORTED
 from sim.runtime.fatbin import ptx_of_wrapper
@@ -18,7 +17,7 @@ from sim.runtime.findings import HostFinding, Log
 from sim.runtime.memory import DeviceMemory
 
 # largest size in bytes of dynamic shared memory that does not require cudaFuncSetAttribute
-STATIC_LIMIT = 49152
+STATIC_LIMIT = DeviceSpec.dynamic_shared_bytes
 
 
 @dataclass
@@ -214,12 +213,8 @@ class Device:
         for turn, run in enumerate(configured):
             if turn:
                 restore(before)
-            self.finish_launch(run(*values))
+            self.log.add_launch(run(*values), self.call)
         self.memory.launch_finished()
-
-    def finish_launch(self, report: Report) -> None:
-        """Record the report of a launch."""
-        self.log.add_launch(report, self.call)
 
     def argument_values(self, kernel: Kernel, arguments: int) -> list[bytes]:
         """Return the bytes of each argument of a launch. Name each buffer after the parameter that points to

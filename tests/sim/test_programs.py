@@ -10,8 +10,9 @@ import pytest
 
 from sim.errors import LaunchError
 from sim.runtime import build as building
-from sim.runtime import fatbin, handlers_device, process, stubs
+from sim.runtime import fatbin, process, stubs
 from sim.runtime.build import build, find_nvcc
+from sim.runtime.findings import HOST_KINDS
 from sim.runtime.process import HANDLERS
 from sim.runtime.properties import Properties
 from sim.runtime.signatures import SIGNATURES
@@ -257,4 +258,11 @@ def test_a_stub_passes_structures_by_address():
 
 def test_arguments_are_converted_by_their_type():
     assert [process.convert(0xFFFFFFFF, letter) for letter in "iup"] == [-1, 0xFFFFFFFF, 0xFFFFFFFF]
-    assert handlers_device.VERSION == 13000
+
+
+def test_the_page_describes_every_kind_of_finding_about_the_host():
+    page = (Path(__file__).parents[2] / "docs" / "cuda_programs.md").read_text(encoding="utf-8")
+    sources = "".join(path.read_text(encoding="utf-8") for path in Path(process.__file__).parent.glob("*.py"))
+    for kind in HOST_KINDS:
+        assert f"`{kind}`" in page, kind
+        assert sources.count(f'"{kind}"') > 1, kind  # in HOST_KINDS, and where it is reported
