@@ -98,6 +98,10 @@ class Context:
         # (log position where the segment starts, its thread), and the number of the last segment
         self.segments, self.last_segment = [], -1
         self.logged = 0  # number of accesses flushed so far
+        # For loads and stores that copy a structure, by their position in the log (sim.ptx.struct_copies):
+        # (first byte, end) of the structure relative to a load's address, and the load's line in the PTX; and
+        # for a store, its sources as (position of the load, byte in the load, byte in the store, bytes)
+        self.copied_loads, self.copied_stores = {}, {}
         # whether one batch may contain interleaved accesses of several blocks
         self.mixes_blocks = not (self.enabled.local or self.enabled.branches)
 

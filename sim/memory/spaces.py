@@ -16,6 +16,7 @@ import numpy as np
 
 from sim.errors import LaunchError
 from sim.events import INTEGER_POISON, SPACE_SHIFT, SPACES, UNTYPED_POISON, Element
+from sim.memory.fields import hides_number
 
 ALIGNMENT = 256
 OWNERS, OWNER_NUMBERS = {}, itertools.count(1)  # id of a live array -> (its number, a weak reference)
@@ -64,6 +65,11 @@ class Allocation:
     @functools.cached_property
     def writable(self):
         return self.space != "const" and self.root.flags.writeable
+
+    def hides_number(self, begin, missing):
+        """Return whether unwritten bytes, stored at an offset, cover a whole number of the host's array."""
+        arrays = [array for array in self.keep or () if isinstance(array, np.ndarray)]
+        return bool(arrays) and arrays[0].itemsize > 1 and hides_number(arrays[0].dtype, begin, missing)
 
     def index(self, address):
         """Return the index, in the home array, of the element at an address."""

@@ -9,6 +9,8 @@ An atomic other than exch also loads the element that it changes. Atomics by oth
 do not initialise the element for it.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from sim.events import (
@@ -29,6 +31,7 @@ from sim.events import (
 )
 from sim.observers.cells import sorted_distinct
 from sim.observers.order import OrderingObserver
+from sim.observers.padding import Padding
 from sim.observers.words import LOCAL_VARIABLE, NUMBA
 
 MAX_READS = 256  # the maximum number of loads reported per site and epoch; further ones are only counted
@@ -71,6 +74,7 @@ class Uninitialized(OrderingObserver):
         self.suspects = {}
         # address -> the blocks that write to it; address -> the blocks that write to it without reading it
         self.writers, self.setters = {}, {}
+        self.padding = Padding(context)
 
     def block_ended(self, block, epoch):
         findings = super().block_ended(block, epoch)
@@ -94,27 +98,68 @@ class Uninitialized(OrderingObserver):
         batches = self.epoch.pop(block, ())
         if not batches:
             return []
-        names = "thread", "site", "address", "size", "segment"
+        names = "thread", "site", "address", "size", "segment", "position"
         columns = [np.concatenate([getattr(batch, name) for batch in batches]) for name in names]
         address, epoch = columns[2], batches[0].epoch
-        findings, inside = [], np.flatnonzero(address >> SPACE_SHIFT == SHARED)
+        parts, inside = [], np.flatnonzero(address >> SPACE_SHIFT == SHARED)
         if len(inside):
-            findings += self.shared_epoch(block, epoch, *(column[inside] for column in columns))
+            parts.append((self.shared_epoch, self.shared_part(block, epoch, *(c[inside] for c in columns))))
         for allocation in self.empty:
             base = allocation.base
             inside = np.flatnonzero((address >= base) & (address < base + allocation.root.size))
             if len(inside):
-                self.global_epoch(block, epoch, allocation, *(column[inside] for column in columns))
+                written = self.on_chip.setdefault((block, base), ~allocation.unwritten)
+                part = EpochPart(block, epoch, written, address[inside] - base, *(c[inside] for c in columns))
+                parts.append((self.global_epoch, part))
+        if self.context.copied_loads and parts:
+            self.follow_copies([part for _, part in parts], columns[-1], address)
+        findings = [finding for judge, part in parts for finding in judge(part) or ()]
+        if self.context.copied_loads:
+            self.padding.forget_epoch(columns[-1])
         return findings
 
-    def shared_epoch(self, block, epoch, thread, site, address, size, segment):
-        """Return the findings for the accesses of a block to shared memory in one epoch."""
+    def follow_copies(self, parts, position, address):
+        """Find the loads that copy padding, and the stores that make bytes unwritten.
+
+        position, address: the columns of all accesses of the epoch.
+        """
+        changed = True
+        while changed:
+            changed = False
+            for part in parts:
+                for i, is_set in self.unwritten_loads(part):
+                    begin, where = int(part.offset[i]), int(part.position[i])
+                    is_unwritten = lambda byte, i=i, is_set=is_set, begin=begin: not is_set(i, begin + byte)  # noqa: E731
+                    changed |= self.padding.add_load(where, int(part.size[i]), is_unwritten)
+            self.padding.follow(position, address)
+        for part in parts:
+            self.padding.refuse_members(part.position, part.size)
+
+    def shared_part(self, block, epoch, thread, site, address, *rest):
+        """Return the EpochPart for the accesses of a block to shared memory."""
         offset = self.shared_offsets(address)
-        written = self.window(block, int((offset + size).max()))
-        suspects = self.unstored(written, offset, size, site, thread, block, epoch, segment)
-        stores = site & 3 != LOAD
-        mark_written(written, offset[stores], size[stores])
-        return self.findings(block, thread, site, address, suspects)
+        written = self.window(block, int((offset + rest[0]).max()))
+        return EpochPart(block, epoch, written, offset, thread, site, address, *rest)
+
+    def shared_epoch(self, part):
+        """Return the findings for the accesses of a block to shared memory in one epoch."""
+        suspects = self.unstored(part)
+        self.mark_written(part)
+        return self.findings(part.block, part.thread, part.site, part.address, suspects)
+
+    def mark_written(self, part):
+        """Mark the bytes stored in an epoch as written, except for copied unwritten bytes."""
+        stores, holes = np.flatnonzero(part.site & 3 != LOAD), self.padding.holes
+        mark_written(part.written, part.offset[stores], part.size[stores])
+        if not holes:
+            return
+        # Repeat the stores in order, from the first one that copies unwritten bytes.
+        hole_of = [holes.get(where, ()) for where in part.position[stores].tolist()]
+        first = next((at for at, hole in enumerate(hole_of) if hole), len(stores))
+        for i, hole in zip(stores[first:].tolist(), hole_of[first:]):
+            begin = int(part.offset[i])
+            part.written[begin : begin + int(part.size[i])] = True
+            part.written[[begin + byte for byte in hole]] = False
 
     def findings(self, block, thread, site, address, suspects):
         """Yield findings for the loads at these positions. There are at most MOST per site, and the last one
@@ -150,20 +195,21 @@ class Uninitialized(OrderingObserver):
         self.on_chip[block] = written
         return written
 
-    def global_epoch(self, block, epoch, allocation, thread, site, address, size, segment):
+    def global_epoch(self, part):
         """Process the accesses of a block to an array from sim.empty in one epoch.
 
         Loads not preceded by a write of the block are kept until the launch ends. If another block writes the
         byte, Races decides whether this is a fault.
         """
-        key = block, allocation.base
-        written = self.on_chip.setdefault(key, ~allocation.unwritten)
-        for i in self.unstored(written, address - allocation.base, size, site, thread, block, epoch, segment):
-            self.suspects.setdefault((int(address[i]), int(site[i])), []).append((block, int(thread[i])))
-        stores = np.flatnonzero(site & 3 != LOAD)
-        mark_written(written, address[stores] - allocation.base, size[stores])
+        block, site, address = part.block, part.site, part.address
+        for i in self.unstored(part):
+            # A copy of a structure can begin with padding, which no block writes.
+            copies = int(part.position[i]) in self.context.copied_loads
+            key = int(address[i]), int(site[i]), int(part.size[i]) if copies else 1
+            self.suspects.setdefault(key, []).append((block, int(part.thread[i])))
+        self.mark_written(part)
         sets = self.sets(site)
-        for i in stores:
+        for i in np.flatnonzero(site & 3 != LOAD):
             self.writers.setdefault(int(address[i]), set()).add(block)
             if sets[i]:
                 self.setters.setdefault(int(address[i]), set()).add(block)
@@ -171,34 +217,50 @@ class Uninitialized(OrderingObserver):
     def launch_finished(self, context):
         for (_, access, address, use), count in self.local_reads.values():
             yield self.finding(access, address, use).with_cases(count)
-        for (address, site), loads in self.suspects.items():
+        for (address, site, nbytes), loads in self.suspects.items():
             writers = self.setters if site & 3 == ATOMIC else self.writers
+            writing = set().union(*(writers.get(address + byte, ()) for byte in range(nbytes)))
             for block, thread in loads:
-                if not writers.get(address, set()) - {block}:
+                if not writing - {block}:
                     yield self.read(block, thread, site, address)
 
-    def unstored(self, written, offset, size, site, thread, block, epoch, segment):
-        """Return the positions of the uninitialized loads.
+    def unstored(self, part):
+        """Return the indices of the uninitialized loads, except for loads that copy padding."""
+        allowed = self.padding.allowed
+        return [i for i, _ in self.unwritten_loads(part) if int(part.position[i]) not in allowed]
 
-        Their bytes are not in `written`, their own thread has not stored them before, and no other thread
-        stores them in this epoch, except by a store ordered after the load.
+    def unwritten_loads(self, part):
+        """Return pairs (index of an uninitialized load, function that tells whether a byte is set for it).
+
+        The bytes of such a load are not in `written`, its own thread has not stored them before, and no other
+        thread stores them in this epoch, except by a store ordered after the load. The arguments of the
+        function are the index and the offset of the byte.
         """
-        sets = self.sets(site)
+        written, offset, size, site, thread = part.written, part.offset, part.size, part.site, part.thread
+        sets, holes = self.sets(site), self.padding.holes
         loads = np.flatnonzero(~sets)
         missing = np.zeros(len(loads), bool)
         for width in sorted_distinct(size[loads]):
             of_width = size[loads] == width
             missing[of_width] = ~all_written(written, offset[loads[of_width]], width)
         suspects = loads[missing]
-        suspects = suspects[~loads_with_equal_store(suspects, offset, size, site, thread, self.order.active)]
+        whole = np.ones(len(site), bool) if not holes else ~np.isin(part.position, list(holes))
+        stored_once = loads_with_equal_store(
+            suspects, offset, size, np.where(whole, site, LOAD), thread, self.order.active
+        )
+        suspects = suspects[~stored_once]
         if not len(suspects):
             return []
         stores = stores_by_byte(offset, size, site, set(offset[suspects].tolist()))
+        for j in np.flatnonzero(~whole).tolist():
+            for byte in holes[int(part.position[j])]:
+                if j in stores.get(int(offset[j]) + byte, ()):
+                    stores[int(offset[j]) + byte].remove(j)
 
         writes = site & 3 != LOAD
 
         def moment(i):
-            return Moment(block, epoch, int(thread[i]), int(segment[i]))
+            return Moment(part.block, part.epoch, int(thread[i]), int(part.segment[i]))
 
         def stored(i, byte):
             """Return whether a byte is stored before the load i.
@@ -215,11 +277,13 @@ class Uninitialized(OrderingObserver):
                 for j in stores.get(byte, ())
             )
 
-        def covered(i):
-            places = range(int(offset[i]), int(offset[i]) + int(size[i]))
-            return all(written[byte] or stored(i, byte) for byte in places)
+        def is_set(i, byte):
+            return 0 <= byte < len(written) and bool(written[byte]) or stored(i, byte)
 
-        return [i for i in suspects.tolist() if not covered(i)]
+        def covered(i):
+            return all(is_set(i, byte) for byte in range(int(offset[i]), int(offset[i]) + int(size[i])))
+
+        return [(i, is_set) for i in suspects.tolist() if not covered(i)]
 
     def sets(self, site):
         """Return a mask of the accesses that write without reading first: stores, and the atomic exch."""
@@ -250,6 +314,25 @@ class Uninitialized(OrderingObserver):
             undefined=True,
             poison=INTEGER_POISON if typed else UNTYPED_POISON,
         )
+
+
+class EpochPart(NamedTuple):
+    """The accesses of a block in one epoch to one kind of memory, as parallel arrays.
+
+    written: a mask of the bytes written in earlier epochs.
+    offset: the positions of the accesses in that mask.
+    """
+
+    block: tuple
+    epoch: int
+    written: np.ndarray
+    offset: np.ndarray
+    thread: np.ndarray
+    site: np.ndarray
+    address: np.ndarray
+    size: np.ndarray
+    segment: np.ndarray
+    position: np.ndarray
 
 
 def line_of(access):

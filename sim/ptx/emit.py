@@ -23,6 +23,7 @@ from sim.isa.registers import WIDTHS, Missing
 from sim.ptx import translate
 from sim.ptx.flow import Loop, assign_homes, blocks_in, blocks_of, first_instruction, order_blocks
 from sim.ptx.register_kinds import read_and_written, register_kinds
+from sim.ptx.struct_copies import StructCopies
 from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable, python_name
 from sim.ptx.undefined import Origins
 
@@ -79,6 +80,8 @@ class Writer:
         for variable in self.function.variables:
             if variable.space == "local":
                 self.emit(f"{python_name(variable.name)} = {self.module.push_frame(variable)}()")
+        if self.module.follows_copies:
+            self.module.analysis(StructCopies).initialise(self)
         for name in sorted(registers_read_unset(self.blocks)):
             self.emit(f"{self.name(Register(name, ''))} = {INITIAL_VALUES[self.kinds[name]]}")
             if name in self.origins.registers:
@@ -217,6 +220,8 @@ class Writer:
                 translate.instruction(self, item)
                 if self.origins.active:
                     self.origins.after(item)
+                if self.module.follows_copies:
+                    self.module.analysis(StructCopies).after(self, item)
         except Missing as missing:
             what = str(missing) or item.opcode
             self.missing.append((item.line, what if item.opcode in what else f"{item.opcode}: {what}"))

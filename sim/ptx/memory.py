@@ -15,6 +15,7 @@ from sim.events import ADDRESS_BITS, LOAD, SITE_SHIFT, SPACE_SHIFT, STORE
 from sim.memory.atomics import FailedAtomic
 from sim.ptx.region_table import RegionTable
 from sim.ptx.regions import GENERIC, VIEWS, WINDOWS, poison
+from sim.ptx.struct_copies import StructCopier
 from sim.ptx.subwords import Word
 from sim.ptx.undefined import LocalMemory
 
@@ -30,7 +31,7 @@ class Memory(RegionTable):
     def __init__(self, scheduler, place):
         super().__init__(scheduler.context)
         self.scheduler, self.place = scheduler, place
-        self.local = LocalMemory(self)
+        self.local, self.struct_copier = LocalMemory(self), StructCopier(self)
 
     # --- plain accesses -------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ class Program:
 
     passes_origins = True  # whether calls pass the origins of undefined values
     exchanges_origins = True  # whether shuffles pass the origins of undefined values
+    follows_copies = True  # whether copies of structures pass on which bytes are unwritten
 
     def __init__(self, text, origin, entry, branches, tracks):
         self.text, self.origin, self.entry, self.branches, self.tracks = text, origin, entry, branches, tracks
@@ -100,7 +101,7 @@ class Program:
         return [*lines, ""]
 
     def analysis(self, kind):
-        """Return the analysis `kind` (GridSync, Uses or Subwords) of the current function. It is cached."""
+        """Return the analysis `kind`, such as GridSync or Uses, of the current function. It is cached."""
         key = kind, self.function.name
         if key not in self.analyses:
             self.analyses[key] = kind(self.function)

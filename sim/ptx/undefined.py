@@ -200,6 +200,15 @@ class Origins:
                 place = address_text(self.writer, to, i * size)
                 self.writer.emit(f"{self.module.store_undefined(access.space, size)}({place}, {origin})")
 
+    def forget_padding(self, item, token):
+        """Emit the assignment of no origin to the registers of a load if it copies the padding of a structure
+        (sim.ptx.struct_copies).
+
+        token: the name of the variable with the load's Token.
+        """
+        for name in [self.name(r) for r in results(item) if r.name in self.registers]:
+            self.writer.emit(f"{name} = {name} if {token}.missing is None else False")
+
     # --- calls ----------------------------------------------------------------------------------------------
 
     def passed(self, parameter):

@@ -39,6 +39,7 @@ class Lowering(Program):
 
     passes_origins = False  # only calls of functions pass origins, and calls have no compiled form
     exchanges_origins = False  # only the interpreter passes origins through shuffles
+    follows_copies = False  # compiled code marks the block, and the interpreter then decides
 
     def __init__(self, text, origin, entry):
         self.calls, self.sync_points, self.ptx_types = {}, {}, {"go": "s64", "carry": "u32"}

@@ -1,0 +1,82 @@
+"""Unwritten bytes that a program copies with a structure, which are no fault by themselves.
+
+A load that copies a structure (Context.copied_loads) may read unwritten bytes if other bytes of the structure
+are written. The bytes at the destination of the copy then count as unwritten.
+"""
+
+import numpy as np
+
+
+class Padding:
+    """The copies of unwritten bytes in one launch.
+
+    allowed: the positions of the loads that copy padding, in the access log.
+    missing: {position of such a load: offsets of its unwritten bytes}.
+    holes: {position of a store: offsets of the unwritten bytes that it stores}.
+    """
+
+    def __init__(self, context):
+        self.context, self.missing, self.holes = context, {}, {}
+        self.refused = set()  # the positions of loads whose unwritten bytes hide a whole number
+
+    @property
+    def allowed(self):
+        return self.missing.keys() - self.refused
+
+    def add_load(self, position, size, is_unwritten):
+        """Record a load that read unwritten bytes, if it copies padding. Return whether this is new.
+
+        is_unwritten: function (byte offset relative to the load) that returns whether this byte is unwritten.
+        """
+        window = self.context.copied_loads.get(position)
+        if window is None:
+            return False
+        found = frozenset(byte for byte in range(size) if is_unwritten(byte))
+        if all(is_unwritten(byte) for byte in range(*window[:2])) or self.missing.get(position) == found:
+            return False
+        self.missing[position] = found
+        return True
+
+    def refuse_members(self, position, size):
+        """Refuse loads of one member that is written in some structures only.
+
+        position, size: the columns of all loads in an epoch.
+        """
+        read = {}  # line of a load -> pairs (position, whether all bytes are unwritten)
+        for where, nbytes in zip(position.tolist(), size.tolist()):
+            if (window := self.context.copied_loads.get(where)) is not None:
+                all_unwritten = len(self.missing.get(where, ())) == nbytes
+                read.setdefault(window[2], []).append((where, all_unwritten))
+        for pairs in read.values():
+            if not all(unwritten for _, unwritten in pairs):
+                self.refused |= {where for where, unwritten in pairs if unwritten}
+
+    def follow(self, position, address):
+        """Update `holes` for the stores at these positions and addresses."""
+        for where, to in zip(position.tolist(), address.tolist()):
+            sources = self.context.copied_stores.get(where, ())
+            hole = {
+                store + byte - load
+                for source, load, store, nbytes in sources
+                for byte in self.missing.get(source, ())
+                if load <= byte < load + nbytes
+            }
+            if hole and self.hides_number(to, hole):
+                self.refused |= {source for source, *_ in sources}
+            elif hole:
+                self.holes[where] = hole
+
+    def hides_number(self, address, hole):
+        """Return whether unwritten bytes at offsets from an address cover a number that the host reads."""
+        allocation = self.context.space.find(address)
+        mask = np.zeros(max(hole) + 1, bool)
+        mask[list(hole)] = True
+        return allocation.unwritten is None and allocation.hides_number(address - allocation.base, mask)
+
+    def forget_epoch(self, position):
+        """Forget the copies at these positions. A load of unwritten bytes is kept, because a later epoch may
+        store its bytes."""
+        for where in position.tolist():
+            self.context.copied_stores.pop(where, None)
+            if where not in self.missing:
+                self.context.copied_loads.pop(where, None)
