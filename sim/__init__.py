@@ -23,6 +23,7 @@ kernel modifies the arrays in place. The output is a Report. Read the files in t
     watched        the fraction of a launch that its observers have seen
     report         merge findings, format messages, store counters
     errors         exceptions
+    pages          the index of findings: one page for each kind
     cuda           a replacement for `numba.cuda` when Numba is not installed
     __main__       the command line, for .cu and .ptx files
     pytest_plugin  pytest --cuda-sim, which uses `host` as the CUDA driver

@@ -5,6 +5,8 @@ An argument is a number (7 is an int; 0.5 is a float32; float64:0.5), an array g
 filled with random numbers (float32[128], int32[8,8], uint8[64]) or with one number (float32[128]=0), a file
 (x.npy), or uninitialized memory (empty:float32[64]).
 
+python -m sim run FILE runs a whole CUDA program, and python -m sim explain NAME explains a kind of finding.
+
 Exit status: 0 if the kernel has no errors, 1 if it has errors, 2 if the input is unusable (a file, an
 argument, an option) and nothing has run, 3 if the simulator itself failed.
 """
@@ -98,9 +100,10 @@ def parse_extent(text):
 
 
 def make_parser():
-    """Return the command-line parser. Its help shows the module docstring's first and last paragraphs."""
-    usage, _, status = __doc__.split("\n\n")
-    parser = argparse.ArgumentParser("python -m sim", description=usage, epilog=status)
+    """Return the command-line parser. Its help shows the module docstring without the second
+    paragraph."""
+    usage, _, others, status = __doc__.split("\n\n")
+    parser = argparse.ArgumentParser("python -m sim", description=usage, epilog=f"{others} {status}")
     parser.add_argument("file", type=Path, help="a .cu file, which NVRTC compiles, or a .ptx file")
     parser.add_argument("--entry", help="the kernel's name; may be left out where there is one only")
     parser.add_argument("--grid", type=parse_extent, default=1, help="blocks: 4 or 4,2")
@@ -129,6 +132,10 @@ def main(given=None):
         from sim.runtime import command
 
         return command.main(given)
+    if given[:1] == ["explain"]:
+        from sim import pages
+
+        return pages.main(given[1:])
     options = make_parser().parse_intermixed_args(given)
     try:
         report = run(options)

@@ -6,6 +6,8 @@ exception from a launch is a bug in the simulator.
 
 from typing import TYPE_CHECKING, Any
 
+from sim.pages import reference
+
 if TYPE_CHECKING:
     from sim.events import Access
     from sim.report import Report
@@ -24,6 +26,19 @@ class LaunchError(SimulatorError, ValueError):
 
     No thread has run, unless engine="threads" exceeds the system's thread limit in the middle of a launch.
     """
+
+
+class RefusedLaunch(LaunchError):
+    """A launch that the hardware would refuse. Its text ends with the name of a page; `verdict` does not."""
+
+    page = "refused-launch"
+
+    @property
+    def verdict(self) -> str:
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return f"{self.verdict}\n{reference(self.page)}"
 
 
 class KernelBug(SimulatorError):

@@ -16,7 +16,7 @@ from sim.engine.grid import Grid
 from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
 from sim.engine.watchdog import Watchdog
-from sim.errors import LaunchError, Stuck
+from sim.errors import RefusedLaunch, Stuck
 from sim.frontend.accesses import PREFIX
 from sim.frontend.outline import of_codes
 from sim.frontend.rebind import Binder
@@ -161,7 +161,7 @@ def resident_blocks(launch, used):
     spec, blocks = launch.spec, launch.blocks
     limit = spec.resident_blocks(launch.threads, launch.shared)
     if "this_grid" in used and blocks > limit:
-        raise LaunchError(
+        raise RefusedLaunch(
             f"the kernel synchronises the whole grid, whose {blocks:,} blocks must all be resident at once\n"
             f"  {spec.name} holds {limit:,} blocks of this size: launch fewer and let each do more"
         )

@@ -16,7 +16,7 @@ from sim.engine.base import Engine, Kernel, Launch
 from sim.engine.collector import pause_collector
 from sim.engine.fiber import Fiber
 from sim.engine.os_thread import OSThread
-from sim.errors import KernelBug, LaunchError
+from sim.errors import KernelBug, LaunchError, RefusedLaunch
 from sim.events import Index3, Observer
 from sim.frontend.names import positional, python_function
 from sim.frontend.resolve import source_of
@@ -190,7 +190,7 @@ def refuse_return_value(function: Any) -> None:
     source = source_of(function)
     if source is not None and (returned := source.value_return()) is not None:
         site = source.site("call", returned)
-        raise LaunchError(
+        raise RefusedLaunch(
             f"the kernel returns a value: {site.function} line {site.line}  {site.source}\n  wanted `return`"
             " alone: store the result in an array that is an argument, out[i] = ..."
         )
@@ -213,14 +213,14 @@ def dimensions(what: str, value: Any, limits: Index3) -> Index3:
     full = (*numbers, 1, 1)[:3]
     for axis, n, limit in zip("xyz", full, limits):
         if not 1 <= n <= limit:
-            raise LaunchError(f"{what}.{axis} is {n:,}; the device takes 1 to {limit:,}")
+            raise RefusedLaunch(f"{what}.{axis} is {n:,}; the device takes 1 to {limit:,}")
     return full
 
 
 def block_dimensions(value: Any, spec: DeviceSpec) -> Index3:
     block = dimensions("block", value, spec.max_block)
     if prod(block) > spec.max_threads_per_block:
-        raise LaunchError(
+        raise RefusedLaunch(
             f"a block of {' x '.join(map(str, block))} has {plural(prod(block), 'thread')}; the"
             " device takes up to"
             f" {spec.max_threads_per_block:,}"
@@ -240,7 +240,7 @@ def shared_bytes(value: int, spec: DeviceSpec, by_ptx: bool) -> int:
     if by_ptx:
         most, who = spec.shared_bytes_per_block, "a block can have"
     if not 0 <= value <= most:
-        raise LaunchError(f"{value:,} bytes of dynamic shared memory; {who} 0 to {most:,}")
+        raise RefusedLaunch(f"{value:,} bytes of dynamic shared memory; {who} 0 to {most:,}")
     return int(value)
 
 

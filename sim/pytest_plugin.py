@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from sim.nouns import plural
+from sim.pages import insert_line
 
 ENGINES = ("native", "fibers", "threads")
 OBSERVER_NAMES = ("bounds", "races", "uninitialized", "misuse", "counters", "trace")
@@ -371,7 +372,7 @@ def format_entry(entry):
     further = plural(count - 1, "further launch", "further launches")
     times = f"; {further} with the same" if count > 1 else ""
     message = finding.message.replace("simulate(kernel, max_steps=...)", "--cuda-sim-max-steps")
-    return f"{message}\n  Launched from {where}{times}."
+    return insert_line(message, f"  Launched from {where}{times}.")
 
 
 def launching_line():

@@ -9,6 +9,7 @@ from typing import Any
 
 from sim.events import Access, Column, Finding, Index3, index_text
 from sim.nouns import plural
+from sim.pages import reference
 from sim.recording import Recording
 from sim.viz import View
 from sim.viz.by_line import Listing, by_line, listing
@@ -191,14 +192,14 @@ def choice_order(finding: Finding) -> tuple[Any, ...]:
 
 def format_message(finding: Finding, files: Sequence[str] = ()) -> str:
     """Return a finding's text: verdict, threads, lines with their source, reason, further cases, likely
-    fix."""
+    fix, name of the page in the index of findings."""
     severity = "" if finding.severity == "error" else "warning: "
     lines = [f"{severity}{finding.kind}: {finding.verdict}{format_threads(finding.accesses)}"]
     lines += align_columns([format_access(access) for access in finding.accesses])
     lines += [f"  at {', '.join(files)}"] if files else []
     more = f" {finding.count:,} more like it." if finding.count else ""
     lines.append(f"  {finding.reason}{more}")
-    lines.append(f"  Likely fix: {finding.fix}.")
+    lines += [f"  Likely fix: {finding.fix}.", reference(finding.kind)]
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from sim.errors import LaunchError
+from sim.errors import LaunchError, RefusedLaunch
 from sim.events import CONSTANT, SITES
 from sim.memory.array import Array, array_at, layout_of
 from sim.memory.spaces import fresh_memory
@@ -159,7 +159,7 @@ def check_sizes(spec, shared, local, dynamic, asked=False):
         (local, "local memory per thread", spec.local_bytes_per_thread, rows),
     ):
         if nbytes > limit:
-            raise LaunchError(
+            raise RefusedLaunch(
                 f"the kernel needs {nbytes:,} bytes of {memory}\n  the device has {limit:,}: {remedy}"
             )
 

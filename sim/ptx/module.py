@@ -7,7 +7,7 @@ from sim.context import Context
 from sim.engine import base
 from sim.engine.named_barrier import NAMED_BARRIER
 from sim.engine.scheduler import Scheduler
-from sim.errors import LaunchError
+from sim.errors import LaunchError, RefusedLaunch
 from sim.interpreted import ThreadProgram, resident_blocks
 from sim.isa.table import SUSPENDING, YIELDING
 from sim.nouns import plural
@@ -197,11 +197,11 @@ class Kernel(base.Kernel):
         limits = self.function.limits
         compiled = f"{self.__name__} was compiled for blocks of"
         if "reqntid" in limits and (*limits["reqntid"], 1, 1)[:3] != launch.block:
-            raise LaunchError(f"{compiled} {limits['reqntid']} threads (.reqntid), got {launch.block}")
+            raise RefusedLaunch(f"{compiled} {limits['reqntid']} threads (.reqntid), got {launch.block}")
         # .maxntid limits the product of the three block sizes (PTX ISA 11.4.2).
         most = prod(limits.get("maxntid", ()))
         if "maxntid" in limits and launch.threads > most:
-            raise LaunchError(f"{compiled} up to {plural(most, 'thread')} (.maxntid), got {launch.threads}")
+            raise RefusedLaunch(f"{compiled} up to {plural(most, 'thread')} (.maxntid), got {launch.threads}")
 
 
 def unique_names(names):

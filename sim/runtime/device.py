@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sim.device import DeviceSpec
-from sim.errors import LaunchError, SimulatorError, ThreadError
+from sim.errors import LaunchError, RefusedLaunch, SimulatorError, ThreadError
 from sim.launch import simulate
 from sim.ptx.module import Kernel, Module, load_ptx
 from sim.runtime.call_sites import UNKNOWN, CallSite
@@ -196,7 +196,8 @@ class Device:
     def refuse(self, error: Exception, code: int) -> int:
         """Report a launch that did not run, and return the error code."""
         self.log.launches += 1
-        self.report("refused-launch", "error", str(error))
+        verdict = error.verdict if isinstance(error, RefusedLaunch) else str(error)
+        self.report("refused-launch", "error", verdict)
         self.unchecked = self.call
         return self.fail(code)
 

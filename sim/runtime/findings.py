@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sim.nouns import plural
+from sim.pages import insert_line, reference
 from sim.report import Report
 from sim.runtime.call_sites import CallSite
 
@@ -38,7 +39,8 @@ class HostFinding:
             f"{self.kind}{' (warning)' * (self.severity == 'warning')}: {self.verdict}",
             f"  at {self.site}",
         ]
-        return "\n".join(lines + [f"  Likely fix: {self.fix}."] * bool(self.fix))
+        lines += [f"  Likely fix: {self.fix}."] * bool(self.fix)
+        return "\n".join([*lines, reference(self.kind)])
 
 
 @dataclass
@@ -86,7 +88,7 @@ class Log:
             name = f"launch_{self.launches:04}_{report.kernel}.html"
             (self.folder / name).write_text(page_of(report), encoding="utf-8")
         for finding in report.findings:
-            text = f"{finding.message}\n  Launched from {site}: {report.kernel}"
+            text = insert_line(finding.message, f"  Launched from {site}: {report.kernel}")
             self.add((report.kernel, finding.key), finding.kind, finding.severity, text)
 
     def summary(self, program: str, status: int) -> str:

@@ -92,6 +92,7 @@ def test_out_of_bounds():
           written by thread 5 of block 1  scale line 3  out[i] = 2 * x[i]
           Index 13 must be below 13. 2 more like it.
           Likely fix: guard the access: if i < out.shape[0].
+          → out-of-bounds
         """)
 
 
@@ -106,6 +107,7 @@ def test_out_of_bounds_in_two_dimensions():
           read by thread 3 of block 0  kernel line 3  out[y, x] = k[y, x + 1]
           Index 4 along axis 1 must be below 4. 1 more like it.
           Likely fix: guard the access: the index along axis 1 must be below k.shape[1].
+          → out-of-bounds
         """)
 
 
@@ -146,6 +148,7 @@ def test_negative_index():
           read by thread 0 of block 0  difference line 3  out[i] = x[i] - x[i - 1]
           Numba wraps negative indices as Python does; CUDA C would read or write in front of the array.
           Likely fix: if the wrap is not meant, guard the access: if i - 1 >= 0.
+          → negative-index
         """)
 
 
@@ -172,6 +175,7 @@ def test_barrier_behind_a_return():
           thread 2 of block 1 returned
           cuda.syncthreads() opens only when every thread of the block has reached the same call.
           Likely fix: move the barrier out of the branch (or the return behind the barrier), so that every thread reaches it.
+          → barrier-divergence
         """)
 
 
@@ -188,6 +192,7 @@ def test_two_barriers():
           thread 1 of block 0 waits  kernel line 3  cuda.syncthreads()
           cuda.syncthreads() opens only when every thread of the block has reached the same call.
           Likely fix: move the barrier out of the branch (or the return behind the barrier), so that every thread reaches it.
+          → barrier-divergence
         """)
 
 
@@ -204,6 +209,7 @@ def test_a_shuffle_in_a_branch():
           thread 30 of block 0 waits  kernel line 5  cuda.syncwarp()
           The mask 0xffffffff names them, and they wait elsewhere.
           Likely fix: call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync before the branch gives one).
+          → warp-divergence
         """)
 
 
@@ -217,6 +223,7 @@ def test_a_mask_without_the_caller():
           thread 31 of block 0 calls  kernel line 3  x[lane] = cuda.shfl_sync(0x7FFFFFFF, lane, 0)
           The mask names the lanes that take part; the caller must be one of them.
           Likely fix: pass a mask that names every lane which reaches this call (0xffffffff for all 32).
+          → warp-divergence
         """)
 
 
@@ -230,6 +237,7 @@ def test_a_grid_barrier_that_one_block_leaves_out():
           thread 0 of block 1 waits  kernel line 3  cuda.cg.this_grid().sync()
           A grid barrier opens when every thread of every block has arrived; the others never will.
           Likely fix: let every thread reach grid.sync() equally often.
+          → deadlock
         """)
 
 
@@ -246,6 +254,7 @@ def test_barriers_of_two_kinds():
           thread 1 of block 0 waits  kernel line 3  cuda.cg.this_grid().sync()
           cuda.syncthreads() needs the whole block and grid.sync() the whole grid; neither opens while some wait at the other.
           Likely fix: let all threads of the block go through the same barriers in the same order.
+          → deadlock
         """)
 
 
@@ -261,6 +270,7 @@ def test_no_progress(monkeypatch):
           thread 0 of block 0 loops  kernel line 2  while x[0] == 0:
           No thread ended while the loop went round 1,000,000 times, or for 0.1 s.
           Likely fix: look at what should end the loop; if the kernel is only slow, simulate(kernel, max_steps=...) raises the limit.
+          → no-progress
         """)
 
 

@@ -54,7 +54,8 @@ def test_a_variable_that_not_every_path_assigns_is_0_and_a_warning(engine):
         == """warning: unassigned-variable: the variable v is read, and on the way here nothing was assigned to it · block 0 · thread 2
   read by thread 2 of block 0  kernel line 5  w = cuda.shfl_down_sync(FULL, v, 1)
   Numba gives such a variable the value 0 where Python would raise an error.
-  Likely fix: assign v = 0 before the branches, or what it should be."""
+  Likely fix: assign v = 0 before the branches, or what it should be.
+  → unassigned-variable"""
     )
 
 
