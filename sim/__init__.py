@@ -26,7 +26,9 @@ kernel modifies the arrays in place. The output is a Report. Read the files in t
     pages          the index of findings: one page for each kind
     cuda           a replacement for `numba.cuda` when Numba is not installed
     __main__       the command line, for .cu and .ptx files
-    pytest_plugin  pytest --cuda-sim, which uses `host` as the CUDA driver
+    diagnostics    findings for GitHub Actions, SARIF and JSON
+    pytest_plugin  pytest --cuda-sim, which uses `host` as the CUDA driver; pytest_options has its options
+    magic          %%simulate, for notebooks
 
 The packages are isa (instructions), memory, engine (threads and barriers), frontend (Python kernels), ptx
 (PTX kernels), native (compiled kernels), observers, host (a simulated CUDA driver) and viz (figures).
@@ -75,6 +77,13 @@ def __getattr__(name: str) -> Any:
         home = f"sim.{HOMES[name]}" if name in HOMES else "numba.types" if numba else "numpy"
         value = getattr(importlib.import_module(home), name)
     return globals().setdefault(name, value)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the cell magic %%simulate to IPython: %load_ext sim."""
+    from sim import magic
+
+    magic.load(shell)
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sim import diagnostics
 from sim.errors import LaunchError, SimulatorError, ThreadError
 from sim.events import SPACE_SHIFT
 from sim.launch import ENGINES, simulate
@@ -112,6 +113,7 @@ def make_parser():
     parser.add_argument("--engine", choices=ENGINES, default="fibers")
     parser.add_argument("--seed", type=int, default=0, help="of the schedule and of random arguments")
     parser.add_argument("--max-steps", type=int, help="loop iterations before the launch counts as endless")
+    diagnostics.add_options(parser)
     parser.add_argument("--option", action="append", default=[], help="one of NVRTC's, such as -DN=8")
     parser.add_argument(
         "--set",
@@ -138,10 +140,13 @@ def main(given=None):
         return pages.main(given[1:])
     options = make_parser().parse_intermixed_args(given)
     try:
-        report = run(options)
-    except ThreadError as error:  # the kernel executed a trap or failed an assertion
-        print(error)
-        return 1
+        diagnostics.check_options(options)
+        try:
+            report = run(options)
+        except ThreadError as error:  # the kernel executed a trap or failed an assertion
+            present([diagnostics.of_error(error)], error, options)
+            return 1
+        present(diagnostics.of_report(report), report, options)
     except (SimulatorError, OSError, UnicodeDecodeError, MemoryError) as error:
         print(f"python -m sim: error: {format_error(error, options.file)}", file=sys.stderr)
         return 2
@@ -149,8 +154,15 @@ def main(given=None):
         traceback.print_exc()
         print("python -m sim: error: the simulator failed; the kernel is not judged", file=sys.stderr)
         return 3
-    print(report)
     return int(bool(report.errors))
+
+
+def present(found, text, options):
+    """Print the diagnostics in the format of --format, or the text. With --output, write the diagnostics to
+    that file and print the text."""
+    if options.output:
+        diagnostics.write(found, options.format, options.output)
+    print(diagnostics.formatted(found, options.format) if options.format and not options.output else text)
 
 
 def format_error(error, file):
@@ -172,7 +184,7 @@ def run(options):
     if options.file.suffix == ".cu":
         module = load_cuda(options.file, *options.option)
     else:
-        module = load_ptx(options.file.read_text(encoding="utf-8"))
+        module = load_ptx(options.file.read_text(encoding="utf-8"), path=options.file)
     if not module.names:
         raise LaunchError(f"{options.file}: there is no kernel in it")
     if options.entry is None and len(module.names) != 1:

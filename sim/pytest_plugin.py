@@ -9,8 +9,6 @@ The project under test needs no changes: Numba's host API keeps working, on top 
 options.
 """
 
-import argparse
-import difflib
 import itertools
 import sys
 import traceback
@@ -22,102 +20,13 @@ import pytest
 
 from sim.nouns import plural
 from sim.pages import insert_line
+from sim.pytest_options import ENGINES, OBSERVER_NAMES, describe_unknown, kinds_of_findings
+from sim.pytest_options import pytest_addoption as pytest_addoption
 
-ENGINES = ("native", "fibers", "threads")
-OBSERVER_NAMES = ("bounds", "races", "uninitialized", "misuse", "counters", "trace")
 MARK = (
     "cuda_sim(off=False, engine=None, seeds=None, tools=None, max_steps=None, allow=()): with --cuda-sim, how"
     " a test's kernels are simulated; off=True runs it without the simulator"
 )
-
-
-def pytest_addoption(parser):
-    group = parser.getgroup("cuda-sim", "numba.cuda kernels on a simulated GPU")
-    group.addoption(
-        "--cuda-sim",
-        action="store_true",
-        help="simulate every launch of a numba.cuda kernel; no GPU is needed, and findings fail tests",
-    )
-    group.addoption(
-        "--cuda-sim-engine",
-        choices=ENGINES,
-        default="native",
-        help="native compiles kernels for the CPU, and leaves to fibers what it cannot compile",
-    )
-    group.addoption(
-        "--cuda-sim-seeds",
-        type=parse_seeds,
-        default=(0,),
-        metavar="0,1,...",
-        help="run each launch once under each of these orders of threads",
-    )
-    group.addoption(
-        "--cuda-sim-tools",
-        type=parse_words(lambda: OBSERVER_NAMES),
-        default=OBSERVER_NAMES[:4],
-        metavar="TOOL,...",
-        help=f"which observers watch: {', '.join(OBSERVER_NAMES)}; the first four by default",
-    )
-    group.addoption(
-        "--cuda-sim-max-steps",
-        type=parse_max_steps,
-        metavar="N",
-        help="how many iterations loops may take before a thread ends; by default a million, or as many as"
-        " fit in 1 s",
-    )
-    group.addoption(
-        "--cuda-sim-allow",
-        type=parse_words(kinds_of_findings),
-        default=(),
-        metavar="KIND,...",
-        help="kinds of findings that do not fail a test, for instance race-global; exception is what a thread"
-        " raises in a kernel without debug=True",
-    )
-    group.addoption(
-        "--cuda-sim-report",
-        type=Path,
-        metavar="DIR",
-        help="write the reports as HTML, a page for each test that launched a kernel",
-    )
-
-
-def parse_seeds(text):
-    if not all(each.strip().isdecimal() for each in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text}: not a list of whole numbers, such as 0,1,2")
-    return tuple(map(int, text.split(",")))
-
-
-def parse_max_steps(text):
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text}: not a whole number above 0, such as 10000000")
-    return int(text)
-
-
-def parse_words(known):
-    """Return a parser for comma-separated words, all of which must be in `known()`."""
-
-    def parse(text):
-        given = tuple(filter(None, (word.strip() for word in text.split(","))))
-        if problem := describe_unknown(given, known()):
-            raise argparse.ArgumentTypeError(problem)
-        return given
-
-    return parse
-
-
-def describe_unknown(given, known):
-    """Return a message that names the words that are not in `known`, or "" if all are."""
-    unknown = [word for word in given if word not in known]
-    if not unknown:
-        return ""
-    near = [difflib.get_close_matches(str(word), known, 1, 0)[0] for word in unknown]
-    return f"{', '.join(map(str, unknown))}: not among {', '.join(known)}; the nearest is {', '.join(near)}"
-
-
-def kinds_of_findings():
-    from sim.events import KINDS
-
-    return KINDS
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -148,6 +57,7 @@ class LaunchTally:
     outcomes: number of launches per outcome.
     engines: number of launches per engine.
     findings: distinct findings, {key: (finding, host line of the launch, number of launches)}.
+    diagnostics: the findings as sim.diagnostics describes them, {key: diagnostic}, if a format is requested.
     reports: the Reports, if HTML pages are requested.
     failed: whether the test has failed because of its findings.
     """
@@ -155,6 +65,7 @@ class LaunchTally:
     outcomes: Counter = field(default_factory=Counter)
     engines: Counter = field(default_factory=Counter)
     findings: dict = field(default_factory=dict)
+    diagnostics: dict = field(default_factory=dict)
     reports: list = field(default_factory=list)
     failed: bool = False
 
@@ -163,6 +74,12 @@ class LaunchTally:
         errors = (entry for entry in self.findings.values() if entry[0].severity == "error")
         return [entry for entry in errors if entry[0].kind not in allowed]
 
+    def forget_diagnostics(self, allowed):
+        """Remove the diagnostics of the kinds in `allowed`."""
+        self.diagnostics = {
+            key: each for key, each in self.diagnostics.items() if each["kind"] not in allowed
+        }
+
     def counts(self):
         """Return the counts as a JSON-compatible dictionary, which pytest-xdist can send between
         processes."""
@@ -170,6 +87,7 @@ class LaunchTally:
             "outcomes": dict(self.outcomes),
             "engines": dict(self.engines),
             "keys": sorted({repr(key) for key in self.findings}),
+            "diagnostics": list(self.diagnostics.values()),
         }
 
 
@@ -181,6 +99,7 @@ def add_counts(counts):
     }
     keys = sorted({key for each in counts for key in each["keys"]})
     # a key is the repr of a tuple, whose first item is the kind in quotes
+    added["diagnostics"] = [diagnostic for each in counts for diagnostic in each["diagnostics"]]
     return added | {"keys": keys, "kinds": dict(Counter(key.split("'")[1] for key in keys))}
 
 
@@ -221,7 +140,9 @@ class SimulatedSession:
             self.tally.reports.append(report)
         for finding in report.findings:
             first, where, count = self.tally.findings.get(finding.key, (finding, launching_line(), 0))
-            self.tally.findings[finding.key] = first, where, count + 1
+            self.tally.findings[finding.key] = entry = first, where, count + 1
+            if self.arguments.cuda_sim_format and not count:
+                self.tally.diagnostics[finding.key] = diagnostic_of(entry, report)
 
     def pytest_collection_modifyitems(self, items):
         """Reject an invalid mark before any test runs."""
@@ -251,7 +172,8 @@ class SimulatedSession:
         """Mark the test as failed if its launches have errors."""
         report = yield
         tally = self.tally
-        failures = tally.failures({*self.arguments.cuda_sim_allow, *settings_of(item)["allow"]})
+        allowed = {*self.arguments.cuda_sim_allow, *settings_of(item)["allow"]}
+        failures = tally.failures(allowed)
         # if the test is skipped after such a launch, its teardown fails
         if failures and not tally.failed and (report.outcome != "skipped" or hasattr(report, "wasxfail")):
             tally.failed = True
@@ -261,6 +183,7 @@ class SimulatedSession:
             else:
                 report.sections.append(("cuda-sim", text))
         if call.when == "teardown":
+            tally.forget_diagnostics(allowed)
             self.attach_counts(item.nodeid, report)
         return report
 
@@ -310,6 +233,8 @@ class SimulatedSession:
             terminalreporter.write_line(format_entry(entry))
         tests = plural(len(counts_of), "test") + (" and outside tests" if outside else "")
         terminalreporter.write_line(f"cuda-sim: {total_line(everything, tests)}")
+        if self.arguments.cuda_sim_format:
+            terminalreporter.write_line(self.write_diagnostics(everything["diagnostics"]))
         if self.arguments.cuda_sim_report and counts_of:
             from sim.host.pages import write_index
 
@@ -319,6 +244,17 @@ class SimulatedSession:
             }
             index = write_index(self.arguments.cuda_sim_report, rows)
             terminalreporter.write_line(f"cuda-sim: reports in {index}")
+
+    def write_diagnostics(self, found):
+        """Write the diagnostics to the file of --cuda-sim-output. Return the text for the terminal."""
+        from sim import diagnostics
+
+        found = diagnostics.without_repetitions(found)
+        style, output = self.arguments.cuda_sim_format, self.arguments.cuda_sim_output
+        if output is None:
+            return diagnostics.formatted(found, style)
+        diagnostics.write(found, style, output)
+        return f"cuda-sim: {plural(len(found), 'finding')} in {output}"
 
     def pytest_unconfigure(self):
         self.host.uninstall()
@@ -373,6 +309,16 @@ def format_entry(entry):
     times = f"; {further} with the same" if count > 1 else ""
     message = finding.message.replace("simulate(kernel, max_steps=...)", "--cuda-sim-max-steps")
     return insert_line(message, f"  Launched from {where}{times}.")
+
+
+def diagnostic_of(entry, report):
+    """Return the diagnostic of a finding. Without a place in a file, it belongs to the launching line."""
+    from sim import diagnostics
+
+    found = diagnostics.of_finding(entry[0], report) | {"message": format_entry(entry)}
+    file, _, line = entry[1].rpartition(":")
+    found["places"] = found["places"] or [diagnostics.place(file, int(line), text="launched")] * bool(file)
+    return found
 
 
 def launching_line():

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from sim.events import Access, Column, Finding, Index3, index_text
+from sim.events import Access, Column, Finding, Index3, Site, index_text
 from sim.nouns import plural
 from sim.pages import reference
 from sim.recording import Recording
@@ -229,17 +229,25 @@ def lines_of_files(accesses: Sequence[Access], code: Iterable[CodeType]) -> list
     return no location."""
     if in_notebook():
         return []
-    functions: dict[str, set[CodeType]] = {}
-    for each in code:
-        functions.setdefault(each.co_name, set()).add(each)
-    sites = dict.fromkeys(access.site for access in accesses if access.site)
-    found = [(site, *functions.get(site.function, ())) for site in sites]
-    places = [
-        f"{short_path(of[0].co_filename)}:{of[0].co_firstlineno + site.line - 1}"
-        for site, *of in found
-        if len(of) == 1 and Path(of[0].co_filename).is_file()
-    ]
-    return list(dict.fromkeys(places))
+    places = filter(None, (file_and_line(access.site, code) for access in accesses))
+    return list(dict.fromkeys(f"{short_path(file)}:{line}" for file, line in places))
+
+
+def file_and_line(site: Site | None, code: Iterable[CodeType | Listing]) -> tuple[str, int] | None:
+    """Return the path and the line of a site in its file, or None if they are unknown.
+
+    code: the code objects that ran. Two functions with the name of the site's function make it ambiguous.
+    """
+    if site is None:
+        return None
+    if site.file:
+        return site.file, site.line
+    named = {each for each in code if isinstance(each, CodeType) and each.co_name == site.function}
+    if len(named) != 1:
+        return None
+    (function,) = named
+    known = Path(function.co_filename).is_file()
+    return (function.co_filename, function.co_firstlineno + site.line - 1) if known else None
 
 
 def short_path(path: str) -> str:

@@ -32,6 +32,7 @@ class Site:
     column: int
     source: str  # the text of the line without indentation
     indent: int = 0  # width of the indentation
+    file: str = ""  # path of the source file of a PTX kernel, whose lines count from the start of the file
 
     @property
     def kind(self) -> str:

@@ -299,8 +299,9 @@ def exception_report(kernel, options, configuration, error):
         ),
     )
     grid, block, *_ = configuration
-    seen = merge_findings([finding], [kernel.py_func.__code__])
-    return Report(kernel.py_func.__name__, options.engine, grid, block, options.seeds[0], seen)
+    code = (kernel.py_func.__code__,)
+    seen = merge_findings([finding], code)
+    return Report(kernel.py_func.__name__, options.engine, grid, block, options.seeds[0], seen, code=code)
 
 
 # --- replacements for functions of Numba --------------------------------------------------------------------

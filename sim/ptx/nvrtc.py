@@ -34,7 +34,7 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
     source, options = path.read_text(encoding="utf-8"), (*options, f"-I{path.parent}")
     folders = [Path(option[2:]) for option in options if option.startswith("-I") and len(option) > 2]
     text = compile_ptx(source, path.name, *options, architecture=architecture)
-    return Module(text, source, tuple(own_headers(source, folders, set())))
+    return Module(text, source, tuple(own_headers(source, folders, set())), os.path.abspath(path))
 
 
 def own_headers(text: str, folders: list[Path], seen: set[Path]) -> Iterator[str]:

@@ -32,10 +32,11 @@ class Origin:
     text: the Text of the module.
     source: the text of the main file. If None, the text is read from disk.
     headers: the texts of the headers included by the main file, which can declare variables.
+    path: the path of the main file, if it is known. `.file` directives may contain only its name.
     """
 
-    def __init__(self, text, source=None, headers=()):
-        self.headers = headers
+    def __init__(self, text, source=None, headers=(), path=""):
+        self.headers, self.path, self.ptx_path = headers, path, ""
         self.text, self.source_lines = text, None if source is None else source.splitlines()
 
     # --- lines ----------------------------------------------------------------------------------------------
@@ -58,13 +59,24 @@ class Origin:
         ptx = " ".join(self.text.lines[at.line - 1].split())
         place = item and self.source_location(item.location)
         if place is None:
-            return SITES.add(Site(action, f"{plain_name(function.name)}, PTX", at.line, 0, ptx))
+            name = f"{plain_name(function.name)}, PTX"
+            return SITES.add(Site(action, name, at.line, 0, ptx, file=self.ptx_path))
         text, path = self.source_line(place.file, place.line), self.text.files.get(place.file, "?")
         if not text.strip() and self.source_lines is None and not os.path.exists(path):
             text = ptx
         name = os.path.basename(path)
         indent = len(text) - len(text.lstrip())
-        return SITES.add(Site(action, name, place.line, max(place.column - 1, 0), text.strip(), indent))
+        at = place.line, max(place.column - 1, 0), text.strip(), indent
+        return SITES.add(Site(action, name, *at, self.file_of(place.file, path)))
+
+    def file_of(self, number, path):
+        """Return the path of a source file that exists, or "".
+
+        number, path: the file's number and path in its .file directive.
+        """
+        if number == min(self.text.files, default=1) and (self.path or self.source_lines is not None):
+            return self.path
+        return path if os.path.isfile(path) else ""
 
     def source_location(self, location):
         """Return the innermost location in the function's own file, among the locations of a chain of inlined

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from sim import diagnostics
 from sim.errors import LaunchError
 from sim.launch import ENGINES
 from sim.observers import DEFAULT
@@ -45,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     running.add_argument("--observers", type=parse_observers, help=f"some of {','.join(OBSERVERS)}")
     running.add_argument("--max-steps", type=int, help="loop iterations before a launch counts as endless")
     running.add_argument("--report", type=Path, metavar="DIR", help="write a page per launch with findings")
+    diagnostics.add_options(running)
     running.add_argument("--first-finding", action="store_true", help="end the program at the first error")
     running.add_argument("arguments", nargs="*", help="the program's own arguments, after --")
     return parser
@@ -86,6 +88,11 @@ def main(given: list[str]) -> int:
 
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
     """Build the program if it is a .cu file, and run it in a separate process. Return the exit status."""
+    diagnostics.check_options(options)
+    if options.format in ("sarif", "json") and options.output is None:
+        raise LaunchError(
+            f"--format {options.format} needs --output FILE, because the program prints to the terminal too"
+        )
     if options.report is not None:
         options.report.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sim-build-") as folder:
@@ -105,6 +112,8 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
             "max_steps": options.max_steps,
             "report": str(options.report.resolve()) if options.report else None,
             "first_finding": options.first_finding,
+            "format": options.format,
+            "output": str(options.output.resolve()) if options.output else None,
         }
         command = [sys.executable, "-m", "sim.runtime.process", json.dumps(settings), *arguments]
         child = subprocess.Popen(command)

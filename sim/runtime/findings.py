@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sim.diagnostics import Diagnostic, formatted, of_finding, place, write
 from sim.nouns import plural
 from sim.pages import insert_line, reference
 from sim.report import Report
@@ -42,6 +43,18 @@ class HostFinding:
         lines += [f"  Likely fix: {self.fix}."] * bool(self.fix)
         return "\n".join([*lines, reference(self.kind)])
 
+    def diagnostic(self) -> Diagnostic:
+        """Return the finding in the form that sim.diagnostics describes."""
+        where = [place(self.site.file, self.site.line, text="called")] if self.site.line else []
+        nothing = {"array": None, "index": None, "cases": 1, "kernel": "", "places": where}
+        return {
+            "kind": self.kind,
+            "severity": self.severity,
+            "message": str(self),
+            "fix": self.fix,
+            **nothing,
+        }
+
 
 @dataclass
 class Log:
@@ -49,35 +62,44 @@ class Log:
 
     first_only: whether the program ends at its first error.
     folder: the folder in which to write an HTML report of each launch with findings, or None.
+    format: the format of the diagnostics, or None for text.
+    output: the file for the diagnostics, or None to print them as they occur. With a file, the text is
+        printed.
     """
 
     first_only: bool = False
     folder: Path | None = None
+    format: str | None = None
+    output: Path | None = None
     launches: int = 0
     clean: int = 0
     seen: Counter = field(default_factory=Counter)
     severities: Counter = field(default_factory=Counter)
     kinds: Counter = field(default_factory=Counter)
     notes: dict[str, None] = field(default_factory=dict)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
 
     @property
     def errors(self) -> int:
         return self.severities["error"]
 
-    def add(self, key: object, kind: str, severity: str, text: str) -> None:
+    def add(self, key: object, diagnostic: Diagnostic, text: str) -> None:
         """Print a finding, unless a finding with an equal key has already been printed."""
         self.seen[key] += 1
         if self.seen[key] > 1:
             return
+        severity = diagnostic["severity"]
         self.severities[severity] += 1
-        self.kinds[kind] += 1
-        show(text)
+        self.kinds[diagnostic["kind"]] += 1
+        self.diagnostics.append(diagnostic)
+        printed = self.format is None or self.output is not None
+        show(text if printed else formatted([diagnostic], self.format))
         if self.first_only and severity == "error":
             raise FirstFinding
 
     def add_host(self, finding: HostFinding) -> None:
         """Record a finding about host code."""
-        self.add((finding.kind, finding.site), finding.kind, finding.severity, str(finding))
+        self.add((finding.kind, finding.site), finding.diagnostic(), str(finding))
 
     def add_launch(self, report: Report, site: CallSite) -> None:
         """Record the findings of a launch."""
@@ -89,7 +111,13 @@ class Log:
             (self.folder / name).write_text(page_of(report), encoding="utf-8")
         for finding in report.findings:
             text = insert_line(finding.message, f"  Launched from {site}: {report.kernel}")
-            self.add((report.kernel, finding.key), finding.kind, finding.severity, text)
+            diagnostic = of_finding(finding, report) | {"message": text}
+            self.add((report.kernel, finding.key), diagnostic, text)
+
+    def write_diagnostics(self) -> None:
+        """Write the diagnostics to the output file, if there is one."""
+        if self.format is not None and self.output is not None:
+            write(self.diagnostics, self.format, self.output)
 
     def summary(self, program: str, status: int) -> str:
         """Return the summary that ends the output.

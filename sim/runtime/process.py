@@ -159,6 +159,7 @@ class Program:
             log.notes["reads of unwritten bytes were not looked for in buffers that were partly written;"
                       " --engine fibers looks for them"] = None  # fmt: skip
         ctypes.CDLL(None).fflush(None)
+        log.write_diagnostics()
         print(log.summary(self.name, self.status), file=sys.stderr, flush=True)
         leave(COULD_NOT_RUN if device.could_not_run else ERRORS if log.errors or self.status else CLEAN)
 
@@ -224,7 +225,8 @@ def main(settings: dict, arguments: list[str]) -> None:
     sys.stderr.reconfigure(errors="backslashreplace")
     # If the command that started this process is killed, this process ends too.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    log = Log(settings["first_finding"], Path(settings["report"]) if settings["report"] else None)
+    folder, output = (Path(settings[name]) if settings[name] else None for name in ("report", "output"))
+    log = Log(settings["first_finding"], folder, settings["format"], output)
     names = {observer.__name__.lower(): observer for observer in DEFAULT}
     observers = tuple(names[name] for name in settings["observers"] or names)
     options = Options(settings["engine"], tuple(settings["seeds"]), observers, settings["max_steps"])

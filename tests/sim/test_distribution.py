@@ -1,5 +1,6 @@
-"""Tests of the simulator as a separate distribution, built and used without Numba and torch."""
+"""Tests of the simulator as the distribution kernelwatch, built and used without Numba and torch."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -81,11 +82,11 @@ def run(python, code):
 def test_the_wheel_holds_the_simulator_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     sources = {
-        str(Path("sim", path.relative_to(HOME)).as_posix())
+        Path("kernelwatch", path.relative_to(HOME)).as_posix()
         for path in HOME.rglob("*.py")
         if "build" not in path.parts and path.name != "setup.py"
     }
-    assert {name for name in names if ".dist-info/" not in name} == {*sources, "sim/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == {*sources, "kernelwatch/py.typed"}
     metadata = (
         zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("/METADATA"))).decode()
     )
@@ -96,22 +97,56 @@ def test_the_wheel_holds_the_simulator_and_nothing_else(wheel):
     )
     required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.M)
     assert sorted(name.replace("-", "_") for name in required) == sorted(REQUIRED)
-    assert any(name.endswith("/licenses/LICENSE") for name in names) and "# sim: a CUDA GPU" in metadata
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+    assert "# kernelwatch: `pip install kernelwatch`, `import kernelwatch`\n" in metadata
     assert (HOME / "LICENSE").read_text() == (HOME.parent / "LICENSE").read_text()
 
 
-def test_the_readmes_example_runs_without_numba(python):
-    example = re.search(
-        r"```python\n(.*?)```\n```\n(.*?)```", (HOME / "README.md").read_text(encoding="utf-8"), re.S
-    )
-    status, _, said = run(python, example[1])
-    assert status == 1 and all(line in said for line in example[2].partition(": ")[2].splitlines()[:3]), said
+def test_no_file_of_the_wheel_uses_the_name_of_the_repository(wheel):
+    archive = zipfile.ZipFile(wheel)
+    named = {
+        (name, line.strip())
+        for name in archive.namelist()
+        for line in archive.read(name).decode().splitlines()
+        if re.search(r"(?<![-\w/])sim(?![-\w])", line) and name.startswith("kernelwatch/")
+    }
+    assert not named
+    assert b"pytest --cuda-sim" in archive.read("kernelwatch/pytest_plugin.py")
+
+
+EXAMPLES = Path(__file__).with_name("package_examples.py")
+
+
+def test_the_packages_examples_run_as_printed_without_numba(python):
+    done = subprocess.run([python, "-I", EXAMPLES], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("as printed") == 2, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def beside(wheel, tmp_path_factory):
+    """Return the environment variables with which this Python finds the wheel's package."""
+    folder = tmp_path_factory.mktemp("beside")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return os.environ | {"PYTHONPATH": str(folder), "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS": "0"}
+
+
+def test_the_packages_examples_run_as_printed_with_extras(beside):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    command = [sys.executable, EXAMPLES, "numba", "cuda"]
+    done = subprocess.run(command, env=beside, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("as printed") == 4, done.stdout + done.stderr
+
+
+def test_an_editable_installation_is_refused_with_the_way_to_get_one(sources, tmp_path):
+    code = "from setuptools import build_meta; build_meta.build_editable(" + repr(str(tmp_path)) + ")"
+    done = subprocess.run([sys.executable, "-c", code], cwd=sources, capture_output=True, text=True)
+    assert done.returncode and "In a clone, install the whole project: pip install -e ." in done.stderr
 
 
 def test_kernels_of_its_own_cuda(python):
     code = """
 import sys, numpy as np
-from sim import LaunchError, cuda, int32, simulate
+from kernelwatch import LaunchError, cuda, int32, simulate
 @cuda.jit(device=True)
 def both(x):
     return cuda.popc(x) + cuda.laneid
@@ -144,7 +179,7 @@ print(*(name for name in ("numba", "torch", "pytest") if name in sys.modules))
 
 def test_the_list_of_packages_is_complete():
     packages = {
-        ".".join(("sim", *path.parent.relative_to(HOME).parts))
+        ".".join(("kernelwatch", *path.parent.relative_to(HOME).parts))
         for path in HOME.rglob("__init__.py")
         if "build" not in path.parts
     }
@@ -154,7 +189,7 @@ def test_the_list_of_packages_is_complete():
 def test_importing_loads_nothing_until_asked(python):
     status, printed, _ = run(
         python,
-        "import sys, sim; print('numpy' in sys.modules, sorted(set(sim.__all__) - set(dir(sim))),"
-        " sim.__version__)",
+        "import sys, kernelwatch as k; print('numpy' in sys.modules, sorted(set(k.__all__) - set(dir(k))),"
+        " k.__version__)",
     )
     assert (status, printed) == (0, f"False [] {sim.__version__}\n")
