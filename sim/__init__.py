@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from sim.ptx.nvrtc import load_cuda
     from sim.report import Report
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 TYPES = tuple(
     "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
 )

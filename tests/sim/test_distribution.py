@@ -1,5 +1,6 @@
 """Tests of the simulator as the distribution kernelwatch, built and used without Numba and torch."""
 
+import copy
 import os
 import re
 import shutil
@@ -10,6 +11,8 @@ import venv
 import zipfile
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 
 import sim
@@ -193,3 +196,34 @@ def test_importing_loads_nothing_until_asked(python):
         " k.__version__)",
     )
     assert (status, printed) == (0, f"False [] {sim.__version__}\n")
+
+
+NOTEBOOK = HOME.parent / "docs" / "try_the_simulator.ipynb"
+
+
+def outputs(notebook):
+    """Return the plain text of each output of each cell."""
+    return [
+        [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+        for cell in notebook.cells
+        if cell.cell_type == "code" and "install" not in cell.metadata.get("tags", [])
+    ]
+
+
+def test_the_notebook_needs_only_the_wheel_and_shows_what_it_prints(beside):
+    """Execute the notebook with the wheel's package. To store new outputs, set COURSE_STORE=1."""
+    stored = nbformat.read(NOTEBOOK, as_version=4)
+    executed = copy.deepcopy(stored)
+    executed.cells = [cell for cell in executed.cells if "install" not in cell.metadata.get("tags", [])]
+    as_installed = f"import sys; sys.path.insert(0, {beside['PYTHONPATH']!r})"
+    without = "sys.modules['numba'] = sys.modules['torch'] = None  # as if they were missing"
+    executed.cells.insert(0, nbformat.v4.new_code_cell(f"{as_installed}\n{without}"))
+    nbclient.NotebookClient(executed, timeout=120, kernel_name="python3").execute()
+    del executed.cells[0]
+    if beside.get("COURSE_STORE"):
+        by_id = {cell.id: cell for cell in executed.cells}
+        stored.cells = [by_id.get(cell.id, cell) for cell in stored.cells]
+        for cell in stored.cells:
+            cell.metadata.pop("execution", None)
+        nbformat.write(stored, NOTEBOOK)
+    assert outputs(executed) == outputs(stored)

@@ -120,7 +120,7 @@ def test_a_trap_is_an_error_of_the_kernel(tmp_path, capsys):
 
 
 def test_a_failure_of_the_simulator_is_not_the_kernels(monkeypatch, capsys):
-    monkeypatch.setattr("sim.__main__.load_ptx", lambda text: 1 / 0)
+    monkeypatch.setattr("sim.__main__.load_ptx", lambda text, path: 1 / 0)
     assert main(BUG) == 3
     assert "ZeroDivisionError" in (said := capsys.readouterr().err)
     assert said.endswith("the simulator failed; the kernel is not judged\n")
