@@ -84,12 +84,13 @@ def run(python, code):
 
 def test_the_wheel_holds_the_simulator_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
+    pages = {f"kernelwatch/pages/{path.name}" for path in (HOME / "pages").glob("*.md")}
     sources = {
         Path("kernelwatch", path.relative_to(HOME)).as_posix()
         for path in HOME.rglob("*.py")
         if "build" not in path.parts and path.name != "setup.py"
     }
-    assert {name for name in names if ".dist-info/" not in name} == {*sources, "kernelwatch/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == {*sources, *pages, "kernelwatch/py.typed"}
     metadata = (
         zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("/METADATA"))).decode()
     )
