@@ -23,10 +23,13 @@ Read the files in this order:
     fatbin      extract the PTX from a compiled program
     device      the state of the simulated device: modules, launches, errors, streams and events
     memory      device memory: buffers at simulated addresses
+    streams     the order of streams, and host accesses that do not wait for them
     call_sites  source lines of host calls
     findings    findings about host code; output of all findings and of the summary
     handlers_memory, handlers_copies   allocation; copies, cudaMemset and variables
     handlers_launch, handlers_device   launches; devices, errors, streams and events
+    handlers_graphs, handlers_driver   graphs; the driver API
+    handlers_blas                      functions of cuBLAS, computed with numpy
 
 Source: CUDA Runtime API (NVIDIA), and the header `crt/host_runtime.h` that nvcc includes in host code.
 """

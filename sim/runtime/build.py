@@ -3,8 +3,10 @@
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from sim.errors import LaunchError
@@ -20,6 +22,27 @@ FLAGS = (
     "-arch=compute_80", "--no-compress", "-cudart", "none", "-lineinfo", "-g", "-shared",
     "-Xcompiler", "-fPIC",
 )  # fmt: skip
+# Overloads for functions whose parameters CUDA 13 has changed, so that programs for CUDA 11 and 12 compile
+CUDA_12 = """\
+#if defined(__cplusplus) && CUDART_VERSION >= 13000
+static inline cudaMemLocation sim_location(int device) {
+    cudaMemLocation location = {};
+    location.type = device < 0 ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice;
+    location.id = device < 0 ? 0 : device;
+    return location;
+}
+static inline cudaError_t cudaMemPrefetchAsync(const void *p, size_t n, int device, cudaStream_t s = 0) {
+    return cudaMemPrefetchAsync(p, n, sim_location(device), 0u, s);
+}
+static inline cudaError_t cudaMemAdvise(const void *p, size_t n, cudaMemoryAdvise advice, int device) {
+    return cudaMemAdvise(p, n, advice, sim_location(device));
+}
+#endif
+"""
+# Options that link CUDA's libraries. They are dropped, because sim.runtime.stubs replaces these libraries.
+LIBRARIES = re.compile(
+    r"-l(cuda|cublas|cudnn|cufft|curand|cusparse|cusolver|nccl|nvrtc|npp|nvidia-ml|nvToolsExt)\w*"
+)
 
 
 def find_nvcc() -> Path:
@@ -61,8 +84,13 @@ def build(program: Path, library: Path, options: tuple[str, ...] = ()) -> Path:
     nvcc = find_nvcc()
     if not os.access(nvcc, os.X_OK):
         raise LaunchError(f"{nvcc} is not executable\n  chmod +x {nvcc.parent}/*")
-    command = [str(nvcc), *FLAGS, *include_options(nvcc), *options, "-o", str(library), str(program)]
-    made = subprocess.run(command, capture_output=True, text=True)
+    options = tuple(option for option in options if not LIBRARIES.fullmatch(option))
+    with tempfile.TemporaryDirectory(prefix="sim-headers-") as folder:
+        header = Path(folder, "sim_cuda12.h")
+        header.write_text(CUDA_12)
+        flags = [*FLAGS, "-include", str(header), *include_options(nvcc), *options]
+        command = [str(nvcc), *flags, "-o", str(library), str(program)]
+        made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode:
         messages = (made.stderr or made.stdout).strip()
         raise LaunchError(f"nvcc does not compile {program}:\n{messages}")

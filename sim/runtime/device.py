@@ -1,23 +1,36 @@
 """The simulated device of one program: its modules, kernels, launches, errors, streams and events."""
 
+import contextlib
 import ctypes
 import itertools
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from sim.device import DeviceSpec
 from sim.errors import LaunchError, RefusedLaunch, SimulatorError, ThreadError
 from sim.launch import simulate
 from sim.ptx.module import Kernel, Module, load_ptx
 from sim.runtime.call_sites import UNKNOWN, CallSite
-from sim.runtime.errors import ASSERT, INVALID_CONFIGURATION, INVALID_VALUE, LAUNCH_FAILURE, NOT_SUPPORTED
-from sim.runtime.fatbin import ptx_of_wrapper
+from sim.runtime.errors import (
+    ASSERT,
+    INVALID_CONFIGURATION,
+    INVALID_VALUE,
+    LAUNCH_FAILURE,
+    NOT_SUPPORTED,
+    SUCCESS,
+)
 from sim.runtime.findings import HostFinding, Log
-from sim.runtime.memory import DeviceMemory
+from sim.runtime.handlers_graphs import Graphs, Node
+from sim.runtime.memory import MANAGED, DeviceMemory
+from sim.runtime.streams import Streams
 
 # largest size in bytes of dynamic shared memory that does not require cudaFuncSetAttribute
 STATIC_LIMIT = DeviceSpec.dynamic_shared_bytes
+WATCHED_LIMIT = 64 << 20  # largest size in bytes of managed memory that each launch compares
 
 
 @dataclass
@@ -33,18 +46,21 @@ class Options:
 class ProgramModule:
     """The kernels and variables of one fat binary. The PTX is parsed when it is first needed.
 
-    wrapper: the address of the fat binary's wrapper.
+    read: a function that returns the PTX, or raises LaunchError.
     """
 
-    def __init__(self, wrapper: int, memory: DeviceMemory) -> None:
-        self.wrapper, self.memory = wrapper, memory
+    def __init__(self, read: Callable[[], str], memory: DeviceMemory) -> None:
+        self.read, self.memory = read, memory
         self.loaded: Module | None = None
 
     @property
     def module(self) -> Module:
         """Return the Module. Raise LaunchError if its PTX is unusable."""
+        return self.parse()
+
+    def parse(self) -> Module:
         if self.loaded is None:
-            self.loaded = load_ptx(ptx_of_wrapper(self.wrapper))
+            self.loaded = load_ptx(self.read())
             self.loaded.store.device = self.memory
         return self.loaded
 
@@ -86,7 +102,9 @@ class Device:
     """The state of the simulated device.
 
     call: the call site of the current host call.
-    functions, variables: maps from the host address that identifies a kernel or variable.
+    functions, variables: maps from the host address, or the handle, that identifies a kernel or variable.
+    driver_modules: maps from the handle of a module that the driver API has loaded.
+    blas_streams: maps from the handle of a cuBLAS context to its stream.
     error: the last error of a call; the next cudaGetLastError returns it.
     sticky: the error that every call returns after a kernel has aborted; 0 if none has.
     pending: the launch configurations that `<<<...>>>` has pushed.
@@ -99,13 +117,16 @@ class Device:
     functions: dict[int, HostFunction] = field(default_factory=dict)
     variables: dict[int, HostVariable] = field(default_factory=dict)
     modules: list[ProgramModule] = field(default_factory=list)
+    driver_modules: dict[int, ProgramModule] = field(default_factory=dict)
+    blas_streams: dict[int, int] = field(default_factory=dict)
     error: int = 0
     sticky: int = 0
     unchecked: CallSite | None = None
     pending: list[tuple] = field(default_factory=list)
     handles: itertools.count = field(default_factory=lambda: itertools.count(0x100))
     events: dict[int, float | None] = field(default_factory=dict)
-    streams: set[int] = field(default_factory=set)
+    streams: Streams = field(default_factory=Streams)
+    graphs: Graphs = field(default_factory=Graphs)
     could_not_run: bool = False
     limits: dict[int, int] = field(default_factory=dict)
     launch_site: CallSite | None = None
@@ -138,16 +159,44 @@ class Device:
 
     # --- launches -------------------------------------------------------------------------------------------
 
-    def register_module(self, wrapper: int) -> ProgramModule:
-        """Return a new module for a fat binary."""
-        self.modules.append(ProgramModule(wrapper, self.memory))
+    def register_module(self, read: Callable[[], str]) -> ProgramModule:
+        """Return a new module. `read` returns its PTX."""
+        self.modules.append(ProgramModule(read, self.memory))
         return self.modules[-1]
 
-    def launch(self, function: HostFunction, grid: tuple, block: tuple, arguments: int, shared: int) -> int:
-        """Simulate a launch. Return an error code.
+    def submit(self, stream: int, action: Callable[[], int]) -> int:
+        """Execute an operation of a stream, or append it to the graph that the stream is capturing."""
+        graph = self.graphs.capturing.get(stream)
+        if graph is not None:
+            graph.nodes[self.new_handle()] = Node(action, self.call)
+            return SUCCESS
+        self.streams.issue(stream)
+        return action()
+
+    def launch(
+        self, function: HostFunction, grid: tuple, block: tuple, arguments: int, shared: int, stream: int
+    ) -> int:
+        """Submit a launch. Return an error code.
 
         arguments: the address of an array of pointers to the arguments.
         """
+        return self.submit(stream, self.prepare(function, grid, block, arguments, shared))
+
+    def prepare(
+        self, function: HostFunction, grid: tuple, block: tuple, arguments: int, shared: int
+    ) -> Callable[[], int]:
+        """Return the action of a launch. It holds a copy of the arguments."""
+        try:
+            values = argument_values(function.kernel, arguments)
+        except LaunchError as error:
+            refused = error  # because Python deletes `error`
+            return lambda: self.refuse(refused, INVALID_CONFIGURATION)
+        return lambda: self.execute(function, grid, block, values, shared)
+
+    def execute(
+        self, function: HostFunction, grid: tuple, block: tuple, values: list[bytes], shared: int
+    ) -> int:
+        """Simulate a launch. Return an error code."""
         if self.sticky:
             return self.sticky
         try:
@@ -164,8 +213,9 @@ class Device:
                 error, INVALID_VALUE if shared > function.shared_limit else INVALID_CONFIGURATION
             )
         try:
-            values = self.argument_values(kernel, arguments)
-            self.run(configured, values)
+            self.name_buffers(kernel, values)
+            with self.watched_managed_memory(kernel):
+                self.run(configured, values)
         except ThreadError as error:  # the kernel executed a trap or failed an assertion
             self.report("kernel-abort", "error", str(error))
             self.sticky = ASSERT if "assertion failed" in str(error) else LAUNCH_FAILURE
@@ -177,7 +227,26 @@ class Device:
         except SimulatorError as error:
             self.could_not_run = True
             return self.refuse(error, NOT_SUPPORTED)
-        return 0
+        return SUCCESS
+
+    @contextlib.contextmanager
+    def watched_managed_memory(self, kernel: Kernel) -> Iterator[None]:
+        """After a launch, protect the managed memory that it has changed, until the host waits for it.
+
+        Kernels that communicate with the running host contain operations of system scope. Their memory is not
+        protected.
+        """
+        managed = [b for b in self.memory.buffers.values() if b.kind == MANAGED]
+        if sum(b.root.size for b in managed) > WATCHED_LIMIT or ".sys" in "\n".join(kernel.module.text.lines):
+            managed = []
+        before = [buffer.root.copy() for buffer in managed]
+        yield
+        for buffer, old in zip(managed, before):
+            changed = np.flatnonzero(buffer.root != old)
+            if changed.size:
+                start, end = int(changed[0]), int(changed[-1]) + 1
+                what = f"{kernel.__name__} writes {buffer}"
+                self.streams.watch(buffer.base + start, end - start, True, what, self.call)
 
     def configure(self, kernel: Kernel, seed: int, grid: tuple, block: tuple, shared: int) -> Any:
         """Return the function that runs a launch. Raise LaunchError if the configuration is invalid."""
@@ -217,12 +286,8 @@ class Device:
             self.log.add_launch(run(*values), self.call)
         self.memory.launch_finished()
 
-    def argument_values(self, kernel: Kernel, arguments: int) -> list[bytes]:
-        """Return the bytes of each argument of a launch. Name each buffer after the parameter that points to
-        it."""
-        parameters = kernel.function.parameters
-        pointers = (ctypes.c_void_p * len(parameters)).from_address(arguments) if parameters else ()
-        values = [ctypes.string_at(at, p.bytes) for at, p in zip(pointers, parameters)]
+    def name_buffers(self, kernel: Kernel, values: list[bytes]) -> None:
+        """Name each buffer after the parameter that points to it."""
         sizes = kernel.module.origin.element_bytes(kernel.function)
         self.memory.names = {}
         for position, (name, value) in enumerate(zip(kernel.argument_names(values), values)):
@@ -231,7 +296,6 @@ class Device:
             buffer = self.memory.find(int.from_bytes(value, "little"))
             if buffer is not None:
                 self.memory.names.setdefault(buffer.base, (name, sizes.get(position, 0)))
-        return values
 
     # --- time and handles -----------------------------------------------------------------------------------
 
@@ -242,6 +306,13 @@ class Device:
     def now(self) -> float:
         """Return the current time in milliseconds, on the clock that events use."""
         return time.perf_counter() * 1e3
+
+
+def argument_values(kernel: Kernel, arguments: int) -> list[bytes]:
+    """Return the bytes of each argument of a launch, from an array of pointers to them."""
+    parameters = kernel.function.parameters
+    pointers = (ctypes.c_void_p * len(parameters)).from_address(arguments) if parameters else ()
+    return [ctypes.string_at(at, p.bytes) for at, p in zip(pointers, parameters)]
 
 
 def restore(before: list[tuple]) -> None:

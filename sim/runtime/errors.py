@@ -1,8 +1,10 @@
 """Error codes of the CUDA runtime. Source: enum cudaError in driver_types.h."""
 
 SUCCESS, INVALID_VALUE, MEMORY_ALLOCATION = 0, 1, 2
+INVALID_IMAGE = 200
 INVALID_CONFIGURATION, INVALID_SYMBOL, INVALID_DIRECTION = 9, 13, 21
 INVALID_DEVICE_FUNCTION, INVALID_DEVICE, INVALID_HANDLE, NOT_READY = 98, 101, 400, 600
+ILLEGAL_STATE, NOT_FOUND = 401, 500
 ILLEGAL_ADDRESS, ALREADY_REGISTERED, NOT_REGISTERED = 700, 712, 713
 ASSERT, LAUNCH_FAILURE, NOT_SUPPORTED = 710, 719, 801
 
@@ -17,6 +19,9 @@ ERRORS = {
     INVALID_DEVICE_FUNCTION: ("cudaErrorInvalidDeviceFunction", "invalid device function"),
     INVALID_DEVICE: ("cudaErrorInvalidDevice", "invalid device ordinal"),
     INVALID_HANDLE: ("cudaErrorInvalidResourceHandle", "invalid resource handle"),
+    INVALID_IMAGE: ("cudaErrorInvalidKernelImage", "device kernel image is invalid"),
+    ILLEGAL_STATE: ("cudaErrorIllegalState", "the operation cannot be performed in the present state"),
+    NOT_FOUND: ("cudaErrorSymbolNotFound", "named symbol not found"),
     NOT_READY: ("cudaErrorNotReady", "device not ready"),
     ILLEGAL_ADDRESS: ("cudaErrorIllegalAddress", "an illegal memory access was encountered"),
     704: ("cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled"),

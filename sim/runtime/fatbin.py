@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from sim.errors import LaunchError
 
 WRAPPER_MAGIC, CONTAINER_MAGIC = 0x466243B1, 0xBA55ED50
+ELF_MAGIC = int.from_bytes(b"\x7fELF", "little")
 PTX_KIND = 1
 HOW_TO_BUILD = "build it with: python -m sim build program.cu"
 
@@ -30,6 +31,22 @@ def ptx_of_wrapper(wrapper: int) -> str:
         raise LaunchError(f"the program contains a fat binary of an unknown format ({magic:#x})")
     _, _, header_bytes, size = struct.unpack("<IHHQ", ctypes.string_at(container, 16))
     return ptx_of_container(ctypes.string_at(container, header_bytes + size))
+
+
+def ptx_of_image(address: int) -> str:
+    """Return the PTX text of a module image at an address, which is PTX, a wrapper or a container.
+
+    Raise LaunchError if it is machine code.
+    """
+    (magic,) = struct.unpack("<I", ctypes.string_at(address, 4))
+    if magic == WRAPPER_MAGIC:
+        return ptx_of_wrapper(address)
+    if magic == CONTAINER_MAGIC:
+        _, _, header_bytes, size = struct.unpack("<IHHQ", ctypes.string_at(address, 16))
+        return ptx_of_container(ctypes.string_at(address, header_bytes + size))
+    if magic == ELF_MAGIC:
+        raise LaunchError(f"the module contains machine code; sim needs PTX text\n  {HOW_TO_BUILD}")
+    return ctypes.string_at(address).decode(errors="replace")
 
 
 def ptx_of_container(data: bytes) -> str:

@@ -14,7 +14,8 @@ from sim.events import SPACE_SHIFT
 from sim.ptx.regions import ModuleKey
 from sim.runtime.errors import INVALID_DIRECTION, INVALID_SYMBOL, INVALID_VALUE, SUCCESS
 from sim.runtime.handlers_memory import write_pointer
-from sim.runtime.memory import DEVICE, SYMBOL, DeviceBuffer, is_mapped
+from sim.runtime.memory import DEVICE, PINNED, SYMBOL, DeviceBuffer, is_mapped
+from sim.runtime.streams import DEFAULT_STREAM
 
 # cudaMemcpyKind -> whether (destination, source) are on the device; None means that the pointers determine it
 KINDS = {0: (False, False), 1: (True, False), 2: (False, True), 3: (True, True), 4: (None, None)}
@@ -60,8 +61,11 @@ def side(device, address, nbytes, wanted, role, name):
     return buffer.root.ctypes.data + address - buffer.base, buffer
 
 
-def copy(device, destination, source, nbytes, kind, name):
-    """Copy bytes between host and device in any direction."""
+def copy(device, destination, source, nbytes, kind, name, pending=False):
+    """Copy bytes between host and device in any direction.
+
+    pending: whether the host continues before a copy from or to pinned memory has ended.
+    """
     if nbytes == 0:
         return SUCCESS
     if kind not in KINDS:
@@ -74,6 +78,13 @@ def copy(device, destination, source, nbytes, kind, name):
     ctypes.memmove(to[0], origin[0], nbytes)
     if to[1] is not None:
         mark_copied(to[1], destination, origin[1], source, nbytes)
+    if pending:
+        for (at, buffer), writes in ((to, True), (origin, False)):
+            if buffer is not None and buffer.kind == PINNED:
+                what = f"{name} {'writes' if writes else 'reads'} {buffer}"
+                device.streams.watch(at, nbytes, writes, what, device.call)
+    elif to_device is False or from_device is False:
+        device.streams.synchronize(DEFAULT_STREAM)
     return SUCCESS
 
 
@@ -96,7 +107,8 @@ def cudaMemcpy(device, destination, source, nbytes, kind):
 
 
 def cudaMemcpyAsync(device, destination, source, nbytes, kind, stream):
-    return copy(device, destination, source, nbytes, kind, "cudaMemcpyAsync")
+    name = "cudaMemcpyAsync"
+    return device.submit(stream, lambda: copy(device, destination, source, nbytes, kind, name, True))
 
 
 def cudaMemcpyPeer(device, destination, to, source, origin, nbytes):
@@ -104,47 +116,65 @@ def cudaMemcpyPeer(device, destination, to, source, origin, nbytes):
 
 
 def cudaMemcpyPeerAsync(device, destination, to, source, origin, nbytes, stream):
-    return copy(device, destination, source, nbytes, 3, "cudaMemcpyPeerAsync")
+    return cudaMemcpyAsync(device, destination, source, nbytes, 3, stream)
 
 
 def cudaMemcpy2D(device, destination, to_pitch, source, from_pitch, width, height, kind):
+    return copy_rows(device, destination, to_pitch, source, from_pitch, width, height, kind, "cudaMemcpy2D")
+
+
+def copy_rows(device, destination, to_pitch, source, from_pitch, width, height, kind, name, pending=False):
+    """Copy rows. The pitch of a side is the distance in bytes from one of its rows to the next."""
     if width > to_pitch or width > from_pitch:
         return INVALID_VALUE
     for row in range(height):
         to, origin = destination + row * to_pitch, source + row * from_pitch
-        if code := copy(device, to, origin, width, kind, "cudaMemcpy2D"):
+        if code := copy(device, to, origin, width, kind, name, pending):
             return code
     return SUCCESS
 
 
 def cudaMemcpy2DAsync(device, destination, to_pitch, source, from_pitch, width, height, kind, stream):
-    return cudaMemcpy2D(device, destination, to_pitch, source, from_pitch, width, height, kind)
+    given = destination, to_pitch, source, from_pitch, width, height, kind
+    return device.submit(stream, lambda: copy_rows(device, *given, "cudaMemcpy2DAsync", True))
 
 
 def cudaMemcpy3D(device, parameters):
-    """Copy a three-dimensional region.
+    return copy_region(device, read_region(parameters), "cudaMemcpy3D")
 
-    A cudaMemcpy3DParms contains an array, a position and a pitched pointer for the source, the same for the
-    destination, the extent and the kind. Copies of CUDA arrays (textures) are rejected.
+
+def read_region(parameters):
+    """Return the fields of a cudaMemcpy3DParms.
+
+    It contains an array, a position and a pitched pointer for the source, the same for the destination, the
+    extent and the kind.
     """
-    words = struct.unpack("<19Qi", ctypes.string_at(parameters, 156))
+    return struct.unpack("<19Qi", ctypes.string_at(parameters, 156))
+
+
+def copy_region(device, words, name, pending=False):
+    """Copy a three-dimensional region. Copies of CUDA arrays (textures) are rejected.
+
+    words: the fields of a cudaMemcpy3DParms.
+    """
     source, destination = words[:8], words[8:16]
     (width, height, depth), kind = words[16:19], words[19]
     if source[0] or destination[0]:
-        return unsupported(device, "cudaMemcpy3D with a cudaArray")
+        return unsupported(device, f"{name} with a cudaArray")
     for z in range(depth):
         for y in range(height):
             at = [
                 part[4] + part[1] + ((part[3] + z) * part[7] + part[2] + y) * part[5]
                 for part in (destination, source)
             ]
-            if code := copy(device, *at, width, kind, "cudaMemcpy3D"):
+            if code := copy(device, *at, width, kind, name, pending):
                 return code
     return SUCCESS
 
 
 def cudaMemcpy3DAsync(device, parameters, stream):
-    return cudaMemcpy3D(device, parameters)
+    words = read_region(parameters)
+    return device.submit(stream, lambda: copy_region(device, words, "cudaMemcpy3DAsync", True))
 
 
 def unsupported(device, what):
@@ -158,27 +188,41 @@ def unsupported(device, what):
 
 
 def cudaMemset(device, address, value, nbytes):
-    if nbytes == 0:
-        return SUCCESS
-    to = side(device, address, nbytes, True, "destination", "cudaMemset")
-    if to is None:
-        return INVALID_VALUE
-    ctypes.memset(to[0], value & 0xFF, nbytes)
-    to[1].mark_written(address - to[1].base, nbytes)
-    return SUCCESS
+    return fill(device, address, nbytes, value, nbytes, 1, DEFAULT_STREAM, "cudaMemset")
 
 
 def cudaMemsetAsync(device, address, value, nbytes, stream):
-    return cudaMemset(device, address, value, nbytes)
+    return fill(device, address, nbytes, value, nbytes, 1, stream, "cudaMemsetAsync")
 
 
 def cudaMemset2D(device, address, pitch, value, width, height):
-    codes = (cudaMemset(device, address + row * pitch, value, width) for row in range(height))
-    return next((code for code in codes if code), SUCCESS)
+    return fill(device, address, pitch, value, width, height, DEFAULT_STREAM, "cudaMemset2D")
 
 
 def cudaMemset2DAsync(device, address, pitch, value, width, height, stream):
-    return cudaMemset2D(device, address, pitch, value, width, height)
+    return fill(device, address, pitch, value, width, height, stream, "cudaMemset2DAsync")
+
+
+def fill(device, address, pitch, value, width, height, stream, name):
+    """Submit an operation that fills rows of device memory with a byte."""
+    pattern = bytes([value & 0xFF])
+    return device.submit(stream, lambda: set_rows(device, address, pitch, pattern, width, height, name))
+
+
+def set_rows(device, address, pitch, pattern, width, height, name):
+    """Fill rows of device memory with a pattern of 1, 2 or 4 bytes.
+
+    width: the number of patterns in a row.
+    """
+    nbytes = width * len(pattern)
+    for row in range(height if nbytes else 0):
+        start = address + row * pitch
+        to = side(device, start, nbytes, True, "destination", name)
+        if to is None:
+            return INVALID_VALUE
+        ctypes.memmove(to[0], pattern * width, nbytes)
+        to[1].mark_written(start - to[1].base, nbytes)
+    return SUCCESS
 
 
 # --- symbols ------------------------------------------------------------------------------------------------
@@ -224,6 +268,8 @@ def copy_symbol(device, symbol, host, nbytes, offset, kind, name, to_symbol):
         ctypes.memmove(other[0], address, nbytes)
         if other[1] is not None:
             other[1].mark_written(host - other[1].base, nbytes)
+    if not name.endswith("Async"):
+        device.streams.synchronize(DEFAULT_STREAM)
     return SUCCESS
 
 
@@ -243,11 +289,13 @@ def cudaMemcpyFromSymbol(device, destination, symbol, nbytes, offset, kind):
 
 
 def cudaMemcpyToSymbolAsync(device, symbol, source, nbytes, offset, kind, stream):
-    return cudaMemcpyToSymbol(device, symbol, source, nbytes, offset, kind)
+    given = symbol, source, nbytes, offset, kind
+    return device.submit(stream, lambda: copy_symbol(device, *given, "cudaMemcpyToSymbolAsync", True))
 
 
 def cudaMemcpyFromSymbolAsync(device, destination, symbol, nbytes, offset, kind, stream):
-    return cudaMemcpyFromSymbol(device, destination, symbol, nbytes, offset, kind)
+    given = symbol, destination, nbytes, offset, kind
+    return device.submit(stream, lambda: copy_symbol(device, *given, "cudaMemcpyFromSymbolAsync", False))
 
 
 def cudaGetSymbolAddress(device, pointer, symbol):

@@ -14,6 +14,7 @@ from sim.runtime.errors import INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, SU
 from sim.runtime.handlers_memory import write_int, write_pointer
 from sim.runtime.properties import attribute_values, write_properties
 
+NON_BLOCKING = 1  # cudaStreamNonBlocking
 VERSION = 13000  # version of the runtime and of the driver: 1000 * major + 10 * minor
 
 
@@ -62,11 +63,13 @@ def cudaDeviceGetAttribute(device, value, attribute, index):
 
 
 def cudaDeviceSynchronize(device):
+    device.streams.synchronize_all()
     return device.sticky
 
 
 def cudaDeviceReset(device):
     """Free all device memory."""
+    device.streams.synchronize_all()
     for buffer in [b for b in device.memory.buffers.values() if b.kind != "symbol"]:
         device.memory.free(buffer, device.call)
     device.sticky = device.error = 0
@@ -157,41 +160,46 @@ def cudaGetErrorName(device, code):
 
 
 def cudaStreamCreate(device, stream):
+    return cudaStreamCreateWithFlags(device, stream, 0)
+
+
+def cudaStreamCreateWithFlags(device, stream, flags):
     handle = device.new_handle()
-    device.streams.add(handle)
+    device.streams.create(handle, flags == NON_BLOCKING)
     write_pointer(stream, handle)
     return SUCCESS
 
 
-def cudaStreamCreateWithFlags(device, stream, flags):
-    return cudaStreamCreate(device, stream)
-
-
 def cudaStreamCreateWithPriority(device, stream, flags, priority):
-    return cudaStreamCreate(device, stream)
+    return cudaStreamCreateWithFlags(device, stream, flags)
 
 
 def cudaStreamDestroy(device, stream):
-    if stream not in device.streams:
+    if stream not in device.streams.live:
         return INVALID_HANDLE
-    device.streams.remove(stream)
+    device.streams.live.remove(stream)
     return SUCCESS
 
 
 def cudaStreamSynchronize(device, stream):
     # 0, 1 and 2 are the default streams
-    return device.sticky if stream in device.streams or stream <= 2 else INVALID_HANDLE
+    if stream not in device.streams.live and stream > 2:
+        return INVALID_HANDLE
+    device.streams.synchronize(stream)
+    return device.sticky
 
 
 cudaStreamQuery = cudaStreamSynchronize
 
 
 def cudaStreamWaitEvent(device, stream, event, flags):
-    return SUCCESS if event in device.events else INVALID_HANDLE
-
-
-def cudaStreamIsCapturing(device, stream, status):
-    write_int(status, 0)
+    """Make a stream wait for an event. If the event belongs to a capture, the stream joins the capture."""
+    if event not in device.events:
+        return INVALID_HANDLE
+    if event in device.graphs.events:
+        device.graphs.capturing[stream] = device.graphs.events[event]
+    else:
+        device.streams.wait(stream, event)
     return SUCCESS
 
 
@@ -223,6 +231,10 @@ def cudaEventRecord(device, event, stream):
     if event not in device.events:
         return INVALID_HANDLE
     device.events[event] = device.now()
+    if stream in device.graphs.capturing:
+        device.graphs.events[event] = device.graphs.capturing[stream]
+    else:
+        device.streams.record(event, stream)
     return SUCCESS
 
 
@@ -231,7 +243,10 @@ def cudaEventRecordWithFlags(device, event, stream, flags):
 
 
 def cudaEventSynchronize(device, event):
-    return device.sticky if event in device.events else INVALID_HANDLE
+    if event not in device.events:
+        return INVALID_HANDLE
+    device.streams.synchronize_event(event)
+    return device.sticky
 
 
 cudaEventQuery = cudaEventSynchronize

@@ -10,7 +10,9 @@ import struct
 
 from sim.runtime.device import HostFunction, HostVariable
 from sim.runtime.errors import INVALID_DEVICE_FUNCTION, INVALID_VALUE, SUCCESS
+from sim.runtime.fatbin import ptx_of_wrapper
 from sim.runtime.handlers_copies import address_of_variable
+from sim.runtime.handlers_graphs import call_host
 from sim.runtime.handlers_memory import write_int, write_pointer
 from sim.runtime.memory import DeviceBuffer, map_at
 
@@ -31,7 +33,7 @@ def read_dim3(address):
 
 
 def __cudaRegisterFatBinary(device, wrapper):
-    device.register_module(wrapper)
+    device.register_module(lambda: ptx_of_wrapper(wrapper))
     return len(device.modules)  # the handle of the module
 
 
@@ -105,7 +107,7 @@ def cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream):
     function = device.functions.get(kernel)
     if function is None:
         return device.fail(INVALID_DEVICE_FUNCTION)
-    return device.launch(function, read_dim3(grid), read_dim3(block), arguments, shared)
+    return device.launch(function, read_dim3(grid), read_dim3(block), arguments, shared, stream)
 
 
 cudaLaunchCooperativeKernel = cudaLaunchKernel
@@ -115,14 +117,13 @@ cudaLaunchKernel_ptsz, __cudaLaunchKernel_ptsz = cudaLaunchKernel, __cudaLaunchK
 def cudaLaunchKernelExC(device, configuration, kernel, arguments):
     """Launch a kernel with a cudaLaunchConfig_t, which contains the grid, the block, the bytes of dynamic
     shared memory, ..."""
-    (shared,) = struct.unpack("<Q", ctypes.string_at(configuration + 24, 8))
+    shared, stream = struct.unpack("<QQ", ctypes.string_at(configuration + 24, 16))
     grid, block = configuration, configuration + 12
-    return cudaLaunchKernel(device, kernel, grid, block, arguments, shared, 0)
+    return cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream)
 
 
 def cudaLaunchHostFunc(device, stream, function, data):
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)
-    return SUCCESS
+    return device.submit(stream, lambda: call_host(function, data))
 
 
 def cudaStreamAddCallback(device, stream, function, data, flags):

@@ -70,6 +70,9 @@ def free(device, address, kinds, name):
         return SUCCESS
     buffer = device.memory.buffers.get(address)
     if buffer is not None and buffer.kind in kinds:
+        if name != "cudaFreeAsync":
+            device.streams.synchronize_all()  # as on a GPU
+        device.streams.forget(buffer.base, buffer.end)
         device.memory.free(buffer, device.call)
         return SUCCESS
     freed = device.memory.find_freed(address)
@@ -123,6 +126,7 @@ def cudaHostUnregister(device, address):
     buffer = device.memory.registered.pop(address, None)
     if buffer is None:
         return NOT_REGISTERED
+    device.streams.synchronize_all()
     buffer.kind = DEVICE  # the host memory belongs to the program, so do not unmap it
     device.memory.free(buffer, device.call)
     return SUCCESS

@@ -9,6 +9,7 @@ not be simulated, 3 if the simulator failed.
 
 import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 import signal
@@ -21,15 +22,33 @@ from typing import Any
 
 from sim.errors import SimulatorError
 from sim.observers import DEFAULT
-from sim.runtime import handlers_copies, handlers_device, handlers_launch, handlers_memory
+from sim.runtime import (
+    handlers_blas,
+    handlers_copies,
+    handlers_device,
+    handlers_driver,
+    handlers_graphs,
+    handlers_launch,
+    handlers_memory,
+)
 from sim.runtime.call_sites import UNKNOWN, CallSites, load_address
 from sim.runtime.device import Device, Options
 from sim.runtime.errors import NOT_SUPPORTED
 from sim.runtime.findings import FirstFinding, Log
-from sim.runtime.signatures import COPIES, DEVICE, LAUNCHES, MEMORY, REGISTRATION, SIGNATURES
+from sim.runtime.signatures import (
+    BLAS,
+    COPIES,
+    DEVICE,
+    DRIVER,
+    GRAPHS,
+    LAUNCHES,
+    MEMORY,
+    REGISTRATION,
+    SIGNATURES,
+)
 from sim.runtime.stubs import compile_stubs, needed_functions
 
-FINISH, FAULT = -1, -2  # as in sim.runtime.stubs
+FINISH, FAULT, REPEAT = -1, -2, 1  # as in sim.runtime.stubs
 CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_longlong,
     ctypes.c_int,
@@ -44,6 +63,9 @@ MODULES = (
     (MEMORY, handlers_memory),
     (COPIES, handlers_copies),
     (DEVICE, handlers_device),
+    (GRAPHS, handlers_graphs),
+    (DRIVER, handlers_driver),
+    (BLAS, handlers_blas),
 )
 HANDLERS = {name: getattr(module, name) for table, module in MODULES for name in table}
 HANDLERS |= {name: getattr(handlers_launch, name) for name in SIGNATURES if name.endswith("_ptsz")}
@@ -60,7 +82,11 @@ class Program:
 
     def __init__(self, library: Path, name: str, device: Device) -> None:
         self.library, self.name, self.device = library, name, device
-        self.names = needed_functions(library)
+        needed = needed_functions(library)
+        # NVRTC compiles on the CPU, so the program uses the real library if it is installed
+        if any(name.startswith("nvrtc") for name in needed) and load_nvrtc():
+            needed = [name for name in needed if not name.startswith("nvrtc")]
+        self.names = needed
         self.sites: CallSites | None = None
         self.lock, self.status = threading.RLock(), 0
         self.callback = CALLBACK(self.dispatch)
@@ -93,7 +119,7 @@ class Program:
                 if index == FINISH:
                     self.finish()
                 if index == FAULT:
-                    self.fault(arguments[0], frames[:count])
+                    return self.fault(arguments[0], bool(arguments[1]), frames[:count])
                 return self.call(self.names[index], arguments, frames[:count])
             except FirstFinding:
                 self.finish(early=True)
@@ -116,21 +142,37 @@ class Program:
             return device.fail(NOT_SUPPORTED)
         parameters, _, result = SIGNATURES[name].partition(":")
         values = [convert(arguments[i], letter) for i, letter in enumerate(parameters)]
-        answer = HANDLERS[name](device, *values) or 0
-        if answer and not result and name not in QUIET | NO_ERROR:
+        device.streams.open()
+        try:
+            answer = HANDLERS[name](device, *values) or 0
+        finally:
+            device.streams.close()
+        if answer and not result and name not in QUIET | NO_ERROR | set(DRIVER) | set(BLAS):
             device.fail(answer)
         return answer
 
-    def fault(self, address: int, frames: list[int]) -> None:
-        """Report that the host has accessed a device address, and end the program.
+    def fault(self, address: int, write: bool, frames: list[int]) -> int:
+        """Handle a SIGSEGV of the host. Return REPEAT if the host may repeat its access.
 
-        Return if no buffer contains the address.
+        Report an access to memory that pending work uses. Report an access to a device address, and end the
+        program.
         """
         device, memory = self.device, self.device.memory
         device.call = self.sites.of_frames(frames) if self.sites else UNKNOWN
+        watched, pending = device.streams.take(address, write)
+        if pending is not None:
+            device.report(
+                "unsynchronized-access",
+                "error",
+                f"the host {'writes' if write else 'reads'} {address:#x} although it has not waited for the"
+                f" work issued at {pending.site}: {pending.what}",
+                "wait first, with cudaStreamSynchronize, cudaEventSynchronize or cudaDeviceSynchronize",
+            )
+        if watched:
+            return REPEAT
         buffer = memory.find(address) or memory.find_freed(address)
         if buffer is None:
-            return
+            return 0
         use = f"was freed at {buffer.freed}" if buffer.freed else "is device memory"
         device.report(
             "host-access",
@@ -139,6 +181,7 @@ class Program:
             "copy it to host memory with cudaMemcpy, or allocate it with cudaMallocManaged",
         )
         self.finish(early=True)
+        return 0
 
     # --- the end --------------------------------------------------------------------------------------------
 
@@ -149,6 +192,7 @@ class Program:
         """
         device, log = self.device, self.device.log
         log.first_only = False
+        device.streams.open()
         if not early:
             report_leaks(device)
         if device.unchecked is not None:
@@ -162,6 +206,16 @@ class Program:
         log.write_diagnostics()
         print(log.summary(self.name, self.status), file=sys.stderr, flush=True)
         leave(COULD_NOT_RUN if device.could_not_run else ERRORS if log.errors or self.status else CLEAN)
+
+
+def load_nvrtc() -> bool:
+    """Make the functions of NVRTC available to the program. Return whether the library is installed."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
+    for path in (path for folder in folders for path in sorted(folder.glob("*/lib/libnvrtc.so.*"))):
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        return True
+    return False
 
 
 class Output:

@@ -28,7 +28,7 @@ typedef struct { size_t width, height, depth; } extent;
 typedef struct { int type, id; } location;
 typedef long long (*callback)(int, size_t *, void **, int);
 
-enum { FINISH = -1, FAULT = -2, FRAMES = 24 };
+enum { FINISH = -1, FAULT = -2, REPEAT = 1, FRAMES = 24 };
 static callback dispatch;
 
 static long long call(int index, size_t *arguments) {
@@ -43,17 +43,20 @@ static void finish(void) {
     call(FINISH, none);
 }
 
-/* A host access to a device address ends here. All other faults keep their usual effect. */
+/* A host access to a device address, or to memory that pending work uses, ends here. All other faults keep
+   their usual effect. */
 static void fault(int number, siginfo_t *info, void *context) {
-    size_t arguments[] = {(size_t)info->si_addr};
+    size_t arguments[] = {(size_t)info->si_addr, 0};
     void *frames[FRAMES];
 #if defined(__x86_64__)
     frames[0] = (char *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP] + 1;
+    arguments[1] = ((ucontext_t *)context)->uc_mcontext.gregs[REG_ERR] >> 1 & 1; /* set for a write */
 #elif defined(__aarch64__)
     frames[0] = (char *)((ucontext_t *)context)->uc_mcontext.pc + 1;
 #endif
     if ((size_t)info->si_addr < (size_t)1 << 36) {
-        dispatch(FAULT, arguments, frames, 1 + backtrace(frames + 1, FRAMES - 1));
+        int count = 1 + backtrace(frames + 1, FRAMES - 1);
+        if (dispatch(FAULT, arguments, frames, count) == REPEAT) { return; }
     }
     signal(number, SIG_DFL);
 }

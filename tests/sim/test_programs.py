@@ -16,6 +16,7 @@ from sim.runtime.findings import HOST_KINDS
 from sim.runtime.process import HANDLERS
 from sim.runtime.properties import Properties
 from sim.runtime.signatures import SIGNATURES
+from sim.runtime.streams import Streams
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -133,7 +134,7 @@ def test_a_leak_is_a_warning(built):
     [
         (9, 1, "the program returned 3"),
         (10, 0, "no findings"),
-        (11, 2, "unsupported: cudaGraphCreate: sim does not simulate this function"),
+        (11, 2, "unsupported: cudaMallocArray: sim does not simulate this function"),
         (15, 1, "the program was ended by SIGABRT"),
     ],
 )
@@ -141,6 +142,70 @@ def test_the_exit_status(built, which, status, text):
     found, _, err = run(built("host_faults"), which, options=["--engine", "fibers"])
     assert text in err
     assert found == status
+
+
+# --- streams, graphs, the driver API and cuBLAS --------------------------------------------------------------
+
+EARLY = {
+    1: (r"writes 0x\w+ .*streams.cu:28: cudaMemcpyAsync \(HostToDevice\) reads the pinned host memory", 29),
+    2: (r"reads 0x\w+ .*streams.cu:31: cudaMemcpyAsync \(DeviceToHost\) writes the pinned host memory", 32),
+    3: (r"reads 0x\w+ .*streams.cu:31: cudaMemcpyAsync \(DeviceToHost\) writes the pinned host memory", 33),
+    4: (r"reads 0x\w+ .*streams.cu:39: increment writes the managed memory", 40),
+    5: (r"reads 0x\w+ .*streams.cu:56: cudaMemcpyAsync \(DeviceToHost\) writes the pinned host memory", 60),
+}  # fmt: skip
+
+
+@needs_nvcc
+def test_streams_events_and_graphs(built):
+    status, out, err = run(built("streams"))
+    assert (status, out) == (0, "1\n1\n7 3\n10 3\n"), err
+    assert "9 launches, 9 clean; no findings" in err
+
+
+@needs_nvcc
+@pytest.mark.parametrize("which", EARLY)
+def test_accesses_that_do_not_wait_are_found(built, which):
+    status, _, err = run(built("streams"), which, options=["--first-finding"])
+    text, line = EARLY[which]
+    assert re.search(rf"unsynchronized-access: the host {text}.*\n  at streams.cu:{line}\n", err), err
+    assert status == 1
+
+
+def test_the_order_of_streams():
+    streams = Streams()
+    for stream, nonblocking in ((5, False), (6, False), (7, True)):
+        streams.create(stream, nonblocking)
+    done = lambda: dict(streams.finished)  # noqa: E731
+    for stream in (5, 7):
+        streams.issue(stream)
+    streams.issue(0)  # waits for 5, but not for 7
+    streams.synchronize(6)
+    assert done() == {}
+    streams.issue(6)  # waits for 0, and so for 5
+    streams.synchronize(6)
+    assert done() == {0: 1, 5: 1, 6: 1}
+    streams.record(50, 7)
+    streams.issue(7)
+    streams.synchronize_event(50)
+    assert done()[7] == 1
+    streams.synchronize_all()
+    assert done()[7] == 2
+
+
+@needs_nvcc
+def test_the_driver_api_and_products_of_cublas(built):
+    status, out, err = run(built("driver"))
+    # twice 1 to 6; the size of a variable; CUDA_ERROR_NOT_FOUND; A B by hand
+    assert (status, out) == (0, "2 12 4 500\n88 112 196 256\n"), err
+    assert "note: functions of cuBLAS were computed with numpy, not simulated" in err
+
+
+@needs_nvcc
+def test_faults_through_the_driver_api_and_cublas_are_found(built):
+    status, _, err = run(built("driver"), "wrong")
+    assert "out-of-bounds: argument0[6] is outside argument0, whose shape is 6" in err
+    assert "copy-out-of-bounds: cublasSgemm accesses 28 bytes at byte 0 of its matrix B" in err
+    assert status == 1
 
 
 # --- faults of kernels --------------------------------------------------------------------------------------
@@ -253,7 +318,7 @@ def test_containers_without_ptx_text_are_refused():
 
 def test_a_stub_passes_structures_by_address():
     assert "size_t arguments[] = {(size_t)a0, (size_t)&a1};" in stubs.stub(3, "cudaMalloc3D")
-    assert stubs.stub(5, "cublasCreate_v2").startswith("\nint cublasCreate_v2(void)")
+    assert stubs.stub(5, "cublasLtMatmul").startswith("\nint cublasLtMatmul(void)")
 
 
 def test_arguments_are_converted_by_their_type():

@@ -21,7 +21,7 @@ int main(int argc, char **argv) {
     case 8: q = p, cudaFree(p), fill<<<1, 4>>>(q, 4); return 0;
     case 9: cudaFree(p); return 3;
     case 10: cudaFree(p); exit(0);
-    case 11: cudaGraph_t graph; cudaGraphCreate(&graph, 0); break;
+    case 11: cudaArray_t array; cudaChannelFormatDesc format; cudaMallocArray(&array, &format, 4, 4); break;
     case 12: fill<<<1, 4, 100000>>>(p, 4); break;
     case 13: cudaFreeHost(p); break;
     case 14: fill<<<1, 4>>>(p, 4), cudaMemcpy(p, nullptr, 4, cudaMemcpyDeviceToDevice); break;

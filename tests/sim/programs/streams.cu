@@ -1,0 +1,82 @@
+// Streams, events and graphs. An argument selects an access of the host that does not wait.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+const int n = 1000, bytes = n * sizeof(int);
+
+__global__ void increment(int *x) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i]++;
+}
+
+void count(void *calls) { ++*(int *)calls; }
+
+int main(int argc, char **argv) {
+    int which = argc > 1 ? atoi(argv[1]) : 0, calls = 0, *device, *pinned, *managed;
+    cudaMalloc(&device, bytes);
+    cudaMallocHost(&pinned, bytes);
+    cudaMallocManaged(&managed, bytes);
+    memset(pinned, 0, bytes);
+    memset(managed, 0, bytes);
+    cudaStream_t first, second;
+    cudaStreamCreate(&first);
+    cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking);
+    cudaEvent_t event;
+    cudaEventCreate(&event);
+
+    cudaMemcpyAsync(device, pinned, bytes, cudaMemcpyHostToDevice, first);
+    if (which == 1) pinned[5] = 0;
+    increment<<<4, 256, 0, first>>>(device);
+    cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, first);
+    if (which == 2) printf("%d\n", pinned[7]);
+    if (which == 3) cudaStreamSynchronize(second), printf("%d\n", pinned[7]);
+    cudaEventRecord(event, first);
+    cudaStreamWaitEvent(second, event, 0);
+    cudaStreamSynchronize(second);  // waits for the event, and so for the copy
+    printf("%d\n", pinned[7]);
+
+    increment<<<4, 256>>>(managed);
+    if (which == 4) printf("%d\n", managed[7]);
+    cudaMemcpy(device, managed, bytes, cudaMemcpyDefault);
+    cudaEventRecord(event);
+    cudaEventSynchronize(event);
+    printf("%d\n", managed[7]);
+
+    cudaGraph_t graph, made;
+    cudaGraphExec_t executable, other;
+    cudaStreamBeginCapture(first, cudaStreamCaptureModeGlobal);
+    increment<<<4, 256, 0, first>>>(device);
+    cudaEventRecord(event, first);
+    cudaStreamWaitEvent(second, event, 0);  // the second stream joins the capture
+    increment<<<4, 256, 0, second>>>(device);
+    cudaLaunchHostFunc(second, count, &calls);
+    cudaEventRecord(event, second);
+    cudaStreamWaitEvent(first, event, 0);
+    cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, first);
+    cudaStreamEndCapture(first, &graph);
+    cudaGraphInstantiate(&executable, graph, 0);
+    for (int i = 0; i < 3; i++) cudaGraphLaunch(executable, first);
+    if (which == 5) printf("%d\n", pinned[7]);
+    cudaDeviceSynchronize();
+    printf("%d %d\n", pinned[7], calls);  // 1 + 3 * 2
+
+    cudaGraphNode_t nodes[3];
+    cudaGraphCreate(&made, 0);
+    cudaMemsetParams set = {device, 0, 9, sizeof(int), n, 1};
+    cudaGraphAddMemsetNode(&nodes[0], made, nullptr, 0, &set);
+    void *arguments[] = {&device};
+    cudaKernelNodeParams launch = {(void *)increment, dim3(4), dim3(256), 0, arguments, nullptr};
+    cudaGraphAddKernelNode(&nodes[1], made, &nodes[0], 1, &launch);
+    cudaGraphAddMemcpyNode1D(&nodes[2], made, &nodes[1], 1, pinned, device, bytes, cudaMemcpyDeviceToHost);
+    size_t count_of_nodes;
+    cudaGraphGetNodes(made, nullptr, &count_of_nodes);
+    cudaGraphInstantiate(&other, made, 0);
+    cudaGraphLaunch(other, first);
+    cudaStreamSynchronize(first);
+    printf("%d %zu\n", pinned[7], count_of_nodes);
+
+    cudaGraphExecDestroy(executable), cudaGraphDestroy(graph), cudaGraphExecDestroy(other), cudaGraphDestroy(made);
+    cudaFree(device), cudaFreeHost(pinned), cudaFree(managed);
+    return 0;
+}
