@@ -45,6 +45,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     running.add_argument("--observers", type=parse_observers, help=f"some of {','.join(OBSERVERS)}")
     running.add_argument("--max-steps", type=int, help="loop iterations before a launch counts as endless")
+    running.add_argument(
+        "--multiprocessors", type=int, help="of the device; fewer make persistent kernels faster"
+    )
     running.add_argument("--report", type=Path, metavar="DIR", help="write a page per launch with findings")
     diagnostics.add_options(running)
     running.add_argument("--first-finding", action="store_true", help="end the program at the first error")
@@ -110,6 +113,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
             "seeds": options.seeds,
             "observers": options.observers,
             "max_steps": options.max_steps,
+            "multiprocessors": options.multiprocessors,
             "report": str(options.report.resolve()) if options.report else None,
             "first_finding": options.first_finding,
             "format": options.format,

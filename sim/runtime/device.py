@@ -217,6 +217,7 @@ class Device:
             with self.watched_managed_memory(kernel):
                 self.run(configured, values)
         except ThreadError as error:  # the kernel executed a trap or failed an assertion
+            self.log.launches += 1
             self.report("kernel-abort", "error", str(error))
             self.sticky = ASSERT if "assertion failed" in str(error) else LAUNCH_FAILURE
         except MemoryError as error:

@@ -17,10 +17,12 @@ import sys
 import tempfile
 import threading
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sim.errors import SimulatorError
+from sim.device import DeviceSpec
+from sim.errors import LaunchError, SimulatorError
 from sim.observers import DEFAULT
 from sim.runtime import (
     handlers_blas,
@@ -107,6 +109,8 @@ class Program:
         stubs.sim_connect(self.callback)
         sys.stdout = Output(stubs)
         program = ctypes.CDLL(str(self.library))
+        if not hasattr(program, "main"):
+            raise LaunchError(f"{self.library}: the program has no main()")
         self.sites = CallSites(self.library, load_address(program))
         return program
 
@@ -287,7 +291,10 @@ def main(settings: dict, arguments: list[str]) -> None:
     library = Path(settings["library"])
     with tempfile.TemporaryDirectory(prefix="sim-run-") as folder:
         try:
-            program = Program(library, settings["name"], Device(options, log))
+            spec = DeviceSpec()
+            if settings["multiprocessors"] is not None:
+                spec = replace(spec, multiprocessors=settings["multiprocessors"])
+            program = Program(library, settings["name"], Device(options, log, spec))
             loaded = program.load(Path(folder))
         except (SimulatorError, OSError) as error:
             print(f"python -m sim run: error: {error}", file=sys.stderr)

@@ -29,12 +29,13 @@ FAILED = re.compile(r"\bFAIL(ED|URE)?\b|mismatch|incorrect|\berrors? (at|in)\b|w
 
 
 def entries():
-    """Yield (path, arguments, sizes, options) for each program of the list."""
+    """Yield (path, arguments, sizes, options of nvcc, options of sim) for each program of the list."""
     for line in LIST.read_text().splitlines():
         if not line.strip() or line.startswith("#"):
             continue
-        path, arguments, sizes, options = (*(part.strip() for part in line.split("|")), "", "", "")[:4]
-        yield path, arguments.split(), dict(part.split("=", 1) for part in sizes.split()), options.split()
+        path, arguments, sizes, options, extra = (*(part.strip() for part in line.split("|")), *[""] * 4)[:5]
+        sizes = dict(part.split("=", 1) for part in sizes.split())
+        yield path, arguments.split(), sizes, options.split(), extra.split()
 
 
 def resize(text, sizes):
@@ -121,13 +122,13 @@ def plant(options, sources, work):
         if line.startswith("#") or options.only and not any(part in line for part in options.only.split(",")):
             continue
         path, change, kind, texts = (part.strip(" ") for part in line.split(" | "))
-        arguments, sizes, flags = given[path]
+        arguments, sizes, flags, extra = given[path]
         change = [part.removeprefix(" ").removesuffix(" ") for part in change.split("=>", 1)]
         library, _, messages = build(path, sizes, flags, sources, work, change)
         if library is None:
             print(path, messages)
             continue
-        record = run(library, arguments, options.seconds, options.extra.split())
+        record = run(library, arguments, options.seconds, extra)
         said = (library.parent / "stderr.txt").read_text(errors="replace").split("\n\n")
         same = [text for text in said if re.match(rf"(warning: )?{kind}\b", text)]
         found = [text for text in same if all(part.strip() in text for part in texts.split("&"))]
@@ -174,7 +175,6 @@ def main():
     parser.add_argument("--table", action="store_true", help="print a table of the results")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--seconds", type=int, default=90, help="limit of CPU seconds per program")
-    parser.add_argument("--extra", default="", help="options of `python -m sim run`")
     options = parser.parse_args()
     sources, work = options.sources.resolve(), options.work.resolve()
     store = work / "results.json"
@@ -184,7 +184,7 @@ def main():
     if options.planted:
         plant(options, sources, work / "planted")
         return
-    for path, arguments, sizes, flags in entries():
+    for path, arguments, sizes, flags, extra in entries():
         results = json.loads(store.read_text()) if store.exists() else {}
         if options.only and not any(part in path for part in options.only.split(",")):
             continue
@@ -197,9 +197,15 @@ def main():
         record = (
             {"status": "not built", "messages": messages[:3000]}
             if library is None
-            else run(library, arguments, options.seconds, options.extra.split())
+            else run(library, arguments, options.seconds, extra)
         )
-        record |= {"arguments": arguments, "sizes": sizes, "options": flags, "build_s": round(seconds, 1)}
+        record |= {
+            "arguments": arguments,
+            "sizes": sizes,
+            "options": flags,
+            "extra": extra,
+            "build_s": round(seconds, 1),
+        }
         results = json.loads(store.read_text()) if store.exists() else {}
         store.write_text(json.dumps(results | {path: record}, indent=1))
         print(path, {k: v for k, v in record.items() if k != "messages"}, messages[:600], flush=True)
