@@ -78,6 +78,8 @@ def copy(device, destination, source, nbytes, kind, name, pending=False):
     ctypes.memmove(to[0], origin[0], nbytes)
     if to[1] is not None:
         mark_copied(to[1], destination, origin[1], source, nbytes)
+    if to[1] is None or to[1].kind == PINNED:
+        report_unwritten(device, origin[1], source, nbytes, name)
     if pending:
         for (at, buffer), writes in ((to, True), (origin, False)):
             if buffer is not None and buffer.kind == PINNED:
@@ -86,6 +88,21 @@ def copy(device, destination, source, nbytes, kind, name, pending=False):
     elif to_device is False or from_device is False:
         device.streams.synchronize(DEFAULT_STREAM)
     return SUCCESS
+
+
+def report_unwritten(device, origin, source, nbytes, name):
+    """Report bytes that a copy passes to the host although nothing has written them."""
+    if origin is None or origin.unwritten is None:
+        return
+    start = source - origin.base
+    unwritten = np.flatnonzero(origin.unwritten[start : start + nbytes])
+    if unwritten.size:
+        verdict = (
+            f"{name} copies {unwritten.size:,} of {nbytes:,} bytes that nothing has written, the first at"
+            f" byte {start + int(unwritten[0]):,} of {origin}"
+        )
+        fix = "check the grid and the bound of the kernel that fills it, or copy only the bytes that it fills"
+        device.report("uninitialized-copy", "warning", verdict, fix)
 
 
 def mark_copied(to, destination, origin, source, nbytes):

@@ -122,6 +122,17 @@ def test_an_error_that_nobody_asks_for_is_reported(built):
 
 
 @needs_nvcc
+def test_a_copy_of_unwritten_memory_is_a_warning(built):
+    status, _, err = run(built("host_faults"), 16, options=["--engine", "fibers"])
+    assert re.search(
+        rf"uninitialized-copy \(warning\): cudaMemcpy \(DeviceToHost\) copies 8 of 16 bytes that nothing has"
+        rf" written, the first at byte 8 of {OF_P}\n  at host_faults.cu:29",
+        err,
+    ), err
+    assert status == 0
+
+
+@needs_nvcc
 def test_a_leak_is_a_warning(built):
     status, _, err = run(built("host_faults"), 99, "ask", "leave", options=["--engine", "fibers"])
     assert "leak (warning): an allocation of 16 bytes in total is never freed\n  at host_faults.cu:11" in err

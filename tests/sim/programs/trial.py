@@ -25,7 +25,7 @@ from pathlib import Path
 LIST = Path(__file__).with_name("programs.txt")
 PLANTED = Path(__file__).with_name("planted.txt")
 PASSED = re.compile(r"\bPASS(ED)?\b|\bpassed\b|\bsuccess(ful(ly)?)?\b|\bOK\b|results match", re.IGNORECASE)
-FAILED = re.compile(r"\bFAIL(ED|URE)?\b|mismatch|incorrect|\berrors? (at|in)\b|wrong", re.IGNORECASE)
+FAILED = re.compile(r"\bFAIL\w*\b|mismatch|incorrect|\berrors? (at|in)\b|wrong", re.IGNORECASE)
 
 
 def entries():
@@ -39,7 +39,7 @@ def entries():
 
 
 def resize(text, sizes):
-    """Return a program's source with other sizes: the first definition of each name gets the new value.
+    """Return a program's source with other sizes: each definition of a name gets the new value.
 
     A definition is `#define NAME value` or `type NAME = value`.
     """
@@ -49,7 +49,7 @@ def resize(text, sizes):
             rf"\b((?:int|long|size_t|float|unsigned|uint32_t|int64_t|uint64_t|auto)\s+{name}\s*=\s*)[^,;]+"
         )
         for pattern in (define, variable, rf"(\b{name}\s*=\s*)[^,;=]+"):
-            text, count = re.subn(pattern, rf"\g<1>{value}", text, count=1)
+            text, count = re.subn(pattern, rf"\g<1>{value}", text)
             if count:
                 break
         else:
@@ -74,9 +74,9 @@ def build(path, sizes, options, sources, work, change=None):
     flags = [f"-I{source.parent}"]
     flags += [f"-I{(source.parent / o[2:]).resolve()}" if o.startswith("-I") else o for o in options]
     digest = hashlib.sha256("\0".join([text, *flags]).encode(errors="surrogateescape")).hexdigest()[:12]
-    library = home / f"{source.stem}-{digest}.so"
+    library, known = home / f"{source.stem}.so", home / "digest.txt"
     began = time.monotonic()
-    if not library.exists():
+    if not library.exists() or not known.exists() or known.read_text() != digest:
         edited.write_text(text, errors="surrogateescape")
         command = [sys.executable, "-m", "sim", "build", str(edited), "-o", str(library)]
         made = subprocess.run(
@@ -84,12 +84,13 @@ def build(path, sizes, options, sources, work, change=None):
         )
         if made.returncode:
             return None, time.monotonic() - began, made.stderr
+        known.write_text(digest)
     return library, time.monotonic() - began, ""
 
 
 def run(library, arguments, seconds, extra):
     """Run a program. Return a record of its exit status, time, output and findings."""
-    command = [sys.executable, "-m", "sim", "run", *extra, str(library), "--", *arguments]
+    command = [sys.executable, "-m", "sim", "run", *extra, library.name, "--", *arguments]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     home = library.parent
     limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))  # noqa: E731
