@@ -83,6 +83,7 @@ def accept(device, *arguments):
 
 cudaDeviceSetCacheConfig = cudaDeviceSetSharedMemConfig = accept
 cudaProfilerStart = cudaProfilerStop = accept
+cudaStreamAttachMemAsync = cudaStreamSetAttribute = cudaCtxResetPersistingL2Cache = accept
 
 
 def cudaDeviceGetCacheConfig(device, value):

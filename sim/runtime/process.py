@@ -120,7 +120,8 @@ class Program:
         """Execute one call of the program. Let no exception escape, because ctypes would only print it."""
         with self.lock:
             try:
-                if index == FINISH:
+                if index == FINISH:  # the program has called exit()
+                    self.status = arguments[0] & 0xFF
                     self.finish()
                 if index == FAULT:
                     return self.fault(arguments[0], bool(arguments[1]), frames[:count])

@@ -37,10 +37,10 @@ static long long call(int index, size_t *arguments) {
     return dispatch(index, arguments, frames, count);
 }
 
-static void finish(void) {
-    size_t none[] = {0};
+static void finish(int status, void *unused) {
+    size_t arguments[] = {status};
     fflush(stdout);
-    call(FINISH, none);
+    call(FINISH, arguments);
 }
 
 /* A host access to a device address, or to memory that pending work uses, ends here. All other faults keep
@@ -66,7 +66,7 @@ void sim_connect(callback function) {
     void *warm[1];
     backtrace(warm, 1); /* loads libgcc now, and not inside a signal handler */
     dispatch = function;
-    atexit(finish);
+    on_exit(finish, NULL);
     stack_t alternate = {.ss_sp = stack, .ss_size = sizeof stack};
     sigaltstack(&alternate, NULL);
     struct sigaction action = {.sa_sigaction = fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};

@@ -126,7 +126,7 @@ def test_a_copy_of_unwritten_memory_is_a_warning(built):
     status, _, err = run(built("host_faults"), 16, options=["--engine", "fibers"])
     assert re.search(
         rf"uninitialized-copy \(warning\): cudaMemcpy \(DeviceToHost\) copies 8 of 16 bytes that nothing has"
-        rf" written, the first at byte 8 of {OF_P}\n  at host_faults.cu:29",
+        rf" written, the first at byte 8 of {OF_P}\n  at host_faults.cu:30",
         err,
     ), err
     assert status == 0
@@ -145,6 +145,7 @@ def test_a_leak_is_a_warning(built):
     [
         (9, 1, "the program returned 3"),
         (10, 0, "no findings"),
+        (17, 1, "the program returned 5"),
         (11, 2, "unsupported: cudaMallocArray: sim does not simulate this function"),
         (15, 1, "the program was ended by SIGABRT"),
     ],
