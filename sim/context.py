@@ -28,6 +28,7 @@ from sim.frames import FrameSites
 from sim.hooks import HOOKS, check_names, listeners
 from sim.nouns import plural
 from sim.progress import FIRST_LEAP, MAX_LEAP, Clock, ProgressCheck
+from sim.sites import cluster_rank, local_address
 
 # limit on the number of logged accesses; a longer log is flushed at the next thread switch
 FLUSH_AT = 1 << 20
@@ -110,6 +111,8 @@ class Context:
         self.strong = {}  # relaxed and acquire loads, relaxed and release stores -> LOAD or STORE
         self.invalidates = False  # whether the kernel may invalidate mbarriers (mbarrier.inval)
         self.invalidating = set()  # log segments that invalidate an mbarrier
+        self.asynchronous = False  # whether the kernel may use the async proxy (bulk copies, wgmma)
+        self.async_segments = set()  # log segments with the accesses of an operation of the async proxy
         # atomics of scope .cta -> LOAD or STORE; for other blocks they count as plain accesses
         self.block_scoped = {}
 
@@ -166,6 +169,15 @@ class Context:
         the current thread."""
         thread = thread or self.thread
         return Access(what, thread.block.index, thread.index, None if site is None else SITES[site], value)
+
+    def home(self, address):
+        """Return (block, address within it) for an address in shared memory. It can belong to another block
+        of
+        the cluster. The block is None if the cluster is smaller."""
+        rank, cluster = cluster_rank(address), self.thread.block.cluster
+        if rank is None:
+            return self.thread.block, address
+        return cluster[rank] if rank < len(cluster) else None, local_address(address)
 
     # --- the log --------------------------------------------------------------------------------------------
 

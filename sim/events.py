@@ -31,6 +31,8 @@ from sim.sites import SPACES as SPACES
 from sim.sites import STORE as STORE
 from sim.sites import Site as Site
 from sim.sites import SiteTable as SiteTable
+from sim.steps import Advice as Advice
+from sim.steps import Step as Step
 
 if TYPE_CHECKING:
     from sim.context import Context
@@ -40,8 +42,8 @@ Index3 = tuple[int, int, int]
 # All kinds of findings. Only pytest --cuda-sim reports `exception`; simulate raises ThreadError instead.
 KINDS = tuple(
     "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
-    " warp-divergence async-copy misaligned-address invalid-call use-after-free double-free invalid-free leak"
-    " deadlock unassigned-variable misuse no-progress exception".split()
+    " warp-divergence async-copy proxy-fence misaligned-address invalid-call use-after-free double-free"
+    " invalid-free leak deadlock unassigned-variable misuse no-progress exception".split()
 )
 
 
@@ -69,49 +71,6 @@ class Access:
     thread: Index3
     site: Site | None = None
     value: object = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One edit to a kernel's source. `action` is one of:
-
-    - "insert": insert a `what` ("barrier", "grid barrier", "fence") after the statement that starts at line
-      `at` and ends at `line`.
-    - "before": insert a `what` before `line`.
-    - "divide": like "insert", but the statement is inside branches. Split each of them there into two
-      branches with the same condition, and turn an earlier return into a branch around the code after it. If
-      `what` is "nothing else", the statement is the barrier itself.
-    - "split": split the statement at `line` into a read, a `what` ("barrier" or "grid barrier") and a write,
-      and split the branches around it. If `what` is "branch" or "branch of the grid", split the branch that
-      starts at `line` into two branches with a barrier between their arms, beginning with the arm that
-      contains line `at`.
-    - "guard": execute the statement at `line` only if `what` holds.
-    - "mask": replace the mask of the call at `line` by `what`.
-    - "buffers": give the array `what` one buffer more than `at`.
-    - "widen": start the view `what` at byte `at`.
-    - "separate": put each statement of `line` on a line of its own.
-    - "atomic": replace the access at `line` by an atomic. For `what` "update", the read is at line `at`.
-      "store" and "read" replace a plain access; a read's text is `element`. "cas", "min" and "max" replace
-      the comparison with `element` at line `at`, and the store at `line` is removed. "ticket": the statement
-      at `line` adds to `element`, and the atomic is inserted before line `at`. "returned": `line` uses the
-      result of the atomic for line `at`.
-    """
-
-    action: str
-    function: str
-    line: int
-    what: str
-    at: int = 0
-    element: str = ""
-
-
-@dataclass(frozen=True)
-class Advice:
-    """A machine-readable fix for a finding: the `pattern` of the fault, and the `steps` that remove it.
-    `steps` is empty if no edit is known."""
-
-    pattern: str
-    steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -242,6 +201,29 @@ class Copy(NamedTuple):
     site: int  # a key into SITES
     source: int | None = None  # the source address, if the copy reads memory
     read: int = 0  # bytes read from the source; the rest of `size` is zero-filled
+
+
+@dataclass(frozen=True, eq=False)
+class AsyncOperation:
+    """An operation of the async proxy, such as a bulk copy (TMA) or a wgmma.
+
+    kind: the name of the operation, for findings.
+    site: the number of its site.
+    reads, writes: the bytes that it accesses, as (address, size) pairs.
+    issued: the Moment of its issue. The accesses are in the log, in the segment of this Moment.
+    position: the number of earlier accesses in the launch.
+    through: how its completion is observed: "mbarrier", "group" (a bulk async-group) or "wgmma".
+    barrier: the address of the mbarrier that counts its bytes, or None.
+    """
+
+    kind: str
+    site: int
+    reads: tuple[tuple[int, int], ...]
+    writes: tuple[tuple[int, int], ...]
+    issued: Moment
+    position: int
+    through: str = "wgmma"
+    barrier: int | None = None
 
 
 @dataclass(frozen=True)
@@ -378,6 +360,18 @@ class Observer:
 
     def copies_tracked(self, at: Moment, phase: Phase, copies: list[Copy]) -> Findings:
         """An mbarrier will count an arrival in this phase once these copies of the thread are complete."""
+
+    def async_issued(self, operation: AsyncOperation) -> Findings:
+        """A thread has issued an operation of the async proxy. Its accesses are already in the log."""
+
+    def async_done(self, at: Moment, operations: list[AsyncOperation], sources: bool) -> Findings:
+        """A thread has waited for these operations. If `sources`, they have only read their sources."""
+
+    def async_tracked(self, operation: AsyncOperation, phase: Phase) -> Findings:
+        """An operation is complete, and an mbarrier has counted its bytes in this phase."""
+
+    def proxy_fenced(self, at: Moment, spaces: tuple[int, ...]) -> Findings:
+        """A thread has executed fence.proxy.async for these state spaces."""
 
     def atomic_narrowed(self, access: Access, array: Any, index: tuple[int, ...]) -> Findings:
         """A thread passes a floating-point value to an atomic on an integer array, which drops the

@@ -25,7 +25,7 @@ from sim.frontend.tree import OPERATORS
 from sim.frontend.types import type_of_argument
 from sim.isa import builtin_functions, mathematics
 from sim.isa.conversions import domain
-from sim.isa.table import INSTRUCTIONS, SUSPENDING, YIELDING
+from sim.isa.table import ASYNCHRONOUS, INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.memory.accessors import accessors
 from sim.memory.argument import arrays_of, of_parts
 from sim.memory.array import MAX_FAST_RANK, array_at
@@ -101,6 +101,7 @@ class Interpreted:
             binder.used & YIELDING
         )
         context.cooperative = "this_grid" in binder.used
+        context.asynchronous = bool(binder.used & ASYNCHRONOUS)
         for fact in ("synchronizes", "stores", "counts_iterations"):
             setattr(context, fact, binder.any(fact))
         context.kernel = launch.function.__name__

@@ -20,6 +20,22 @@ CONSTANT = "a global array"
 ACTIONS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
 ACTIONS |= {"atomic load": 2, "atomic store": 2}  # loads and stores with .relaxed, .acquire or .release
 LOAD, STORE, ATOMIC, BARRIER = range(4)
+# In the window of shared memory, bits 28 to 31 of an address are 0 in the memory of the own block. Otherwise,
+# they are the rank of a block of the cluster plus 1 (shared::cluster).
+RANK_SHIFT = 28
+SHARED_BYTES = 1 << RANK_SHIFT
+
+
+def cluster_rank(address: int) -> int | None:
+    """Return the rank of the block whose shared memory contains an address, or None for the own block."""
+    if address >> SPACE_SHIFT != SHARED or not address >> RANK_SHIFT & 15:
+        return None
+    return (address >> RANK_SHIFT & 15) - 1
+
+
+def local_address(address: int) -> int:
+    """Return the address within its block of an address in shared memory."""
+    return address & ~(15 << RANK_SHIFT) if address >> SPACE_SHIFT == SHARED else address
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ class Thread:
 
     __slots__ = (
         "index linear warp lane block fiber waits frame calls iterations payload result done error"
-        " sent groups failed_atomic times_skipped failed_wait origin".split()
+        " sent groups async_sent async_groups failed_atomic times_skipped failed_wait origin".split()
     )
 
     def __init__(self, index, linear, warp_size, block):
@@ -31,6 +31,8 @@ class Thread:
         # asynchronous copies (sim.memory.transfer.Sent): a list of the copies since the last commit, and a
         # list per commit
         self.sent, self.groups = [], []
+        # the same for bulk copies (sim.memory.async_proxy.Pending)
+        self.async_sent, self.async_groups = [], []
         # origin of the undefined value that the thread passes to a shuffle; afterwards, the origin of the
         # result
         self.origin = False
@@ -98,6 +100,10 @@ class Block:
         self.epoch, self.shared, self.warp_groups = 0, {}, {}
         # number -> NamedBarrier; address -> Barrier (sim.isa.mbarrier)
         self.named_barriers, self.mbarriers = {}, {}
+        # operations of the async proxy issued by the block; address of a shared tile -> (bytes, swizzle in
+        # bytes, site) of the last tensor copy to it
+        self.in_flight, self.tiles = [], {}
+        self.cluster = (self,)  # the blocks of the cluster, in the order of their ranks
 
 
 def indices(shape):

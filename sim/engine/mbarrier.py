@@ -38,6 +38,8 @@ def deadlock_finding(context, running, loop, waits):
     barrier = next(iter(waits.values()))[0]
     element = context.space.element(barrier.address)
     arrived = barrier.expected - barrier.pending
+    if barrier.tx:
+        return missing_bytes_finding(barrier, waits, witnesses, element)
     return Finding(
         "deadlock",
         "error",
@@ -50,6 +52,32 @@ def deadlock_finding(context, running, loop, waits):
             "initialise the barrier for as many arrivals as each phase gets, and let each of these threads"
             " arrive once in every phase"
         ),
+    )
+
+
+def missing_bytes_finding(barrier, waits, witnesses, element):
+    """Return the finding for threads that wait at an mbarrier whose phase expects other bytes than arrive."""
+    expected, brought = (sum(n for _, n in parts) for parts in (barrier.expected_bytes, barrier.brought))
+    copies = dict.fromkeys(witness for witness, _ in (*barrier.expected_bytes, *barrier.brought))
+    bytes_text = f"{brought:,} of {plural(expected, 'byte')} have come"
+    difference = (
+        f"{plural(expected - brought, 'byte')} are missing" if expected > brought else "that is too many"
+    )
+    arrived = barrier.expected - barrier.pending
+    return Finding(
+        "deadlock",
+        "error",
+        f"{plural(len(waits), 'thread')} wait{'s' * (len(waits) == 1)} at the mbarrier {element}, where"
+        f" {bytes_text} in phase {barrier.phase} ({arrived} of {barrier.expected} have arrived):"
+        f" {difference}",
+        (*witnesses, *copies),
+        *element,
+        reason="A phase is complete only when all arrivals have been counted and exactly the expected bytes"
+        " have"
+        " come.",
+        fix=f"let expect_tx name the bytes of the copies that this barrier counts ({brought:,} here), or"
+        f" send the"
+        " missing copy",
     )
 
 

@@ -275,6 +275,8 @@ class Scheduler:
         return self.context.witness("waits", self.context.sites.of_frame(thread.frame, "call"), thread)
 
     def block_ended(self, block):
+        for pending in block.in_flight:
+            pending.arrive()
         self.context.flush()
         self.context.announce("block_ended", block.index, block.epoch)
 

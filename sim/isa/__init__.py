@@ -37,12 +37,14 @@ Read the files in this order:
     warp, shuffles                votes, matches and shuffles
     tensor, wmma                  matrix instructions
     copies, mbarrier, atomics     asynchronous copies, mbarriers, atomic operations
+    bulk          bulk copies (TMA) and proxy fences
 
     ieee, rounding, directed, floored, bits   the numerical methods
     names, expressions, registers   PTX instructions that only use registers, as Python expressions
 """
 
 from sim.isa import builtin_functions as _builtin_functions  # noqa: F401  imported for their table entries
+from sim.isa import bulk as _bulk  # noqa: F401
 from sim.isa import comparisons as _comparisons  # noqa: F401
 from sim.isa import copies as _copies  # noqa: F401
 from sim.isa import float_arithmetic as _float_arithmetic  # noqa: F401

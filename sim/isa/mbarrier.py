@@ -1,9 +1,10 @@
 """Memory barrier objects (mbarriers) in shared memory. Threads arrive at an mbarrier, and test later whether
 a phase is complete.
 
-A phase is complete when the number of arrivals for which the barrier was initialised has been counted. The
-next phase begins immediately. An arrival returns a 64-bit state, which contains the number of the phase and
-the number of arrivals pending before this one. An element is identified as in memory.read.
+A phase is complete when the number of arrivals for which the barrier was initialised has been counted, and
+all bytes that the phase expects have arrived (transactions). The next phase begins immediately. An arrival
+returns a 64-bit state, which contains the number of the phase and the number of arrivals pending before this
+one. An element is identified as in memory.read.
 
 Source: PTX ISA 9.7.13.15, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
@@ -24,13 +25,20 @@ class Barrier:
     pending: the number of arrivals still missing in the current phase.
     phase: the current phase, counted from 0.
     address: the address of the barrier, or None before it is in memory.
+    block: the index of its block.
     tracked: lists of pending copies (cp.async.mbarrier.arrive). Each list counts as one arrival once all its
         copies are complete.
+    tx: the number of bytes that the current phase expects and that have not arrived. It is negative if bytes
+        have arrived that no thread expects yet.
+    bulk: the pending bulk copies whose bytes it counts (sim.memory.async_proxy.Pending).
+    expected_bytes, brought: for the current phase, the witnesses of expect_tx and of complete copies, each
+        with its number of bytes.
     """
 
     def __init__(self, expected):
         self.expected, self.pending, self.phase = check_count(expected), expected, 0
-        self.address, self.tracked = None, []
+        self.address, self.block, self.tracked = None, None, []
+        self.tx, self.bulk, self.expected_bytes, self.brought = 0, [], [], []
 
     @property
     def state(self):
@@ -53,19 +61,47 @@ class Barrier:
             raise ValueError(f"{count} arrive at an mbarrier that waits for {self.pending} in this phase")
         self.pending -= count
         self.expected -= count * drops
-        if self.pending:
+        return self.complete_phase()
+
+    def complete_phase(self):
+        """Begin the next phase if all arrivals and all bytes of the current one have been counted. Return
+        whether
+        they have."""
+        if self.pending or self.tx:
             return False
         self.phase, self.pending = self.phase + 1, self.expected
+        self.expected_bytes, self.brought = [], []
         return True
 
+    def expect(self, nbytes, witness):
+        """Add to the bytes that the current phase expects. Raise ValueError outside the range of the
+        count."""
+        self.tx += nbytes
+        self.expected_bytes.append((witness, nbytes))
+        if not -MAX_COUNT <= self.tx <= MAX_COUNT:
+            raise ValueError(f"an mbarrier expects up to {MAX_COUNT:,} bytes per phase, got {self.tx:,}")
+
+    def count_bytes(self, nbytes, witness):
+        """Count bytes that have arrived (complete-tx). Return whether they complete the phase."""
+        self.tx -= nbytes
+        self.brought.append((witness, nbytes))
+        return self.complete_phase()
+
     def complete_copies(self):
-        """Complete all copies tracked by the barrier, and count their arrivals."""
+        """Complete all copies that the barrier counts, and count their arrivals and bytes."""
         # `arrive` can call this method again, so empty the list first.
         tracked, self.tracked = self.tracked, []
         for copies in tracked:
             for sent in copies:
                 sent.arrive()
             self.arrive(1, False)
+        while self.bulk:
+            pending, phase, before = self.bulk.pop(0), self.phase, (self.expected_bytes, self.brought)
+            pending.finish(phase)
+            if self.count_bytes(pending.nbytes, pending.witness) and self.bulk:
+                # The phase is complete although further copies are under way. They end in the next phase.
+                pending.report_early(self, phase, *before)
+                break
 
 
 def check_count(count):
@@ -98,12 +134,54 @@ def add_arrival(name, *modifiers, drops=False, completes=True):
     ptx = ".".join(["mbarrier", name, *modifiers, "b64"])
     dialect = "_".join(["mbarrier", name, *modifiers])
     memory_instruction(name=dialect, source=f"PTX ISA mbarrier.{name}", ptx=(ptx,))(arrive)
+    if completes:
+        add_expecting_arrival(name, drops)
+
+
+def add_expecting_arrival(name, drops):
+    """Add mbarrier.arrive.expect_tx to the table: expect_tx, and then one arrival."""
+
+    def arrive_expect_tx(memory, where, index, nbytes):
+        barrier = memory.barrier(where, index)
+        if barrier is None:
+            return 0
+        # An arrival that completes earlier copies must not see the new bytes.
+        if not barrier.pending:
+            barrier.complete_copies()
+        barrier.expect(nbytes, memory.witness("expects"))
+        state, phase = barrier.state, barrier.phase
+        memory.arrived(barrier, phase)
+        barrier.arrive(1, drops)
+        return state
+
+    memory_instruction(
+        name=f"mbarrier_{name}_expect_tx",
+        source=f"PTX ISA mbarrier.{name}",
+        ptx=(f"mbarrier.{name}.expect_tx.b64",),
+    )(arrive_expect_tx)
 
 
 # arrive_drop includes an arrival: the thread arrives in the current phase, and takes no part in later ones.
 for _name in ("arrive", "arrive_drop"):
     add_arrival(_name, drops=_name == "arrive_drop")
     add_arrival(_name, "noComplete", drops=_name == "arrive_drop", completes=False)
+
+
+@memory_instruction(source="PTX ISA mbarrier.expect_tx", ptx=("mbarrier.expect_tx.b64",))
+def mbarrier_expect_tx(memory, where, index, nbytes):
+    """Add to the bytes that the current phase of an mbarrier expects."""
+    barrier = memory.barrier(where, index)
+    if barrier is not None:
+        barrier.expect(nbytes, memory.witness("expects"))
+
+
+@memory_instruction(source="PTX ISA mbarrier.complete_tx", ptx=("mbarrier.complete_tx.b64",))
+def mbarrier_complete_tx(memory, where, index, nbytes):
+    """Count bytes at an mbarrier as arrived, as the end of a bulk copy does."""
+    barrier = memory.barrier(where, index)
+    if barrier is not None:
+        memory.arrived(barrier, barrier.phase)
+        barrier.count_bytes(nbytes, memory.witness("sent"))
 
 
 def add_tracking(name, adds):

@@ -33,6 +33,7 @@ SUBSTITUTES: list[object] = []
 SUSPENDING: set[str] = set()
 WARP_WIDE: set[str] = set()
 BLOCK_WIDE: set[str] = set()
+ASYNCHRONOUS: set[str] = set()  # the names of the instructions of the async proxy, and of the fences for it
 YIELDING = {"atomic"}  # the names of the instructions before which the scheduler is allowed to switch threads
 # The participating lanes: the lanes in the mask that is the first argument; the converged lanes; all 32
 # lanes.

@@ -17,6 +17,7 @@ import numpy as np
 from sim.errors import LaunchError
 from sim.events import INTEGER_POISON, SPACE_SHIFT, SPACES, UNTYPED_POISON, Element
 from sim.memory.fields import hides_number
+from sim.sites import local_address
 
 ALIGNMENT = 256
 OWNERS, OWNER_NUMBERS = {}, itertools.count(1)  # id of a live array -> (its number, a weak reference)
@@ -146,12 +147,13 @@ class AddressSpace:
 
     def find(self, address):
         """Return the allocation that contains an address."""
+        address = local_address(address)
         return next(a for a in self.allocations if a.base <= address < a.base + a.root.size * a.copies)
 
     def element(self, address):
         """Return the Element at an address."""
         allocation = self.find(address)
-        return Element(allocation.name, allocation.index(address))
+        return Element(allocation.name, allocation.index(local_address(address)))
 
 
 class Empty(np.ndarray):

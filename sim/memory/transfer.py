@@ -7,12 +7,14 @@ store at the issue, and observers receive both events.
 """
 
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from sim.events import ADDRESS_BITS, SITE_SHIFT, SITES, Copy, Finding
 from sim.memory.array import Array
+from sim.memory.async_proxy import AsyncProxyMemory
 from sim.nouns import plural
 
 
@@ -37,7 +39,7 @@ class Sent:
             self.memory[:], self.data = self.data, None
 
 
-class Memory:
+class Memory(AsyncProxyMemory):
     """The memory operations of an instruction. Each front end implements `spot` and `site`, and thereby
     defines the form of a location."""
 
@@ -140,7 +142,8 @@ class Memory:
         spot = self.spot(where, index, 8, 8, site, "changed")
         if spot is None:
             return None
-        found = self.context.thread.block.mbarriers.get(spot.address)
+        home, address = self.context.home(spot.address)
+        found = home.mbarriers.get(address)
         if found is None:
             self.context.findings.append(self.not_initialised(spot.address, site))
         self.log_write(spot, site)
@@ -150,9 +153,10 @@ class Memory:
         site = self.site("store")
         spot = self.spot(where, index, 8, 8, site, "written")
         if spot is not None:
-            self.context.thread.block.mbarriers[spot.address] = barrier
+            home, address = self.context.home(spot.address)
+            home.mbarriers[address] = barrier
             if barrier is not None:
-                barrier.address = spot.address
+                barrier.address, barrier.block = address, home.index
             else:  # observers order an invalidation differently, so it needs its own segment of the log
                 self.context.begin_segment(self.context.thread)
                 self.context.invalidating.add(self.context.last_segment)
@@ -212,8 +216,10 @@ class Memory:
 
 
 def phase_of(barrier, phase):
-    """Return the key that identifies a phase of an mbarrier to observers."""
-    return ("mbarrier", barrier.address), phase
+    """Return the key that identifies a phase of an mbarrier to observers. It contains the block of the
+    barrier,
+    because other blocks of the cluster can arrive at it."""
+    return ("mbarrier", barrier.address, barrier.block), phase
 
 
 class Alignment:
@@ -330,3 +336,28 @@ class OfArrays(Memory):
             return None
         offset = where.offset + sum(i * stride for i, stride in zip(index, where.strides))
         return Spot(address, where.root[offset : offset + size])
+
+    def range_spot(self, where, index, size, multiple, site, what):
+        """Return the Spot of `size` bytes of a contiguous array, from an element on. None if it is
+        refused."""
+        index = tuple(map(int, index if isinstance(index, tuple) else (index,)))
+        first = self.spot(where, index, where.itemsize, where.itemsize, site, what)
+        if first is None:
+            return None
+        begin = where.offset + sum(i * stride for i, stride in zip(index, where.strides))
+        last = where.offset + where.itemsize * prod(where.shape)
+        if not is_contiguous(where.shape, where.strides, where.itemsize):
+            raise ValueError(f"{self.name} takes adjacent bytes, and {where.name} is not contiguous")
+        if begin + size > last:
+            beyond = (where.shape[0], *(0 for _ in where.shape[1:]))
+            self.context.refuse(site, what, where, beyond)
+            return None
+        if self.alignment.refuses(self.name, where.allocation, first.address, size, multiple, site, what):
+            return None
+        return Spot(first.address, where.root[begin : begin + size])
+
+
+def is_contiguous(shape, strides, itemsize):
+    """Return whether the elements of an array are adjacent and in row-major order."""
+    expected = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
+    return all(n == 1 or stride == wanted for n, stride, wanted in zip(shape, strides, expected))

@@ -19,16 +19,15 @@ in the CUDA C++ Programming Guide (Memory Fence Functions) omits it, and code th
 be reported as a race.
 """
 
-import itertools
 from bisect import bisect_left
 from dataclasses import replace
 
 from sim.events import ATOMIC, LOAD, SHARED, SPACE_SHIFT, Observer
+from sim.observers.clocks import MAX_PARTS, merge, widen
 
 GRID, BLOCK = "grid", "block"  # the reach of a fence
 COLUMNS = "thread", "segment", "position", "site", "address", "size"  # the columns of a Batch
 MAX_UNIONS = 256  # the maximum number of unions of clocks in the cache
-MAX_PARTS = 8  # the maximum number of a thread's separate clocks before they are merged
 
 
 class HappensBefore:
@@ -57,7 +56,8 @@ class HappensBefore:
         self.last_acquired = {}
         self.history = {}  # (block, thread) -> (segments, the clocks of the thread after each of them)
         self.block_clocks = {}  # block -> (epochs, the clocks of all its threads after each of them)
-        self.arrival_clocks = {}  # (block, phase of a barrier) -> the clocks of the threads that have arrived
+        self.arrival_clocks = {}  # phase_key of a barrier -> the clocks of the threads that have arrived
+        self.issued = {}  # (block, thread, segment) -> the clocks at the issue of an operation
         self.unions = {}  # ids of clocks -> (the clocks, their union)
 
     def release(self, block, epoch, thread, segment, reach):
@@ -95,8 +95,8 @@ class HappensBefore:
         self.active = True
         barrier, opened = phase
         # Two phases later, every waiting thread has passed this phase.
-        self.arrival_clocks.pop((block, (barrier, opened - 2)), None)
-        self.arrival_clocks.setdefault((block, phase), []).extend(
+        self.arrival_clocks.pop(phase_key(block, (barrier, opened - 2)), None)
+        self.arrival_clocks.setdefault(phase_key(block, phase), []).extend(
             self.clocks_now(block, epoch, thread, segment)
         )
 
@@ -108,7 +108,28 @@ class HappensBefore:
         """
         self.arrive(block, epoch, thread, segment, phase)
         copies = copies_thread(thread)
-        self.arrival_clocks[block, phase].append({(block, copies): segment})
+        self.arrival_clocks[phase_key(block, phase)].append({(block, copies): segment})
+
+    def issue(self, block, epoch, thread, segment):
+        """Save the clock of a thread that issues an operation of the async proxy."""
+        self.active = True
+        self.issued[block, thread, segment] = list(self.clocks_now(block, epoch, thread, segment))
+
+    def complete(self, block, thread, segment, barrier, phase):
+        """Release, at the mbarrier that counts the bytes of an operation, everything before its issue and its
+        accesses."""
+        clocks = self.issued.pop((block, thread, segment), ())
+        end = {(block, bulk_thread(thread, barrier)): segment}
+        self.arrival_clocks.setdefault(phase_key(block, phase), []).extend([*clocks, end])
+
+    def observe(self, block, thread, segment, moments):
+        """Let a thread that waits for operations acquire their accesses.
+
+        moments: (thread, segment) of each issue.
+        """
+        before = self.acquired.get((block, thread), {}).get("async", {})
+        ends = {(block, other): last for other, last in moments}
+        self.acquire(block, thread, segment, {"async": merge([before, ends])})
 
     def precedes_barrier(self, at):
         """Return whether a Moment happens before the last barrier of its block, and thus before any later
@@ -118,7 +139,7 @@ class HappensBefore:
 
     def pass_barrier(self, block, epoch, thread, segment, phase):
         """Acquire the clocks of all threads that arrived at this phase of a barrier."""
-        gathered = self.arrival_clocks.get((block, phase), [])
+        gathered = self.arrival_clocks.get(phase_key(block, phase), [])
         gathered[:] = [merge(gathered)]
         self.acquire(block, thread, segment, {phase: gathered[0]})
 
@@ -257,6 +278,9 @@ for _name in (
     "perform_atomic",
     "sync_warp",
     "sync_block",
+    "issue",
+    "complete",
+    "observe",
 ):
     setattr(Invalidation, _name, forward_event(_name))
 
@@ -312,65 +336,35 @@ class OrderingObserver(Observer):
     def passed(self, at, phase):
         self.record_event("pass_barrier", *at, phase)
 
+    def async_issued(self, operation):
+        self.record_event("issue", *operation.issued)
+
+    def async_tracked(self, operation, phase):
+        at = operation.issued
+        self.record_event("complete", at.block, at.thread, at.segment, operation.barrier, phase)
+
+    def async_done(self, at, operations, sources):
+        moments = [(one.issued.thread, one.issued.segment) for one in operations]
+        self.record_event("observe", at.block, at.thread, at.segment, moments)
+
 
 NOTHING = (), ()
+
+
+def phase_key(block, phase):
+    """Return the key of a barrier's phase in the grid. An mbarrier's phase contains its block."""
+    return phase if len(phase[0]) > 2 else (block, phase)
+
+
+def bulk_thread(thread, barrier):
+    """Return the pseudo-thread that represents the operations issued by a thread and counted by an
+    mbarrier."""
+    return "bulk", thread, barrier
 
 
 def copies_thread(thread):
     """Return the pseudo-thread that represents the asynchronous copies of a thread in a clock."""
     return "copies", thread
-
-
-def widen(clock, clocks):
-    """Return the union of a clock and several others.
-
-    If the others add nothing, return the same object `clock`. A comparison of ids then suffices while threads
-    spin.
-    """
-    union = merge([clock, *clocks])
-    return clock if clock == union else union
-
-
-class Clock(dict):
-    """A vector clock: for each thread or block, the last segment whose accesses are known to have happened.
-    Clocks are combined by merging.
-
-    number: a unique number.
-    contains: the numbers of some clocks already merged into this one.
-    """
-
-    __slots__ = "number", "contains"
-    numbers = itertools.count()
-
-    def __init__(self, clocks):
-        super().__init__(clocks[-1])
-        self.number, self.contains = next(Clock.numbers), set()
-        for clock in clocks:
-            if isinstance(clock, Clock):
-                self.contains.add(clock.number)
-                self.contains |= clock.contains if len(clock.contains) < MAX_PARTS else set()
-
-
-def merge(clocks):
-    """Return the union of several clocks: the maximum bound for each key.
-
-    A clock with an entry per thread is expensive to merge. Skip those that the largest clock already
-    contains, such as the clock that a thread acquired with a lock and publishes again when it releases the
-    lock.
-    """
-    distinct = sorted({id(part): part for part in clocks}.values(), key=len)
-    if not distinct:
-        return {}
-    known = getattr(distinct[-1], "contains", ())
-    distinct = [part for part in distinct if getattr(part, "number", None) not in known]
-    if len(distinct) == 1:
-        return distinct[0]
-    result = Clock(distinct)
-    for part in distinct[:-1]:
-        for key, bound in part.items():
-            if bound > result.get(key, -1):
-                result[key] = bound
-    return result
 
 
 def without_reserved(batch, space):

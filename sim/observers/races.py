@@ -22,6 +22,7 @@ import numpy as np
 
 from sim.events import ATOMIC, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, alias
 from sim.observers import advice
+from sim.observers.async_proxy import AsyncProxy
 from sim.observers.cells import ATOMIC_LOAD, MAX_CELLS, Rows, pick_evenly, racy_cells, sorted_distinct
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
 from sim.observers.extents import Extents
@@ -56,13 +57,15 @@ class Races(OrderingObserver):
     def launch_started(self, context):
         super().launch_started(context)
         self.flights = Flights(context)
+        self.blocks, self.names = {}, []  # block -> its number; the blocks in the order of their numbers
+        parts = context, self.order, self.number, self.names
+        self.proxy = AsyncProxy(*parts) if context.asynchronous else None
         # The events passed to `order`, and a pair (number of events replayed, an order in which a fence
         # precedes every atomic).
         self.events, self.generous = [], (0, HappensBefore(generous=True))
         # (block, thread) -> (segment, whether it is a grid-wide fence) of each recorded fence and atomic
         self.fences = {}
         self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> lines of these barriers
-        self.blocks, self.names = {}, []  # block -> its number; the blocks in the order of their numbers
         self.global_accesses = []  # accesses to global memory since the last grid barrier
         self.examined = Counter()  # block, or None between blocks -> number of racy cells examined
         self.scanned, self.diverged = 0, []  # number of findings scanned; list of those about divergence
@@ -73,7 +76,7 @@ class Races(OrderingObserver):
         return self.between_blocks()
 
     def launch_finished(self, context):
-        return self.between_blocks()
+        return [*(self.proxy.process() if self.proxy else ()), *self.between_blocks()]
 
     def collective(self, name, block, site):
         place = SITES[site]
@@ -90,8 +93,30 @@ class Races(OrderingObserver):
         super().copies_tracked(at, phase, copies)
         self.flights.end_tracked(at, self.number(at.block), copies)
 
+    def accesses(self, batch):
+        super().accesses(batch)
+        if self.proxy:
+            self.proxy.accesses(self.epoch[batch.block][-1])
+
+    def async_issued(self, operation):
+        super().async_issued(operation)
+        self.proxy.issued(operation)
+
+    def async_done(self, at, operations, sources):
+        super().async_done(at, operations, sources)
+        self.proxy.done(at._replace(block=self.number(at.block)), operations, sources)
+
+    def async_tracked(self, operation, phase):
+        super().async_tracked(operation, phase)
+        self.proxy.tracked(operation)
+
+    def proxy_fenced(self, at, spaces):
+        self.proxy.fence(at._replace(block=self.number(at.block)), spaces)
+
     def record_event(self, name, block, *facts):
         super().record_event(name, self.number(block), *facts)
+        if self.proxy:
+            self.proxy.record(name, self.number(block), *facts)
         if len(self.events) < MAX_EVENTS:
             self.events.append((name, self.number(block), *facts))
             if name in ("release", "perform_atomic"):
@@ -112,18 +137,23 @@ class Races(OrderingObserver):
         """Return the races within one block and epoch. Accesses to global memory are kept for
         `between_blocks`."""
         batches = self.epoch.pop(block, ())
+        unordered = self.proxy.process() if self.proxy else []
         # A line without writes cannot have a race, so loads of such lines are dropped.
         lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
         lines.append(self.flights.lines(self.number(block)))
         written = sorted_distinct(np.concatenate(lines))
         rows = [Rows.of(batch, written, self.number(block)) for batch in batches]
         rows = Rows.joined(rows) if sum(map(len, rows)) else None
-        findings = self.flights.epoch_ended(self.number(block), rows, self.order)
+        findings = unordered + self.flights.epoch_ended(self.number(block), rows, self.order)
         if rows is None:
             return findings
         self.global_accesses.append(rows.of_global_memory(once=not self.order_matters))
         several = len(written) and (rows.thread != rows.thread[0]).any()
         return findings + self.races(rows, rows.thread, self.number(block)) if several else findings
+
+    def block_ended(self, block, epoch):
+        findings = super().block_ended(block, epoch)
+        return [*findings, *(self.proxy.block_ended(block) if self.proxy else ())]
 
     def between_blocks(self):
         """Return the races between blocks since the last grid barrier."""
@@ -233,6 +263,8 @@ class Races(OrderingObserver):
         return self.names[row.block][::-1], self.context.thread_index(row.thread)[::-1]
 
     def full_finding(self, address, element, a, b, rows, equal, pairs):
+        if self.proxy and (finding := self.proxy.unordered(address, a, b)):
+            return finding
         space = "shared" if address >> SPACE_SHIFT == SHARED else "global"
         did, other_did = self.word(a.site), self.word(b.site)
         by = "two threads" if did == other_did else f"one thread and {other_did} by another"

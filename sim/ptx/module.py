@@ -11,7 +11,7 @@ from sim.engine.named_barrier import NAMED_BARRIER
 from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError, RefusedLaunch
 from sim.interpreted import ThreadProgram, resident_blocks
-from sim.isa.table import SUSPENDING, YIELDING
+from sim.isa.table import ASYNCHRONOUS, SUSPENDING, YIELDING
 from sim.nouns import plural
 from sim.observers.words import NUMBA, in_language
 from sim.ptx.origin import Origin, plain_name
@@ -163,6 +163,7 @@ class Kernel(base.Kernel):
         context.kernel, context.language = self.__name__, self.module.origin.language
         context.outline, context.timed = self.module.origin.outline, program.timed
         context.invalidates = "mbarrier_inval" in program.used
+        context.asynchronous = bool(program.used & ASYNCHRONOUS)
         run = Run(context, scheduler, program, launch)
         values = run.bind(launch.arguments)
         namespace = program.namespace(run) | {

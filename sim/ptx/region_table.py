@@ -55,9 +55,21 @@ class RegionTable:
         self.bases.insert(at, region.base)
         self.fixed.insert(at, region)
 
-    def block_region(self, allocation):
-        """Return the running block's Region for a shared allocation. It is created on first use."""
+    def cluster_region(self, allocation, block, shift):
+        """Return the Region for a shared allocation of another block of the cluster, whose addresses are
+        higher by
+        `shift`."""
         shared = self.context.thread.block.shared
+        if (allocation, shift) not in shared:
+            root = self.block_region(allocation, block).root
+            shared[allocation, shift] = Region(allocation, root, allocation.base + shift)
+        return shared[allocation, shift]
+
+    def block_region(self, allocation, block=None):
+        """Return a block's Region for a shared allocation. It is created on first use. The default is the
+        running
+        block."""
+        shared = (block or self.context.thread.block).shared
         region = shared.get(allocation)
         if region is None:
             nbytes = allocation.root.size
@@ -103,10 +115,20 @@ class RegionTable:
             # Regions do not overlap. Only the last region that begins at or below the address can contain it.
             at = bisect_right(self.bases, address) - 1
             return self.fixed[at] if at >= 0 and address < self.fixed[at].end else None
+        given = address
+        if space == SHARED:
+            block, address = self.context.home(given)
+            if block is None:
+                return None
         for allocation in self.slots.get(space, ()):
             if allocation.base <= address < allocation.base + allocation.root.size * allocation.copies:
                 if space == SHARED:
-                    return self.block_region(allocation)
+                    shift = given - address
+                    return (
+                        self.cluster_region(allocation, block, shift)
+                        if shift
+                        else self.block_region(allocation)
+                    )
                 return self.frames(allocation).find(address)
         return None
 

@@ -29,6 +29,7 @@ VIEWS = {
 }
 VIEWS |= {"f32": np.float32, "f64": np.float64}
 GAP = 1 << 24  # the number of guard bytes between arrays: a slightly wrong address is in no array
+SHARED_GAP = 1 << 20  # the number of guard bytes between shared arrays, whose addresses have 28 bits
 NARROW_GAP = 1 << 16  # the number of guard bytes if the window has no room for more
 # The device heap occupies the last quarter of the global window (sim.ptx.heap).
 HEAP_BASE = window_end("global") - (1 << SPACE_SHIFT - 2)
@@ -138,6 +139,7 @@ class PaddedSpace(AddressSpace):
         An allocation in global or constant memory has the same address as in earlier launches.
         """
         if space not in PERSISTENT_SPACES:
+            self.gap = SHARED_GAP if space == "shared" else GAP
             return super().choose_address(space, nbytes, align, name, key)
         with self.addresses.lock:
             self.addresses.forget_deleted()

@@ -11,6 +11,7 @@ from sim.isa.ptx_types import REALS
 from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, find_operation
 from sim.ptx.accesses import SPACES, Access, address_text, atomic, load, parts, store
 from sim.ptx.async_copies import cp_async, entry_of
+from sim.ptx.bulk import bulk, proxy_fence
 from sim.ptx.calls import size_of
 from sim.ptx.regions import WINDOWS
 from sim.ptx.syntax import Address, Group, Immediate, Register, Symbol, python_name
@@ -175,14 +176,15 @@ def mbarrier(writer, item):
     if "pending_count" in names:
         return compute(writer, item)
     entry = entry_of(".".join(n for n in names if n not in ORDERING))
-    gives = entry.name not in ("mbarrier_init", "mbarrier_inval")
+    # An arrival at a barrier of another block returns no state.
+    gives = entry.name not in WITHOUT_RESULT and not isinstance(operands[0], Address)
     to = operands.pop(0) if gives else None
     where, *given = operands
     least, most = OPERANDS[entry.name]
     if not isinstance(where, Address) or not least <= len(given) <= most:
         raise Missing(f"{item.opcode} with these operands")
     ptx_type = "b64" if entry.name == "mbarrier_test_wait" else "u32"
-    space = "shared" if {"shared", "shared::cta"} & set(names) else "generic"
+    space = "shared" if {"shared", "shared::cta", "shared::cluster"} & set(names) else "generic"
     values = [repr(space), address_text(writer, where)]
     values += [writer.value(operand, ptx_type) for operand in given[:1]]
     name = writer.module.transfer(entry.name)
@@ -190,19 +192,28 @@ def mbarrier(writer, item):
 
 
 # Modifiers of mbarrier that have no effect here: in sim, every arrival releases, and every wait acquires.
-ORDERING = {"release", "acquire", "relaxed", "cta", "shared", "shared::cta"}
+ORDERING = set("release acquire relaxed cta cluster shared shared::cta shared::cluster".split())
+WITHOUT_RESULT = set("mbarrier_init mbarrier_inval mbarrier_expect_tx mbarrier_complete_tx".split())
 # entry -> (minimum, maximum) number of the operands after the address. The last operand of try_wait is a time
 # limit, which is ignored.
 OPERANDS = {"mbarrier_init": (1, 1), "mbarrier_inval": (0, 0)}
 OPERANDS |= dict.fromkeys(("mbarrier_arrive", "mbarrier_arrive_drop"), (0, 1))
+OPERANDS |= dict.fromkeys(("mbarrier_expect_tx", "mbarrier_complete_tx"), (1, 1))
+OPERANDS |= dict.fromkeys(("mbarrier_arrive_expect_tx", "mbarrier_arrive_drop_expect_tx"), (1, 1))
 OPERANDS |= dict.fromkeys(("mbarrier_arrive_noComplete", "mbarrier_arrive_drop_noComplete"), (1, 1))
 OPERANDS |= dict.fromkeys(("mbarrier_test_wait", "mbarrier_test_wait_parity"), (1, 2))
 
 
+def copy(writer, item):
+    """Emit an asynchronous copy."""
+    return bulk(writer, item) if "bulk" in item.names else cp_async(writer, item)
+
+
 def fence(writer, item):
-    """Emit a fence. A proxy fence has no effect, because sim has no accesses through other proxies."""
-    names = item.names
-    if "proxy" in names or "mbarrier_init" in names:
+    """Emit a fence."""
+    if "proxy" in item.names:
+        return proxy_fence(writer, item)
+    if "mbarrier_init" in item.names:
         return
     writer.emit(f"{writer.module.fence_call(entry_of(item.opcode))}()")
 
@@ -329,7 +340,7 @@ HANDLERS = {
         warp: "shfl vote match activemask redux elect mma",
         ldmatrix: "ldmatrix",
         wmma: "wmma",
-        cp_async: "cp",
+        copy: "cp",
         mbarrier: "mbarrier",
         call: "call",
         trap: "trap brkpt",

@@ -181,9 +181,6 @@ def test_numbers_that_do_not_fit_end_the_launch(body, message):
 @pytest.mark.parametrize(
     "body",
     [
-        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r9], 16;",
-        "mbarrier.arrive.expect_tx.shared.b64 %s1, [%r9], 16;",
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r9];",
         "mbarrier.init.shared.b64 [%r9];",
         "mbarrier.init.shared.b64 %r9, 4;",
         "mbarrier.init.shared.b32 [%r9], 4;",

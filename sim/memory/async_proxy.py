@@ -1,0 +1,270 @@
+"""Operations of the async proxy: bulk copies (TMA) and wgmma. Each has an issue, and an end that threads
+observe.
+
+An operation accesses memory at an unspecified time between its issue and its end. Here, sources are read at
+the issue, and the data arrive when a thread observes the end, which is the latest time that the hardware
+allows. The log records all accesses at the issue, in a segment of their own, and observers receive both
+events.
+
+Source: PTX ISA 9.7.9.25.2, "Async Proxy"; 9.7.13.15.5, "Tracking asynchronous operations by the mbarrier
+object"; 8.9.5, "Causality order".
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.events import ADDRESS_BITS, SITE_SHIFT, AsyncOperation, Finding, Moment
+from sim.nouns import plural
+
+PIECE = 16  # the accesses of an operation are logged in aligned pieces of at most this many bytes
+
+
+def issue_async(context, kind, reads, writes, load_site, store_site, **more):
+    """Log the accesses of an operation that the current thread issues, report it to the observers, and return
+    the AsyncOperation.
+
+    reads: (address, number of bytes) pairs.
+    writes: (address, the written bytes) pairs. The bytes are a uint8 array, or None if they are unknown.
+    more: the fields `through`, `barrier` and `element` of the AsyncOperation.
+    """
+    thread = context.thread
+    context.begin_segment(thread)
+    position, element = context.logged + len(context.log or ()), more.pop("element", PIECE)
+    for address, size in reads:
+        log_range(context, address, size, load_site, None, PIECE)
+    for address, data in writes:
+        log_range(context, address, len(data), store_site, data, element)
+    issued = Moment(thread.block.index, thread.block.epoch, thread.linear, context.last_segment)
+    context.async_segments.add(context.last_segment)
+    operation = AsyncOperation(
+        kind,
+        site=store_site if writes else load_site,
+        reads=tuple(reads),
+        writes=tuple((address, len(data)) for address, data in writes),
+        issued=issued,
+        position=position,
+        **{"through": "wgmma", **more},
+    )
+    context.announce("async_issued", operation)
+    context.begin_segment(thread)
+    return operation
+
+
+def finish_async(context, operations, sources=False):
+    """Report that the current thread has observed the end of operations.
+
+    sources: whether they have only read their sources (wait_group.read).
+    """
+    if operations:
+        context.announce_ordering("async_done", list(operations), sources)
+
+
+def log_range(context, address, size, site, data, most):
+    """Log an access to adjacent bytes as accesses to aligned pieces of at most `most` bytes.
+
+    data: the written bytes, or None for a read.
+    """
+    if context.log is None:
+        return
+    if address % most == size % most == 0:
+        first = (site << SITE_SHIFT) + (most.bit_length() - 1 << ADDRESS_BITS) + address
+        context.log.frombytes((first + np.arange(0, size, most, dtype=np.int64)).tobytes())
+        if data is not None:
+            text = bytes(data)
+            context.values.extend(text[at : at + most] for at in range(0, size, most))
+        return
+    at = 0
+    while at < size:
+        part = min(most, (address + at) & -(address + at), 1 << (size - at).bit_length() - 1)
+        context.log.append((site << SITE_SHIFT) + (part.bit_length() - 1 << ADDRESS_BITS) + address + at)
+        if data is not None:
+            context.values.append(bytes(data[at : at + part]))
+        at += part
+
+
+class Refused(NamedTuple):
+    """The Spot of a refused access."""
+
+    address: None
+    memory: np.ndarray
+
+
+class Target:
+    """Bytes that an operation writes when it is complete: the memory, the data, and for a reduction the
+    function
+    (old, data) that combines them."""
+
+    __slots__ = ("address", "memory", "data", "combine")
+
+    def __init__(self, spot, data, combine=None):
+        self.address, self.memory, self.data, self.combine = spot.address, spot.memory, data, combine
+
+    def arrive(self):
+        self.memory[:] = self.data if self.combine is None else self.combine(self.memory, self.data)
+
+
+class Pending:
+    """An operation whose end no thread has observed.
+
+    nbytes: the bytes that an mbarrier counts.
+    """
+
+    def __init__(self, context, operation, targets, nbytes, barrier):
+        self.context, self.operation, self.targets = context, operation, targets
+        self.nbytes, self.barrier = nbytes, barrier
+        self.witness = context.witness("sent", operation.site)
+
+    def arrive(self):
+        """Write the data, unless they have already been written."""
+        targets, self.targets = self.targets, ()
+        for target in targets:
+            target.arrive()
+
+    def finish(self, phase):
+        """End the operation, whose bytes an mbarrier counts in this phase."""
+        self.arrive()
+        where = "mbarrier", self.barrier.address, self.barrier.block
+        self.context.announce("async_tracked", self.operation, (where, phase))
+
+    def report_early(self, barrier, phase, expected, brought):
+        """Report that this operation completes a phase of an mbarrier that counts further operations.
+
+        expected, brought: as in Barrier, for the phase.
+        """
+        element = self.context.space.element(barrier.address)
+        total = sum(size for _, size in brought) + sum(pending.nbytes for pending in barrier.bulk)
+        wanted = sum(size for _, size in expected)
+        copies = dict.fromkeys(pending.witness for pending in (self, *barrier.bulk))
+        self.context.findings.append(
+            Finding(
+                "async-copy",
+                "error",
+                f"phase {phase} of the mbarrier {element} expects {plural(wanted, 'byte')} and its copies"
+                f" bring"
+                f" {total:,}: it is complete before all of them have arrived",
+                (*(witness for witness, _ in expected[:1]), *copies),
+                *element,
+                reason="A phase is complete once the expected number of bytes has arrived, whichever copy"
+                " brings"
+                " them.",
+                fix=f"expect the bytes of all copies of the phase ({total:,}), or wait for the phase before"
+                f" the"
+                " next copy",
+            )
+        )
+
+
+class AsyncProxyMemory:
+    """The part of sim.memory.transfer.Memory for operations of the async proxy."""
+
+    def issue(self, kind, sources, targets, through, barrier=None, element=PIECE):
+        """Start an operation of the async proxy.
+
+        sources: the Spots that it reads.
+        targets: the Targets that it writes. A refused target has the address None.
+        through: see AsyncOperation.
+        barrier: the mbarrier that counts its bytes (sim.isa.mbarrier.Barrier), or None.
+        element: the number of bytes of an element for a reduction, whose accesses are atomic.
+        """
+        context, nbytes = self.context, sum(len(target.data) for target in targets)
+        if any(spot.address is None for spot in (*sources, *targets)):
+            # The copy has been reported. Its bytes count as arrived, so that no thread waits for them.
+            if barrier is not None:
+                barrier.count_bytes(nbytes, self.witness("sent"))
+            return None
+        reads = merged((spot.address, len(spot.memory)) for spot in sources)
+        reduces = any(target.combine for target in targets)
+        operation = issue_async(
+            context,
+            kind,
+            reads,
+            [(target.address, target.data) for target in targets],
+            self.site("load"),
+            self.site("atomic" if reduces else "store"),
+            through=through,
+            barrier=barrier and barrier.address,
+            element=element,
+        )
+        pending = Pending(context, operation, targets, nbytes, barrier)
+        context.thread.block.in_flight.append(pending)
+        if barrier is not None:
+            barrier.bulk.append(pending)
+        else:
+            context.thread.async_sent.append(pending)
+        return pending
+
+    def bulk_spot(self, where, index, size, multiple, action):
+        """Return the Spot of a bulk copy's source or target. If it is refused, its address is None and its
+        memory
+        is poison."""
+        what = {"load": "read", "store": "written", "atomic": "changed"}[action]
+        spot = self.range_spot(where, index, size, multiple, self.site(action), what)
+        return spot or Refused(None, np.full(size, 0xFF, np.uint8))
+
+    def range_spot(self, where, index, size, multiple, site, what):
+        """Return the Spot of `size` bytes, which can extend over several rows of an array, or None."""
+        return self.spot(where, index, size, multiple, site, what)
+
+    def target(self, spot, data, combine=None):
+        return Target(spot, data, combine)
+
+    def check_bulk_size(self, size, multiple):
+        """Report the size of a bulk copy that is no positive multiple of `multiple` bytes. Return whether it
+        is
+        one."""
+        if size > 0 and size % multiple == 0:
+            return True
+        self.context.findings.append(
+            Finding(
+                "misaligned-address",
+                "error",
+                f"{self.name} copies {size} bytes, and a bulk copy takes a positive multiple of {multiple}",
+                (self.witness("sent"),),
+                reason="The behaviour of such a copy is undefined.",
+                fix=f"round the size up to a multiple of {multiple}, and let both buffers have room for it",
+            )
+        )
+        return False
+
+    def commit_bulk(self):
+        """Commit all bulk operations since the last commit to a new bulk async-group."""
+        thread = self.context.thread
+        thread.async_groups.append(thread.async_sent)
+        thread.async_sent = []
+
+    def wait_bulk(self, groups, sources):
+        """Wait until at most the newest `groups` bulk async-groups of the thread are pending.
+
+        sources: whether it suffices that they have read their sources.
+        """
+        thread = self.context.thread
+        over = thread.async_groups[: max(len(thread.async_groups) - groups, 0)]
+        pending = [one for group in over for one in group]
+        if not sources:
+            thread.async_groups = thread.async_groups[len(over) :]
+            for one in pending:
+                one.arrive()
+        finish_async(self.context, [one.operation for one in pending], sources)
+
+    def witness(self, what):
+        """Return the Access of the current thread at this instruction."""
+        return self.context.witness(what, self.site("atomic"))
+
+    def fence_proxy(self, spaces):
+        """Order the accesses of the generic proxy before the fence and those of the async proxy after it.
+
+        spaces: the numbers of the state spaces.
+        """
+        self.context.announce_ordering("proxy_fenced", spaces)
+
+
+def merged(ranges):
+    """Return (address, size) ranges with adjacent ones joined."""
+    joined = []
+    for address, size in ranges:
+        if joined and joined[-1][0] + joined[-1][1] == address:
+            joined[-1] = joined[-1][0], joined[-1][1] + size
+        else:
+            joined.append((address, size))
+    return joined

@@ -1,0 +1,369 @@
+"""Operations of the async proxy (bulk copies, wgmma), and the accesses that conflict with them.
+
+An operation accesses memory at any time between its issue and its end. An access that is ordered after the
+issue but not after an observation of the end conflicts with it, unless both only read. An access that is not
+ordered with the issue is a race (sim.observers.races).
+
+The generic proxy and the async proxy are ordered only by a proxy fence. A generic write that happens before
+an operation on the same bytes therefore needs a fence.proxy.async on every path of synchronisation between
+the two. An access after the observed end of an operation needs none, because the end contains such a fence.
+
+Source: PTX ISA 9.7.9.25.2, "Async Proxy"; 8.9.5, "Causality order" (proxy-preserved base causality order).
+"""
+
+import numpy as np
+
+from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SPACE_SHIFT, Moment
+from sim.observers.async_findings import AsyncFindings, inside
+from sim.observers.clocks import merge
+from sim.observers.copies import NEVER, precedes
+from sim.observers.order import HappensBefore, bulk_thread
+from sim.sites import cluster_rank, local_address
+
+GRAINS = {SHARED: 16, GLOBAL: 2}  # state space -> bytes per unit of the state below
+# Findings after which a block ends before its operations.
+FATAL = {"deadlock", "no-progress", "barrier-divergence", "warp-divergence"}
+
+
+class ProxyOrder(HappensBefore):
+    """The order between generic accesses and later operations of the async proxy.
+
+    A thread's clock contains the accesses that happen before a proxy fence which happens before this point.
+    It spreads with the same events as the ordinary clock, but the thread's own accesses enter it only at a
+    proxy fence."""
+
+    def clocks_now(self, block, epoch, thread, segment):
+        acquired, _ = super().clocks_now(block, epoch, thread, segment)
+        return acquired, {}
+
+    def sync_warp(self, block, threads, segment):
+        self.active = True
+        parts = [part for thread in threads for part in self.thread_clocks(block, thread)]
+        for thread in threads if parts else ():
+            self.acquire(block, thread, segment, {"warp": merge(parts)})
+
+    def issue(self, block, epoch, thread, segment):
+        self.issued[block, thread, segment] = [*self.clocks_now(block, epoch, thread, segment)]
+
+    def complete(self, block, thread, segment, name, phase):
+        self.arrival_clocks.setdefault(phase, []).extend(self.issued.pop((block, thread, segment), ()))
+
+    def observe(self, block, thread, segment, moments):
+        """Do nothing: the end of an operation orders no generic access."""
+
+
+class Units:
+    """The state of an allocation's memory, per unit of a few bytes.
+
+    writer: the number of the operation that last wrote the unit, or -1.
+    readers: the number of a node in a list of the operations that have read it since, or -1.
+    generic: the number of the last generic write, or -1.
+    """
+
+    def __init__(self, allocation, space):
+        self.base, self.grain = allocation.base, GRAINS[space]
+        count = -(-allocation.root.size // self.grain) + 1
+        self.writer, self.readers, self.generic = (np.full(count, -1, np.int32) for _ in range(3))
+        self.used = False  # whether an operation has accessed it
+
+    def span(self, address, size):
+        """Return the slice of units that contain these bytes."""
+        begin = address - self.base
+        return slice(begin // self.grain, (begin + size - 1) // self.grain + 1)
+
+
+class Columns:
+    """Accesses as parallel arrays, ordered by position."""
+
+    NAMES = "epoch", "thread", "segment", "site", "address", "size", "position"
+
+    def __init__(self, block, *columns):
+        self.block = block
+        for name, column in zip(self.NAMES, columns):
+            setattr(self, name, column)
+
+    def __getitem__(self, chosen):
+        return Columns(self.block[chosen], *(getattr(self, name)[chosen] for name in self.NAMES))
+
+    def row(self, i):
+        """Return the Moment of an access."""
+        return Moment(*(int(getattr(self, name)[i]) for name in Moment._fields))
+
+
+class AsyncProxy:
+    """The operations of a launch and their conflicts. A part of the observer Races.
+
+    order: the HappensBefore of the launch.
+    number: the function that returns the number of a block.
+    """
+
+    def __init__(self, context, order, number, names):
+        self.context, self.order, self.number, self.names = context, order, number, names
+        self.findings = AsyncFindings(context, names)
+        self.fenced = {SHARED: ProxyOrder(), GLOBAL: ProxyOrder()}
+        self.waiting, self.operations = [], []  # batches and operations that have not been processed
+        self.known, self.ends, self.read_ends = [], {}, {}  # operations by number; operation -> Moments
+        self.by_segment = {}  # segment -> the operation whose accesses it contains
+        self.units, self.nodes, self.node_of = {}, [], {}
+        self.writes, self.write_of = [], {}  # generic writes by number; (segment, site) -> the number
+        self.checked, self.reported = {}, set()
+
+    # --- events ---------------------------------------------------------------------------------------------
+
+    def record(self, name, *facts):
+        """Pass an event that orders threads to the orders between the proxies."""
+        for order in self.fenced.values():
+            getattr(order, name)(*facts)
+
+    def fence(self, at, spaces):
+        clock = self.order.clock(*at)
+        for space in spaces:
+            self.fenced[space].acquire(at.block, at.thread, at.segment, {"fence": clock})
+
+    def issued(self, operation):
+        self.operations.append(operation)
+        self.by_segment[operation.issued.segment] = operation
+        self.ends[operation], self.read_ends[operation] = [], []
+
+    def done(self, at, operations, sources):
+        for operation in operations:
+            (self.read_ends if sources else self.ends)[operation].append(at)
+
+    def tracked(self, operation):
+        at = operation.issued
+        name = bulk_thread(at.thread, operation.barrier)
+        self.ends[operation].append(Moment(self.number(at.block), NEVER, name, at.segment))
+
+    def accesses(self, batch):
+        self.waiting.append(batch)
+
+    # --- processing -----------------------------------------------------------------------------------------
+
+    def process(self):
+        """Return the findings for all accesses and operations since the last call."""
+        findings, rows = [], self.collect()
+        self.operations, operations = [], sorted(self.operations, key=lambda one: one.position)
+        first = 0
+        for operation in operations:
+            if rows is not None:
+                last = int(np.searchsorted(rows.position, operation.position))
+                if last > first:
+                    findings += self.generic_rows(rows[first:last])
+                first = max(first, last)
+            findings += self.operation(operation)
+        if rows is not None and first < len(rows.block):
+            findings += self.generic_rows(rows[first:])
+        return findings
+
+    def collect(self):
+        """Return the generic accesses of the waiting batches as Columns, or None."""
+        batches, self.waiting = self.waiting, []
+        if not batches:
+            return None
+        parts = {name: [] for name in ("block", *Columns.NAMES)}
+        for batch in batches:
+            space = batch.space
+            keep = ((space == SHARED) | (space == GLOBAL)) & ~np.isin(batch.segment, self.segments())
+            for name in Columns.NAMES:
+                column = np.full(len(keep), batch.epoch) if name == "epoch" else getattr(batch, name)
+                parts[name].append(column[keep])
+            parts["block"].append(np.full(int(keep.sum()), self.number(batch.block)))
+        columns = {name: np.concatenate(part) for name, part in parts.items()}
+        order = np.argsort(columns["position"], kind="stable")
+        return Columns(*(columns[name][order] for name in ("block", *Columns.NAMES)))
+
+    def segments(self):
+        return np.fromiter(self.context.async_segments, np.int64, len(self.context.async_segments))
+
+    def state(self, address, block):
+        """Return the Units that contain an address accessed by a block, and the address within its owner."""
+        space = address >> SPACE_SHIFT
+        owner = None
+        if space == SHARED:
+            rank = cluster_rank(address)
+            owner = block if rank is None else self.number(self.context.clusters[self.names[block]][rank])
+            address = local_address(address)
+        allocation = self.context.space.find(address)
+        key = id(allocation), owner
+        if key not in self.units:
+            self.units[key] = Units(allocation, space)
+        return self.units[key], address
+
+    def generic_rows(self, rows):
+        """Return the findings for generic accesses between two operations, and note their writes."""
+        findings = []
+        region = rows.address >> 20  # every allocation with operations of PTX is alone in its MiB
+        for key in np.unique(rows.block * (1 << 40) + region).tolist():
+            chosen = np.flatnonzero((rows.block == key >> 40) & (region == key & ((1 << 40) - 1)))
+            while len(chosen):
+                units, address = self.state(int(rows.address[chosen[0]]), int(rows.block[chosen[0]]))
+                shift = int(rows.address[chosen[0]]) - address
+                end = units.base + shift + (len(units.writer) - 1) * units.grain
+                inside = (rows.address[chosen] >= units.base + shift) & (rows.address[chosen] < end)
+                findings += self.rows_of(units, rows[chosen[inside]], shift)
+                chosen = chosen[~inside]
+        return findings
+
+    def rows_of(self, units, rows, shift):
+        begin = rows.address - shift - units.base
+        first, last = begin // units.grain, (begin + rows.size - 1) // units.grain
+        count = last - first + 1
+        row = np.repeat(np.arange(len(first)), count)
+        unit = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        writes = (rows.site & 3)[row] != LOAD
+        findings = []
+        if units.used:
+            findings += self.meet(rows, row, units.writer[unit], self.known_operation)
+            mine = row[writes]
+            findings += self.meet(rows, mine, units.readers[unit[writes]], self.readers_of)
+        if writes.any():
+            units.writer[unit[writes]] = units.readers[unit[writes]] = -1
+            units.generic[unit[writes]] = self.write_numbers(rows, row[writes])
+        return findings
+
+    def write_numbers(self, rows, row):
+        """Return the numbers of the generic writes in these rows."""
+        keys = rows.segment[row] << 24 | rows.site[row]
+        distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        numbers = np.empty(len(distinct), np.int32)
+        for i, key in enumerate(distinct.tolist()):
+            if key not in self.write_of:
+                self.write_of[key] = len(self.writes)
+                self.writes.append((rows.row(row[first[i]]), int(rows.site[row[first[i]]])))
+            numbers[i] = self.write_of[key]
+        return numbers[inverse]
+
+    def known_operation(self, number):
+        yield self.known[number]
+
+    def readers_of(self, node):
+        while node >= 0:
+            number, node = self.nodes[node]
+            yield self.known[number]
+
+    def meet(self, rows, row, numbers, operations):
+        """Yield the findings for rows that access the bytes of operations, by their numbers."""
+        hits = np.flatnonzero(numbers >= 0)
+        if not len(hits):
+            return
+        keys = rows.segment[row[hits]] << 28 | numbers[hits]
+        for i in np.unique(keys, return_index=True)[1]:
+            at = int(row[hits[i]])
+            for operation in operations(int(numbers[hits[i]])):
+                yield from self.conflict(operation, rows.row(at), int(rows.site[at]), int(rows.address[at]))
+
+    # --- operations -----------------------------------------------------------------------------------------
+
+    def operation(self, operation):
+        """Return the findings for the accesses of an operation to the bytes of earlier ones, and note
+        them."""
+        number = len(self.known)
+        self.known.append(operation)
+        at = operation.issued._replace(block=self.number(operation.issued.block))
+        findings = []
+        for ranges, writes in ((operation.reads, False), (operation.writes, True)):
+            for address, size in ranges:
+                units, local = self.state(address, at.block)
+                units.used, span = True, units.span(local, size)
+                mine = np.unique(units.writer[span])
+                earlier = [self.known[other] for other in mine[mine >= 0].tolist()]
+                if writes:
+                    nodes = np.unique(units.readers[span])
+                    earlier += [one for node in nodes[nodes >= 0].tolist() for one in self.readers_of(node)]
+                for other in earlier:
+                    if other is not operation and not (reduces(operation) and reduces(other)):
+                        findings += self.conflict(other, at, operation.site, address, operation)
+                findings += self.unfenced(units, span, at, operation, address >> SPACE_SHIFT)
+                if writes:
+                    units.writer[span], units.readers[span], units.generic[span] = number, -1, -1
+                else:
+                    units.readers[span] = self.add_reader(units.readers[span], number)
+        return findings
+
+    def add_reader(self, nodes, number):
+        """Return the nodes of lists that contain a further operation. It replaces the newest one if its end
+        implies
+        the end of that one."""
+        distinct, inverse = np.unique(nodes, return_inverse=True)
+        new = np.empty(len(distinct), np.int32)
+        for i, node in enumerate(distinct.tolist()):
+            if node >= 0 and follows(self.known[number], self.known[self.nodes[node][0]]):
+                node = self.nodes[node][1]
+            key = number, node
+            if key not in self.node_of:
+                self.node_of[key] = len(self.nodes)
+                self.nodes.append(key)
+            new[i] = self.node_of[key]
+        return new[inverse]
+
+    def conflict(self, operation, row, site, address, other=None):
+        """Yield the finding if an access follows the issue of an operation, but not its end.
+
+        row: the Moment of the access.
+        other: the operation to which the access belongs, or None for a generic access.
+        """
+        is_source = not any(inside(address, span) for span in operation.writes)
+        key = operation, row.segment, is_source
+        if key not in self.checked:
+            begin = operation.issued._replace(block=self.number(operation.issued.block))
+            ends = self.ends[operation] + (self.read_ends[operation] if is_source else [])
+            self.checked[key] = self.precedes(begin, row) and not any(self.precedes(end, row) for end in ends)
+        if self.checked[key] and (operation.site, site, is_source) not in self.reported:
+            self.reported.add((operation.site, site, is_source))
+            yield self.findings.conflict(operation, row, site, address, is_source, other)
+
+    def precedes(self, at, row):
+        if at.block == row.block:
+            return precedes(at, row, self.order)
+        return self.order.active and self.order.before(at, row)
+
+    def unfenced(self, units, span, at, operation, space):
+        """Yield a finding for each generic write that no proxy fence orders before an operation."""
+        numbers = np.unique(units.generic[span])
+        for number in numbers[numbers >= 0].tolist():
+            write, site = self.writes[number]
+            key = number, at.segment, space
+            if key in self.checked or (operation.site, site, "fence") in self.reported:
+                continue
+            self.checked[key] = True
+            if self.precedes(write, at) and not self.fenced[space].before(write, at):
+                self.reported.add((operation.site, site, "fence"))
+                unit = span.start + int(np.flatnonzero(units.generic[span] == number)[0])
+                yield self.findings.unfenced(operation, write, site, units.base + unit * units.grain, space)
+
+    def block_ended(self, block):
+        """Yield a finding for each operation of a block that nothing has waited for."""
+        if any(finding.kind in FATAL for finding in self.context.findings):
+            return
+        for operation, ends in self.ends.items():
+            if operation.issued.block != block or ends or self.read_ends[operation]:
+                continue
+            # An access that is too early explains the missing wait.
+            if operation.site not in {site for site, *_ in self.reported}:
+                self.reported.add((operation.site, "end"))
+                yield self.findings.left(operation)
+
+    def unordered(self, address, a, b):
+        """Return the finding for two unordered accesses (Rows) if one of them belongs to an operation,
+        otherwise
+        None."""
+        operation, row = self.by_segment.get(a.segment), b
+        if operation is None:
+            operation, row = self.by_segment.get(b.segment), a
+        if operation is None:
+            return None
+        self.reported.add((operation.site, row.site, "race"))
+        return self.findings.unordered(operation, row, address, self.by_segment.get(row.segment))
+
+
+def reduces(operation):
+    """Return whether an operation updates memory atomically."""
+    return operation.site & 3 == ATOMIC
+
+
+def follows(operation, earlier):
+    """Return whether the end of an operation implies the end of an earlier one, because one thread waits for
+    both in
+    order."""
+    same = operation.issued.block == earlier.issued.block and operation.issued.thread == earlier.issued.thread
+    return same and operation.through == earlier.through != "mbarrier"

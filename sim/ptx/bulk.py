@@ -1,0 +1,72 @@
+"""Translation of bulk copies and of fences between proxies.
+
+Source: PTX ISA 9.7.9.25.4, "Bulk copy"; 9.7.13.4, "membar, fence".
+"""
+
+from sim.isa.bulk import ELEMENTS, REDUCTIONS
+from sim.isa.registers import Missing
+from sim.isa.table import by_ptx
+from sim.ptx.accesses import address_text
+
+
+def bulk(writer, item):
+    """Emit cp.async.bulk or cp.reduce.async.bulk."""
+    names = item.names
+    if "prefetch" in names:
+        return  # a prefetch into the L2 cache has no effect on results
+    if names[-1] == "commit_group" or "wait_group" in names:
+        entry = by_ptx(item.opcode)
+        values = [writer.value(operand, "u32") for operand in item.operands]
+        writer.emit(f"{writer.module.transfer(entry.name)}({', '.join(values)})")
+        return
+    operands = list(item.operands)
+    if "L2::cache_hint" in names:
+        operands.pop()  # the cache policy
+    spaces = [state_space(name) for name in names if state_space(name)]
+    if len(spaces) != 2:
+        raise Missing(f"{item.opcode} without state spaces")
+    target, source, size, *rest = operands
+    values = [repr(spaces[0]), address_text(writer, target), repr(spaces[1]), address_text(writer, source)]
+    values.append(writer.value(size, "u32"))
+    name = entry_name(names, spaces)
+    if "global" != spaces[0]:
+        values += ["'shared'", address_text(writer, rest.pop(0))]
+    if "multicast::cluster" in names:
+        values.append(writer.value(rest.pop(0), "u16"))
+    if "reduce" in names:
+        operation, ptx_type = next(n for n in names if n in REDUCTIONS), names[-1]
+        if ptx_type not in ELEMENTS:
+            raise Missing(item.opcode)
+        values += [repr(operation), repr(ptx_type)]
+    if rest:
+        raise Missing(f"{item.opcode} with these operands")
+    writer.emit(f"{writer.module.transfer(name)}({', '.join(values)})")
+
+
+def entry_name(names, spaces):
+    """Return the name of the entry of sim.isa for a copy between two state spaces."""
+    if "reduce" in names:
+        return "cp_reduce_async_bulk_store" if spaces[0] == "global" else "cp_reduce_async_bulk_cluster"
+    if "multicast::cluster" in names:
+        return "cp_async_bulk_multicast"
+    return "cp_async_bulk_store" if spaces[0] == "global" else "cp_async_bulk_load"
+
+
+def state_space(name):
+    """Return the state space that a modifier names, or None. An address in shared::cluster contains the rank
+    of
+    its block, so it needs no space of its own."""
+    plain = name.split("::")[0]
+    return plain if plain in ("global", "shared") else None
+
+
+def proxy_fence(writer, item):
+    """Emit a fence between proxies. Only those for the async proxy have an effect."""
+    names = [name for name in item.names if name != "bulk"]
+    if not any(name.startswith("async") for name in names):
+        return  # sim has no other proxies, and the host writes all tensor maps
+    if any("::generic" in name for name in names):
+        opcode = "fence.proxy.async.shared::cta"  # .sync_restrict names shared memory
+    else:
+        opcode = ".".join(names)
+    writer.emit(f"{writer.module.transfer(by_ptx(opcode).name)}()")
