@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from sim.engine import warp
+from sim.engine import warp, warpgroup
 from sim.engine.grid import call_chain, iteration_counts
 from sim.engine.scheduler import BARRIER, GRID, Dim3
 from sim.frontend.names import as_dtype
@@ -19,6 +19,7 @@ from sim.isa.barriers import Barrier
 from sim.isa.functions import Function
 from sim.isa.memory import MemoryInstruction
 from sim.isa.vectors import VECTORS
+from sim.isa.wgmma import Product
 from sim.memory.atomics import Atomic
 from sim.memory.transfer import OfArrays
 
@@ -86,6 +87,8 @@ class Cuda:
         """Return the function that a kernel calls for an instruction."""
         if isinstance(operation, MemoryInstruction):
             return memory_function(self.scheduler, operation)
+        if isinstance(operation, Product):
+            return product_function(self.scheduler, operation)
         if isinstance(operation, Barrier):
             return block_function(self.scheduler, operation)
         return operation.call if isinstance(operation, Function) else warp_function(self.scheduler, operation)
@@ -130,7 +133,24 @@ def warp_function(scheduler, operation):
         if operation.fetch:  # operands in memory, such as the rows for ldmatrix
             memory.frame = sys._getframe(1)
             arguments = operation.fetch(memory, *arguments)
+        if operation.put:  # each lane stores its results, such as the rows of stmatrix
+            tile, index, *operands = arguments
+            results = warp.arrive(scheduler, operation, operands, sys._getframe(1))
+            memory.frame = sys._getframe(1)
+            return operation.put(memory, tile, index, *results)
         return warp.arrive(scheduler, operation, arguments, sys._getframe(1))
+
+    return call
+
+
+def product_function(scheduler, operation):
+    """Return the function that a kernel calls for a product of a warp group."""
+    memory = OfArrays(scheduler, operation.name)
+    multiply = warpgroup.call_of_python(scheduler, memory, operation)
+
+    def call(*arguments, **named):
+        memory.frame = sys._getframe(1)
+        return multiply(memory.frame, *arguments, **named)
 
     return call
 

@@ -42,7 +42,7 @@ Index3 = tuple[int, int, int]
 # All kinds of findings. Only pytest --cuda-sim reports `exception`; simulate raises ThreadError instead.
 KINDS = tuple(
     "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
-    " warp-divergence async-copy proxy-fence misaligned-address invalid-call use-after-free double-free"
+    " warp-divergence async-copy proxy-fence wgmma misaligned-address invalid-call use-after-free double-free"
     " invalid-free leak deadlock unassigned-variable misuse no-progress exception".split()
 )
 

@@ -18,7 +18,7 @@ class Thread:
 
     __slots__ = (
         "index linear warp lane block fiber waits frame calls iterations payload result done error"
-        " sent groups async_sent async_groups failed_atomic times_skipped failed_wait origin".split()
+        " sent groups async_sent async_groups products failed_atomic times_skipped failed_wait origin".split()
     )
 
     def __init__(self, index, linear, warp_size, block):
@@ -33,6 +33,7 @@ class Thread:
         self.sent, self.groups = [], []
         # the same for bulk copies (sim.memory.async_proxy.Pending)
         self.async_sent, self.async_groups = [], []
+        self.products = None  # its ThreadProducts (sim.memory.products), if it takes part in wgmma
         # origin of the undefined value that the thread passes to a shuffle; afterwards, the origin of the
         # result
         self.origin = False
@@ -98,6 +99,7 @@ class Block:
         ]
         # number of barriers passed; declaration -> Array; key -> Group (sim.engine.warp)
         self.epoch, self.shared, self.warp_groups = 0, {}, {}
+        self.products = {}  # key -> Arrivals (sim.engine.warpgroup)
         # number -> NamedBarrier; address -> Barrier (sim.isa.mbarrier)
         self.named_barriers, self.mbarriers = {}, {}
         # operations of the async proxy issued by the block; address of a shared tile -> (bytes, swizzle in

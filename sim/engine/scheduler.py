@@ -1,6 +1,6 @@
 """The scheduler's loop: resumes one thread at a time, opens barriers, and reports why no thread can run."""
 
-from sim.engine import barrier, mbarrier, named_barrier, warp
+from sim.engine import barrier, mbarrier, named_barrier, warp, warpgroup
 from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 from sim.frames import format_none_parameters, site_of_error
@@ -252,6 +252,8 @@ class Scheduler:
             if what == {BARRIER}
             else warp.divergence_finding(self, block)
             if WARP in what
+            else warpgroup.missing_threads_finding(self, block)
+            if warpgroup.WARPGROUP in what
             else named_barrier.incomplete_finding(self, block)
             if named_barrier.NAMED_BARRIER in what
             else barrier.deadlock_finding(self, block)

@@ -35,7 +35,8 @@ Read the files in this order:
     vectors       CUDA's vector types: float4, int2
 
     warp, shuffles                votes, matches and shuffles
-    tensor, wmma                  matrix instructions
+    tensor, wmma, wgmma           matrix instructions of a warp, and of a warp group
+    matrix_descriptor             the layout of a matrix in shared memory, as wgmma reads it
     copies, mbarrier, atomics     asynchronous copies, mbarriers, atomic operations
     bulk          bulk copies (TMA) and proxy fences
 
@@ -54,6 +55,7 @@ from sim.isa import mbarrier as _mbarrier  # noqa: F401
 from sim.isa import operations as _operations  # noqa: F401
 from sim.isa import tensor as _tensor  # noqa: F401
 from sim.isa import warp as _warp  # noqa: F401
+from sim.isa import wgmma as _wgmma  # noqa: F401
 from sim.isa import wmma as _wmma  # noqa: F401
 from sim.isa.barriers import vote
 from sim.isa.functions import LLVM, SAME, function

@@ -40,6 +40,7 @@ YIELDING = {"atomic"}  # the names of the instructions before which the schedule
 GIVEN, CONVERGED, ALL = "given", "converged", "all"
 FULL = 0xFFFFFFFF  # the mask of all 32 lanes
 THREAD, WARP, BLOCK, GRID = "thread", "warp", "block", "grid"  # the scopes of an instruction
+WARPGROUP = "warp group"  # a further scope: four consecutive warps
 # Modifiers ignored by by_ptx. The entries of the table keep subnormals; sim.isa.registers implements .ftz.
 MODIFIERS = ("ftz", "full")
 

@@ -1,5 +1,5 @@
 """Warp-level matrix instructions. mma.sync multiplies two small matrices distributed over the lanes of a
-warp. ldmatrix loads matrices from shared memory into registers.
+warp. ldmatrix loads matrices from shared memory into registers, and stmatrix stores them.
 
 The distribution over the lanes uses g = lane // 4 (groupID), t = lane % 4 (threadID_in_group), and p, the
 number of elements of A or B per register (two 16-bit values, four 8-bit values, or one tf32):
@@ -16,7 +16,7 @@ Products are exact. Sums are computed in float64 and rounded once. A GPU can tru
 the order of summation is not specified.
 
 Source: PTX ISA 9.7.14.5, "Matrix multiply-accumulate operation using mma instruction" (m16n8k4, m16n8k8,
-m16n8k16, m16n8k32; ldmatrix).
+m16n8k16, m16n8k32; ldmatrix, stmatrix).
 """
 
 import math
@@ -297,3 +297,55 @@ def half_word(word, upper):
 for _count in (1, 2, 4):
     ldmatrix(_count, False)
     ldmatrix(_count, True)
+
+
+# --- stmatrix -----------------------------------------------------------------------------------------------
+
+
+def stmatrix(count, transposed):
+    """Add stmatrix for `count` matrices to the table.
+
+    The registers are those of ldmatrix. Each lane passes the address of the row of 16 bytes that it stores.
+    """
+
+    def put(memory, tile, index, *words):
+        if memory.lane < 8 * count:
+            memory.write(tile, index, np.array(words, uint32).tobytes())
+
+    def x1(lanes, r0: uint32, *, w0: uint32, w1: uint32, w2: uint32, w3: uint32):
+        gather((r0,), (w0, w1, w2, w3), transposed)
+
+    def x2(lanes, r0: uint32, r1: uint32, *, w0: uint32, w1: uint32, w2: uint32, w3: uint32):
+        gather((r0, r1), (w0, w1, w2, w3), transposed)
+
+    def x4(
+        lanes, r0: uint32, r1: uint32, r2: uint32, r3: uint32,
+        *, w0: uint32, w1: uint32, w2: uint32, w3: uint32,
+    ):  # fmt: skip
+        gather((r0, r1, r2, r3), (w0, w1, w2, w3), transposed)
+
+    name = f"stmatrix_x{count}{'_trans' if transposed else ''}"
+    ptx = (f"stmatrix.sync.m8n8.x{count}{'.trans' if transposed else ''}.b16",)
+    touches = (Touch("tile", "write", "shared", 16),)
+    add_entry = instruction(name=name, put=put, source="PTX ISA stmatrix", ptx=ptx, touches=touches)
+    add_entry({1: x1, 2: x2, 4: x4}[count])
+
+
+def gather(registers, words, transposed):
+    """Set the four words of the row that each lane stores. Lane 8 r + i stores row i of matrix r."""
+    for lane in range(32):
+        r, row = lane // 8, lane % 8
+        for j, word in enumerate(words):
+            if r >= len(registers):
+                word[lane] = 0
+            elif transposed:
+                first = 8 * j + row // 2
+                low, high = (half_word(registers[r][of], row % 2) for of in (first, first + 4))
+                word[lane] = low | high << 16
+            else:
+                word[lane] = registers[r][4 * row + j]
+
+
+for _count in (1, 2, 4):
+    stmatrix(_count, False)
+    stmatrix(_count, True)

@@ -42,6 +42,7 @@ class Instruction(Entry):
     fetch: the function (memory, *arguments) that returns the operands, for an instruction whose operands are
         in memory.
     put: the function (memory, *arguments) by which each lane writes to memory after all lanes have arrived.
+        If the instruction has operands, the arguments are an address and the results.
     """
 
     operands: dict[str, Type]
@@ -57,6 +58,7 @@ class Instruction(Entry):
     def parameters(self) -> list[str]:
         """The names of the parameters of a call."""
         operands = list(inspect.signature(self.fetch).parameters)[1:] if self.fetch else list(self.operands)
+        operands = ["tile", "index", *operands] if self.put and self.operands else operands
         return (["mask"] if self.mask == GIVEN else []) + operands
 
     @property
@@ -174,6 +176,8 @@ def instruction(
     fetch: the function (memory, *arguments) that returns a tuple of operands, for calls whose arguments are
         addresses. memory.read(array, index, size) returns `size` bytes.
     put: the function (memory, *arguments) by which each lane writes to memory after all lanes have arrived.
+        If the instruction has operands, a call passes an address and the operands, and `put` receives the
+        address and the results.
     replaces: the object called by kernels on a GPU: an intrinsic of Numba CUDA, or a device function around
         inline PTX.
     ptx: its PTX names, such as ("shfl.sync.idx.b32",).

@@ -9,7 +9,7 @@ import numpy as np
 from sim.errors import LaunchError, RefusedLaunch
 from sim.events import CONSTANT, SITES
 from sim.memory.array import Array, array_at, layout_of
-from sim.memory.spaces import fresh_memory
+from sim.memory.spaces import ALIGNMENT, fresh_memory
 
 
 def constant_array(context, array):
@@ -52,7 +52,7 @@ class Declarations:
         if array is None and dtype.hasobject:
             array = block.shared[key] = self.objects(shape, "shared", frame)
         elif array is None:
-            allocation = self.allocation(key, "shared", dtype, shape, frame)
+            allocation = self.allocation(key, "shared", dtype, shape, frame, alignment)
             allocation.alignment = alignment or 1 << (dtype.alignment - 1).bit_length()
             memory = fresh_memory(allocation.root.size, dtype, self.context.poison)
             array = block.shared[key] = self.array(allocation, memory, dtype, shape)
@@ -121,15 +121,18 @@ class Declarations:
         layout = layout_of(dtype, shape, c_strides(shape, dtype), False)
         return Array(self.context, allocation, memory, 0, layout, allocation.name, allocation.base)
 
-    def allocation(self, key, space, dtype, shape, frame):
+    def allocation(self, key, space, dtype, shape, frame, alignment=None):
         """Return the allocation for a declaration of shared memory. The first thread to reach the declaration
         creates it."""
         if key not in self.allocations:
             site = self.context.sites.of_frame(frame, "call")
-            self.allocations[key] = self.placed(space, site, dtype, shape, dynamic=key == "dynamic")
+            dynamic = key == "dynamic"
+            self.allocations[key] = self.placed(
+                space, site, dtype, shape, dynamic=dynamic, alignment=alignment
+            )
         return self.allocations[key]
 
-    def placed(self, space, site, dtype, shape, copies=1, dynamic=False):
+    def placed(self, space, site, dtype, shape, copies=1, dynamic=False, alignment=None):
         """Return a new allocation for the declaration at `site`. It is named after the variable to which it
         is assigned."""
         nbytes = self.dynamic_bytes if dynamic else prod(shape) * dtype.itemsize
@@ -138,7 +141,9 @@ class Declarations:
             check_sizes(self.context.spec, **self.declared_bytes, dynamic=self.dynamic_bytes)
         home = 0, dtype.itemsize, shape, c_strides(shape, dtype)
         name = name_before(SITES[site]) or space
-        return self.context.space.add(name, space, np.empty(nbytes, np.uint8), home, copies)
+        return self.context.space.add(
+            name, space, np.empty(nbytes, np.uint8), home, copies, align=alignment or ALIGNMENT
+        )
 
 
 def check_sizes(spec, shared, local, dynamic, asked=False):

@@ -20,6 +20,9 @@ from sim.memory.fields import hides_number
 from sim.sites import local_address
 
 ALIGNMENT = 256
+# Bytes at the start of shared memory that the system reserves on GPUs of compute capability 8.0 and later.
+# The first array follows them, and is therefore aligned to the swizzle patterns of TMA and wgmma.
+RESERVED_SHARED = 1024
 OWNERS, OWNER_NUMBERS = {}, itertools.count(1)  # id of a live array -> (its number, a weak reference)
 FEW_BYTES = 1024  # up to this size, the poison pattern is cached: copying it takes a quarter of the time
 
@@ -93,9 +96,12 @@ class AddressSpace:
     """
 
     gap = 0  # the number of unused bytes before each allocation
+    # Whether shared arrays lie close together at low addresses: a matrix descriptor has room for 18 bits.
+    packs_shared = False
 
     def __init__(self):
         self.next = {space: (number << SPACE_SHIFT) + ALIGNMENT for number, space in enumerate(SPACES)}
+        self.next["shared"] += RESERVED_SHARED - ALIGNMENT
         self.allocations = []
 
     def add(self, name, space, root, home, copies=1, keep=None, unwritten=None, align=ALIGNMENT, key=None):
@@ -122,7 +128,8 @@ class AddressSpace:
 
     def choose_address(self, space, nbytes, align, name, key):
         """Return an address for `nbytes` new bytes, or None if the window is full."""
-        base = round_up(self.next[space] + self.gap, align)
+        gap = 0 if space == "shared" and self.packs_shared else self.gap
+        base = round_up(self.next[space] + gap, align)
         self.next[space] = first_free_after(base, nbytes)
         return base if self.next[space] <= window_end(space) else None
 

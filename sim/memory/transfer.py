@@ -13,8 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.events import ADDRESS_BITS, SITE_SHIFT, SITES, Copy, Finding
+from sim.isa.matrix_descriptor import ADDRESS_MASK, CHUNK
 from sim.memory.array import Array
 from sim.memory.async_proxy import AsyncProxyMemory
+from sim.memory.products import Products
 from sim.nouns import plural
 
 
@@ -133,6 +135,41 @@ class Memory(AsyncProxyMemory):
         self.context.announce_ordering(
             "copies_tracked", phase_of(barrier, barrier.phase), [sent.copy for sent in under_way]
         )
+
+    # --- products of warp groups ----------------------------------------------------------------------------
+
+    @property
+    def products(self):
+        """The products of the current thread's warp group (wgmma)."""
+        return Products(self)
+
+    def address(self, where, index, multiple):
+        """Return the address of an element, or 0 if it is refused. It must be aligned to `multiple` bytes."""
+        spot = self.spot(where, index, multiple, multiple, self.site("load"), "read")
+        return 0 if spot is None else spot.address
+
+    def shared_regions(self):
+        """Yield (allocation, bytes) of the current block's shared memory."""
+        for held in self.context.thread.block.shared.values():
+            allocation = getattr(held, "allocation", None)
+            if allocation is not None and allocation.space == "shared":
+                yield allocation, held.root
+
+    def shared_chunks(self, addresses):
+        """Return (bytes, addresses in the simulated address space) of chunks of 16 bytes in shared memory.
+
+        A chunk outside all arrays is filled with poison, and its address is -1.
+
+        addresses: an integer array of addresses within shared memory, as in a matrix descriptor.
+        """
+        flat = addresses.reshape(-1)
+        data, found = np.full((len(flat), CHUNK), 0xFF, np.uint8), np.full(len(flat), -1)
+        for allocation, root in self.shared_regions():
+            offset = flat - (allocation.base & ADDRESS_MASK)
+            inside = np.flatnonzero((offset >= 0) & (offset + CHUNK <= root.size))
+            data[inside] = root[offset[inside, None] + np.arange(CHUNK)]
+            found[inside] = allocation.base + offset[inside]
+        return data.reshape(*addresses.shape, CHUNK), found.reshape(addresses.shape)
 
     # --- mbarriers in shared memory -------------------------------------------------------------------------
 

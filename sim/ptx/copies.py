@@ -1,6 +1,7 @@
 """Memory accesses of cp.async, mbarrier, ldmatrix and wmma. Each accesses several adjacent bytes. An element
 is identified by (state space, address)."""
 
+from sim.events import SHARED
 from sim.memory.transfer import Memory, Spot
 from sim.ptx.regions import GENERIC, WINDOWS
 
@@ -38,3 +39,8 @@ class AddressMemory(Memory):
         if region is None:
             return None
         return Spot(address, region.root[address - region.base : address - region.base + size])
+
+    def shared_regions(self):
+        """Yield (allocation, bytes) of the current block's shared memory."""
+        for allocation in self.regions.slots[SHARED]:
+            yield allocation, self.regions.block_region(allocation).root

@@ -26,6 +26,7 @@ from sim.ptx.register_kinds import read_and_written, register_kinds
 from sim.ptx.struct_copies import StructCopies
 from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable, python_name
 from sim.ptx.undefined import Origins
+from sim.ptx.wgmma import ProductRegisters
 
 # width in bits -> mask of that width
 MASKS = {width: (1 << width) - 1 for width in (8, 16, 32, 64, 128)}
@@ -49,6 +50,7 @@ class Writer:
         # the blocks emitted in place of a jump.
         self.home, self.heads, self.inlined = {}, set(), set()
         self.origins = Origins(self, translate.HANDLERS.keys())
+        self.products = ProductRegisters(self)
 
     def write(self):
         """Return the source lines of the function's definition."""
@@ -217,6 +219,7 @@ class Writer:
             with self.indent_under(test) if test else nullcontext():
                 if self.origins.active:
                     self.origins.before(item)
+                self.products.before(item)
                 translate.instruction(self, item)
                 if self.origins.active:
                     self.origins.after(item)

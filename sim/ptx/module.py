@@ -11,7 +11,8 @@ from sim.engine.named_barrier import NAMED_BARRIER
 from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError, RefusedLaunch
 from sim.interpreted import ThreadProgram, resident_blocks
-from sim.isa.table import ASYNCHRONOUS, SUSPENDING, YIELDING
+from sim.isa.table import ASYNCHRONOUS, INSTRUCTIONS, SUSPENDING, YIELDING
+from sim.isa.wgmma import Product
 from sim.nouns import plural
 from sim.observers.words import NUMBA, in_language
 from sim.ptx.origin import Origin, plain_name
@@ -164,6 +165,7 @@ class Kernel(base.Kernel):
         context.outline, context.timed = self.module.origin.outline, program.timed
         context.invalidates = "mbarrier_inval" in program.used
         context.asynchronous = bool(program.used & ASYNCHRONOUS)
+        context.space.packs_shared = any(isinstance(INSTRUCTIONS.get(name), Product) for name in program.used)
         run = Run(context, scheduler, program, launch)
         values = run.bind(launch.arguments)
         namespace = program.namespace(run) | {

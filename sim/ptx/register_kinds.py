@@ -86,6 +86,8 @@ def read_and_written(item):
     to = () if only_read or any(isinstance(o, Address) for o in item.operands[:1]) else item.operands[:1]
     written = {register.name for operand in to for register in registers_in(operand)}
     read = {register.name for operand in item.operands[len(to) :] for register in registers_in(operand)}
+    if base == "wgmma":
+        read |= written  # accumulators are operands as well
     if item.guard:
         read |= {item.guard[0].name} | written
         written = set()

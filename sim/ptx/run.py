@@ -316,7 +316,10 @@ class Run:
         if entry.put is not None:
 
             def put(*given, **more):
-                warp.arrive(scheduler, entry, (), at)
+                if entry.operands:
+                    given = given[0], *warp.arrive(scheduler, entry, given[1:], at)
+                else:
+                    warp.arrive(scheduler, entry, (), at)
                 entry.put(memory, space, *given, **more)
 
             return put

@@ -9,6 +9,7 @@ Source: PTX ISA 9.7, "Instructions".
 
 from sim.isa.ptx_types import REALS
 from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, find_operation
+from sim.ptx import wgmma
 from sim.ptx.accesses import SPACES, Access, address_text, atomic, load, parts, store
 from sim.ptx.async_copies import cp_async, entry_of
 from sim.ptx.bulk import bulk, proxy_fence
@@ -18,9 +19,7 @@ from sim.ptx.syntax import Address, Group, Immediate, Register, Symbol, python_n
 from sim.ptx.warps import form_of
 
 # Instructions without an effect on results: prefetches, cache policies, scheduling hints.
-IGNORED = set(
-    "prefetch prefetchu applypriority discard createpolicy griddepcontrol setmaxnreg pmevent".split()
-)
+IGNORED = set("prefetch prefetchu applypriority discard createpolicy griddepcontrol pmevent".split())
 
 
 def types_of(item):
@@ -36,6 +35,8 @@ def types_of(item):
             for operand in item.operands:
                 if isinstance(operand, Address):
                     yield "b64", operand.base
+        elif base == "wgmma":
+            yield from wgmma.types_of(item)
         elif base == "mma" or base == "wmma" and "mma" in item.names:
             form = form_of(item.opcode)
             yield from zip(form.results, parts(item.operands[0]))
@@ -245,6 +246,26 @@ def ldmatrix(writer, item):
     assign_results(writer, item, form.results, f"{name}({address_text(writer, where)})")
 
 
+def stmatrix(writer, item):
+    """Emit stmatrix, which stores registers of the whole warp."""
+    names = item.names
+    space = next((n for n in names if n.split("::")[0] == "shared"), None)
+    form = form_of(".".join(n for n in names if n != space))
+    where, registers = item.operands
+    values = [writer.value(part, "b32") for part in parts(registers)]
+    if not isinstance(where, Address) or len(values) != len(form.entry.operands):
+        raise Missing(f"{item.opcode} with these operands")
+    name = writer.module.warp_call(form.entry, "shared" if space else "generic")
+    writer.emit(f"{name}({', '.join([address_text(writer, where), *values])})")
+
+
+def register_limit(writer, item):
+    """Check setmaxnreg, which changes the number of registers per thread and has no effect on results."""
+    count = getattr(item.operands[0], "value", 0)
+    if item.names[1] not in ("inc", "dec") or count % 8 or not 24 <= count <= 256:
+        raise Missing(f"{item.opcode} with {count} registers (PTX ISA: a multiple of 8 from 24 to 256)")
+
+
 def wmma(writer, item):
     """Emit a wmma instruction, which multiplies fragments, or loads or stores one fragment with the whole
     warp."""
@@ -339,8 +360,11 @@ HANDLERS = {
         sleep: "nanosleep",
         warp: "shfl vote match activemask redux elect mma",
         ldmatrix: "ldmatrix",
+        stmatrix: "stmatrix",
+        register_limit: "setmaxnreg",
         wmma: "wmma",
         copy: "cp",
+        wgmma.translate: "wgmma",
         mbarrier: "mbarrier",
         call: "call",
         trap: "trap brkpt",

@@ -1,0 +1,164 @@
+"""Translation of wgmma, the matrix products of warp groups.
+
+A product works on registers while the thread continues. Each access to a register that a product uses is
+therefore reported to sim.engine.warpgroup. A move between such registers hands on the state of the register,
+because compilers rename registers by moves.
+
+Source: PTX ISA 9.7.15, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+"""
+
+from dataclasses import replace
+
+from sim.engine import warpgroup
+from sim.isa import wgmma
+from sim.isa.registers import Missing
+from sim.ptx.copies import AddressMemory
+from sim.ptx.register_kinds import read_and_written
+from sim.ptx.syntax import Address, Group, Immediate, Instruction, Register
+
+MOVES = "mov.b32", "mov.u32", "mov.s32", "mov.f32"
+PTX_TYPES = {"f32": "f32", "f16": "b32", "s32": "s32"}  # type of D -> PTX type of its registers
+
+
+def translate(writer, item):
+    """Emit a wgmma instruction."""
+    does = item.names[1]
+    if does == "mma_async" and "sp" not in item.names:
+        return multiply(writer, item)
+    if does in ("fence", "commit_group"):
+        name = "wgmma_fence" if does == "fence" else "wgmma_commit"
+        return writer.emit(f"{writer.module.transfer(name)}()")
+    if does == "wait_group" and isinstance(item.operands[0], Immediate) and item.operands[0].value < 8:
+        return writer.emit(f"{writer.module.transfer(f'wgmma_wait_{item.operands[0].value}')}()")
+    raise Missing(item.opcode)
+
+
+def multiply(writer, item):
+    """Emit a wgmma.mma_async."""
+    product, (to, a, b, scale) = product_of(item), item.operands[:4]
+    kind = PTX_TYPES[product.types[0]]
+    accumulators = [writer.value(part, kind) for part in to.parts]
+    if len(accumulators) != product.count:
+        raise Missing(f"{item.opcode} with {len(accumulators)} accumulators")
+    in_registers = product.variant.a_in_registers
+    given = (
+        f"({', '.join(writer.value(part, 'b32') for part in a.parts)})"
+        if in_registers
+        else writer.value(a, "b64")
+    )
+    names = (
+        tuple(part.name for part in to.parts),
+        tuple(part.name for part in a.parts) if in_registers else (),
+    )
+    call = product_call(writer.module, product, names)
+    scaled = writer.value(scale, "pred")
+    text = f"{call}(({', '.join(accumulators)}), {given}, {writer.value(b, 'b64')}, {scaled})"
+    for part, name in zip(to.parts, writer.unpack_tuple(text, product.count)):
+        writer.assign(part, name if kind == "f32" else f"int({name})", kind)
+
+
+def product_call(module, product, names):
+    """Return the name of the function by which a thread takes part in a product.
+
+    names: the names of the registers with its accumulators, and of those with A.
+    """
+    module.used.add(product.name)
+    place, sites = module.wait_point(), module.transfer_sites()
+
+    def make(run):
+        memory = AddressMemory(run.memory, product.name, sites)
+        at = run.wait_point(place)
+        return warpgroup.call_of_ptx(run.scheduler, memory, product, at, sites["load"], names)
+
+    return module.new_name("product", make)
+
+
+def product_of(item):
+    """Return the entry of sim.isa for a wgmma.mma_async. Raise Missing for an unsupported form."""
+    try:
+        types, n, saturates = wgmma.parse(item.opcode)
+        _, a, _, _, *constants = item.operands
+        flags = [operand.value for operand in constants]
+        in_registers = isinstance(a, Group)
+        signs = flags[:2] if types[0] != "s32" else []
+        transposes = flags[2:] if types[1] in ("f16", "bf16") else []
+        if len(flags) != len(signs) + len(transposes) or not set(signs) <= {1, -1}:
+            raise ValueError
+        # There is no imm-trans-a if A is in registers.
+        if types[1] in ("f16", "bf16"):
+            mn_major_a, mn_major_b = (0, *transposes) if in_registers else transposes
+        else:
+            mn_major_a = mn_major_b = 0
+        negated = [sign == -1 for sign in signs] or [False, False]
+        variant = wgmma.Variant(n, in_registers, bool(mn_major_a), bool(mn_major_b), *negated, saturates)
+        return wgmma.product(types, variant)
+    except (AttributeError, TypeError, ValueError):
+        raise Missing(f"{item.opcode} with these operands") from None
+
+
+def types_of(item):
+    """Yield (type, operand) for the operands of a wgmma.mma_async whose type shows the kind of their
+    register."""
+    if item.names[1] != "mma_async":
+        return
+    kind = PTX_TYPES.get(next((part for part in item.names[4:] if part in PTX_TYPES), ""))
+    for part in getattr(item.operands[0], "parts", ()):
+        yield kind, part
+    for part in getattr(item.operands[1], "parts", ()):
+        yield "b32", part
+
+
+class ProductRegisters:
+    """The statements in the source of one function that report accesses to registers of products."""
+
+    def __init__(self, writer):
+        self.writer, self.module = writer, writer.module
+        items = [item for item in writer.function.body if isinstance(item, Instruction)]
+        self.names = set()
+        for item in items:
+            if item.opcode.startswith("wgmma.mma_async"):
+                for operand in item.operands[:2]:
+                    self.names |= {part.name for part in getattr(operand, "parts", ())}
+        moves = (
+            [tuple(o.name for o in item.operands) for item in items if is_move(item)] if self.names else []
+        )
+        changed = bool(moves)
+        while changed:
+            before = len(self.names)
+            for pair in moves:
+                if self.names & set(pair):
+                    self.names |= set(pair)
+            changed = len(self.names) > before
+
+    def before(self, item):
+        """Emit the report of an instruction's accesses."""
+        if not self.names or item.opcode.startswith("wgmma"):
+            return
+        read, written = (sorted(names & self.names) for names in registers_of(item))
+        if not read and not written:
+            return
+        site = self.module.site("load")
+        make = warpgroup.toucher
+        if is_move(item) and read and written:
+            make, read, written = warpgroup.mover, written[0], read[0]
+        name = self.module.new_name("touch", lambda run: make(run.context, site, read, written))
+        self.writer.emit(f"{name}()")
+
+
+def is_move(item):
+    """Return whether an instruction copies one 32-bit register into another."""
+    return (
+        item.opcode in MOVES
+        and len(item.operands) == 2
+        and all(isinstance(o, Register) for o in item.operands)
+    )
+
+
+def registers_of(item):
+    """Return (names of the registers that an instruction reads, names of those that it can set)."""
+    read, written = read_and_written(item)
+    if item.guard and item.operands and not isinstance(item.operands[0], Address):
+        # A guarded instruction counts its results among the registers read.
+        read, written = read_and_written(replace(item, guard=None))
+        read.add(item.guard[0].name)
+    return read, written
