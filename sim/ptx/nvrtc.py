@@ -26,7 +26,8 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
     path: the file.
     options: further options of NVRTC, such as "-Imy_headers" or "-DWIDTH=8". The headers of the CUDA toolkit,
         such as <cooperative_groups.h>, are found in NVIDIA's Python packages or in CUDA_HOME.
-    architecture: the architecture of the PTX. sim runs the instructions of sm_80.
+    architecture: the architecture of the PTX: compute_80, or sm_90a for the instructions of Hopper. The
+        option --gpu-architecture replaces it.
 
     Raise LaunchError with the compiler's message, or if NVRTC is not installed.
     """
@@ -60,7 +61,9 @@ def compile_ptx(source: str, name: str, *options: str, architecture: str = "comp
     except ImportError as error:
         raise LaunchError(f"{name} needs NVRTC, which is not installed\n  {INSTALL}") from error
     # -lineinfo emits the .loc directives that give findings their source lines.
-    flags = [f"--gpu-architecture={architecture}", "-lineinfo", "--std=c++17", *options]
+    given = any(option.startswith(("--gpu-architecture", "-arch")) for option in options)
+    flags = [] if given else [f"--gpu-architecture={architecture}"]
+    flags += ["-lineinfo", "--std=c++17", *options]
     flags += [f"-I{folder}" for folder in header_folders()]
     try:
         _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
