@@ -127,6 +127,10 @@ class Lowering(Program):
         self.calls[name] = operation, *arguments
         return name
 
+    def transfer_sites(self):
+        """Raise Missing: asynchronous copies, mbarriers and wgmma have no compiled form."""
+        raise Missing
+
     def load(self, ptx_type, space, count):
         """Return the name of a function that loads `count` elements."""
         return self.add_call("load", ptx_type, space, count, self.number_access(ptx_type, space))
@@ -193,7 +197,7 @@ class Lowering(Program):
         entry: its entry in sim.isa.
         space: the state space from which the instruction loads its operands (`ldmatrix`), or None.
         """
-        if self.item.names[0] == "wmma":
+        if entry.put is not None or self.item.names[0] == "wmma":
             raise Missing
         given = dict.fromkeys(entry.operands, "u32")
         if not space:
