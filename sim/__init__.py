@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from sim.errors import KernelBug, LaunchError, SimulatorError, ThreadError
     from sim.launch import simulate
     from sim.memory.spaces import empty
+    from sim.memory.tensor_map import tensor_map
     from sim.ptx.module import load_ptx
     from sim.ptx.nvrtc import load_cuda
     from sim.report import Report
@@ -61,9 +62,10 @@ HOMES = {  # exported name -> module that defines it
     "load_cuda": "ptx.nvrtc",
     "load_ptx": "ptx.module",
     "simulate": "launch",
+    "tensor_map": "memory.tensor_map",
 }
 __all__ = ["DeviceSpec", "KernelBug", "LaunchError", "Report", "SimulatorError", "ThreadError"]
-__all__ += ["cuda", "empty", "load_cuda", "load_ptx", "simulate", *TYPES]
+__all__ += ["cuda", "empty", "load_cuda", "load_ptx", "simulate", "tensor_map", *TYPES]
 
 
 def __getattr__(name: str) -> Any:

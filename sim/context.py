@@ -28,7 +28,7 @@ from sim.frames import FrameSites
 from sim.hooks import HOOKS, check_names, listeners
 from sim.nouns import plural
 from sim.progress import FIRST_LEAP, MAX_LEAP, Clock, ProgressCheck
-from sim.sites import cluster_rank, local_address
+from sim.sites import block_indices, cluster_rank, local_address
 
 # limit on the number of logged accesses; a longer log is flushed at the next thread switch
 FLUSH_AT = 1 << 20
@@ -112,7 +112,9 @@ class Context:
         self.invalidates = False  # whether the kernel may invalidate mbarriers (mbarrier.inval)
         self.invalidating = set()  # log segments that invalidate an mbarrier
         self.asynchronous = False  # whether the kernel may use the async proxy (bulk copies, wgmma)
-        self.async_segments = set()  # log segments with the accesses of an operation of the async proxy
+        self.async_segments = set()  # log segments of operations of the async proxy
+        self.cluster, self.clustered = (1, 1, 1), False  # blocks per cluster; whether clusters are declared
+        self.tensor_maps = {}  # bytes of a tensor map -> its Located (sim.memory.tensor_map)
         # atomics of scope .cta -> LOAD or STORE; for other blocks they count as plain accesses
         self.block_scoped = {}
 
@@ -170,10 +172,12 @@ class Context:
         thread = thread or self.thread
         return Access(what, thread.block.index, thread.index, None if site is None else SITES[site], value)
 
+    def cluster_blocks(self, block):
+        """Return the indices of the blocks in a block's cluster, in the order of their ranks."""
+        return block_indices(block, self.cluster)
+
     def home(self, address):
-        """Return (block, address within it) for an address in shared memory. It can belong to another block
-        of
-        the cluster. The block is None if the cluster is smaller."""
+        """Return (block or None, address within it) for an address in the cluster's shared memory."""
         rank, cluster = cluster_rank(address), self.thread.block.cluster
         if rank is None:
             return self.thread.block, address

@@ -29,6 +29,7 @@ from sim.sites import SITES as SITES
 from sim.sites import SPACE_SHIFT as SPACE_SHIFT
 from sim.sites import SPACES as SPACES
 from sim.sites import STORE as STORE
+from sim.sites import Index3 as Index3
 from sim.sites import Site as Site
 from sim.sites import SiteTable as SiteTable
 from sim.steps import Advice as Advice
@@ -36,8 +37,6 @@ from sim.steps import Step as Step
 
 if TYPE_CHECKING:
     from sim.context import Context
-
-Index3 = tuple[int, int, int]
 
 # All kinds of findings. Only pytest --cuda-sim reports `exception`; simulate raises ThreadError instead.
 KINDS = tuple(

@@ -32,6 +32,7 @@ from sim.memory.array import MAX_FAST_RANK, array_at
 from sim.memory.declared import Declarations
 from sim.memory.record import Record
 from sim.memory.spaces import AddressSpace, bind_arguments
+from sim.memory.tensor_map import described_arrays
 from sim.reruns import ENDLESS, Reruns
 from sim.watched import watched
 
@@ -174,7 +175,8 @@ def resident_blocks(launch, used):
 
 def bind_values(context, arguments):
     """Return the arguments as threads see them: arrays with addresses, and numbers of Numba's types."""
-    addresses = bind_arguments(context.space, arrays_of(arguments))  # {name: (Allocation, offset in bytes)}
+    arrays = arrays_of(arguments) | described_arrays(arguments)
+    addresses = bind_arguments(context.space, arrays)  # {name: (Allocation, offset in bytes)}
     return [bind_value(context, argument, addresses) for argument in arguments]
 
 

@@ -55,6 +55,7 @@ ENGINES: dict[EngineName, Callable[[], Engine]] = {
     "threads": lambda: Interpreted(OSThread),
     "native": native_engine,
 }
+MAX_CLUSTER = 8  # the largest cluster that every GPU of compute capability 9.0 accepts
 WITHOUT_RETURN_VALUE: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that have already been checked
 
 
@@ -67,6 +68,7 @@ def simulate(
     observers: Iterable[type[Observer] | Observer] = DEFAULT,
     spec: DeviceSpec = DeviceSpec(),
     max_steps: int | None = None,
+    cluster: int | tuple[int, ...] = 1,
 ) -> "Simulation":
     """Run a Numba CUDA kernel on a simulated GPU.
 
@@ -87,6 +89,8 @@ def simulate(
         default, a loop that changes something may run for about 8 s (64 s if it compares a number that
         approaches a bound, or one that rises and falls although no thread waits for another), and a loop that
         changes nothing is reported after a million iterations or 1 s.
+    cluster: the blocks per cluster, an integer or a tuple (x, y, z). A PTX kernel that declares its cluster
+        (.reqnctapercluster) needs none.
 
     Arguments may be numpy arrays, CPU torch tensors, records, numbers, and tuples of these. Arrays, tensors
     and records are modified in place. grid and block are integers or tuples (x, y, z). `stream` is accepted
@@ -110,8 +114,8 @@ def simulate(
         check_count("max_steps", max_steps)
     if not isinstance(spec, DeviceSpec):
         raise LaunchError(f"spec is {spec!r}; wanted a sim.DeviceSpec")
-    one = (1, 1, 1)
-    launch = Launch(function, (), one, one, 0, check_observers(observers), spec, seed, max_steps)
+    one, given = (1, 1, 1), dimensions("cluster", cluster, (MAX_CLUSTER,) * 3)
+    launch = Launch(function, (), one, one, 0, check_observers(observers), spec, seed, max_steps, given)
     return Simulation(engine, on_finding, launch)
 
 
@@ -160,7 +164,9 @@ class Simulation:
         grid, block, _, shared = (*configuration, 0, 0)[:4]
         spec, by_ptx = self.launch.spec, isinstance(self.launch.function, Kernel)
         grid, block = dimensions("grid", grid, spec.max_grid), block_dimensions(block, spec)
-        launch = replace(self.launch, grid=grid, block=block, shared=shared_bytes(shared, spec, by_ptx))
+        cluster = cluster_dimensions(self.launch, grid)
+        nbytes = shared_bytes(shared, spec, by_ptx)
+        launch = replace(self.launch, grid=grid, block=block, shared=nbytes, cluster=cluster)
         return functools.partial(run_launch, self.engine, self.on_finding, launch)
 
 
@@ -226,6 +232,24 @@ def block_dimensions(value: Any, spec: DeviceSpec) -> Index3:
             f" {spec.max_threads_per_block:,}"
         )
     return block
+
+
+def cluster_dimensions(launch: Launch, grid: Index3) -> Index3:
+    """Return the blocks per cluster of a launch. Raise LaunchError if they do not divide the grid, or if the
+    kernel
+    declares others."""
+    declared = launch.function.cluster if isinstance(launch.function, Kernel) else None
+    cluster = launch.cluster
+    if declared and cluster not in ((1, 1, 1), declared):
+        raise LaunchError(f"the kernel was compiled for clusters of {declared} blocks, got {cluster}")
+    cluster = declared or cluster
+    if prod(cluster) > MAX_CLUSTER:
+        raise LaunchError(
+            f"a cluster of {prod(cluster)} blocks; a device takes up to {MAX_CLUSTER} on every GPU"
+        )
+    if any(n % size for n, size in zip(grid, cluster)):
+        raise LaunchError(f"a grid of {grid} blocks cannot be divided into clusters of {cluster}")
+    return cluster
 
 
 def shared_bytes(value: int, spec: DeviceSpec, by_ptx: bool) -> int:

@@ -2,8 +2,11 @@
 
 import threading
 from dataclasses import dataclass
+from math import prod
 
 from sim.errors import LaunchError
+
+Index3 = tuple[int, int, int]
 
 # A log entry is one 63-bit integer. From the lowest bit: 36 bits of address, 4 bits of log2(size in bytes),
 # 23 bits of site number. The two highest bits of an address are the state space. The two lowest bits of a
@@ -36,6 +39,16 @@ def cluster_rank(address: int) -> int | None:
 def local_address(address: int) -> int:
     """Return the address within its block of an address in shared memory."""
     return address & ~(15 << RANK_SHIFT) if address >> SPACE_SHIFT == SHARED else address
+
+
+def block_indices(index: Index3, shape: Index3) -> tuple[Index3, ...]:
+    """Return the indices of the blocks in the same cluster as a block, in the order of their ranks."""
+    first = [i // n * n for i, n in zip(index, shape)]
+    x, y, _ = shape
+    return tuple(
+        (first[0] + rank % x, first[1] + rank // x % y, first[2] + rank // (x * y))
+        for rank in range(prod(shape))
+    )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ class Kernel(ABC):
     """A kernel from a front end other than Python, such as PTX. A Python kernel is a plain function."""
 
     __name__: str
+    cluster: Index3 | None = None  # blocks per cluster, if the kernel declares them
 
     @abstractmethod
     def argument_names(self, arguments: tuple[Any, ...]) -> list[str]:
@@ -46,6 +47,7 @@ class Launch:
     spec: DeviceSpec
     seed: int
     max_steps: int | None
+    cluster: Index3 = (1, 1, 1)  # blocks per cluster
 
     @property
     def blocks(self) -> int:

@@ -4,9 +4,11 @@ from collections import deque
 from math import prod
 
 from sim.engine.barrier import distinct_witnesses
+from sim.engine.cluster import CLUSTER, Cluster, cluster_index, deadlock_finding
 from sim.engine.scheduler import FINISHED, ONE_OF_BLOCK, PARKED, YIELDED
 from sim.errors import Abandoned, LaunchError, Stuck
 from sim.events import Finding
+from sim.sites import block_indices
 
 
 class Thread:
@@ -18,7 +20,8 @@ class Thread:
 
     __slots__ = (
         "index linear warp lane block fiber waits frame calls iterations payload result done error"
-        " sent groups async_sent async_groups products failed_atomic times_skipped failed_wait origin".split()
+        " sent groups async_sent async_groups products cluster_phase fenced failed_atomic times_skipped"
+        " failed_wait origin".split()
     )
 
     def __init__(self, index, linear, warp_size, block):
@@ -34,6 +37,8 @@ class Thread:
         # the same for bulk copies (sim.memory.async_proxy.Pending)
         self.async_sent, self.async_groups = [], []
         self.products = None  # its ThreadProducts (sim.memory.products), if it takes part in wgmma
+        self.fenced = False  # whether it has executed a fence at the scope of a cluster or wider
+        self.cluster_phase = None  # the phase of barrier.cluster in which it has arrived, before its wait
         # origin of the undefined value that the thread passes to a shuffle; afterwards, the origin of the
         # result
         self.origin = False
@@ -105,7 +110,13 @@ class Block:
         # operations of the async proxy issued by the block; address of a shared tile -> (bytes, swizzle in
         # bytes, site) of the last tensor copy to it
         self.in_flight, self.tiles = [], {}
-        self.cluster = (self,)  # the blocks of the cluster, in the order of their ranks
+        # the blocks of the cluster, in the order of their ranks, and its barrier (sim.engine.cluster)
+        self.cluster, self.barrier = (self,), None
+
+    @property
+    def rank(self):
+        """The rank of the block in its cluster."""
+        return self.cluster.index(self)
 
 
 def indices(shape):
@@ -127,17 +138,21 @@ class Grid:
     def __init__(self, scheduler, kernel, arguments, grid, block, resident):
         self.scheduler, self.context = scheduler, scheduler.context
         self.kernel, self.arguments, self.shape, self.resident = kernel, arguments, block, resident
-        blocks = indices(grid)
+        # Blocks start in units. The blocks of a cluster are one unit.
+        size = self.context.cluster
+        firsts = [index for index in indices(grid) if not any(i % n for i, n in zip(index, size))]
+        units = [block_indices(index, size) for index in firsts]
+        self.blocks = prod(grid)
         self.free = []  # fibers that can be reused
         # The LaunchError raised when the system ran out of threads; `resident` is then lower than the
         # device's limit.
         self.refusal = None
-        self.order = [blocks[i] for i in self.context.schedule.order(len(blocks))]
+        self.order = [units[i] for i in self.context.schedule.order(len(units))]
 
     def run_without_waiting(self):
         """Run a kernel whose threads never wait. Each thread is one plain call."""
         context, enter = self.context, self.scheduler.enter
-        for index in self.order:
+        for (index,) in self.order:
             block = self.new_block(index)
             for position in context.schedule.order(len(block.threads)):
                 thread = block.threads[position]
@@ -157,7 +172,7 @@ class Grid:
         self.fiber_type, pending, live, parked = fiber_type, deque(self.order), deque(), []
         self.context.live, self.context.pending = live, pending
         try:
-            self.reserve(len(pending) if self.context.cooperative else 1)
+            self.reserve(self.blocks if self.context.cooperative else len(pending[0]))
             while pending or live or parked:
                 # Blocks woken by another block, at a grid barrier of cooperative_groups.h.
                 if self.scheduler.woken:
@@ -165,7 +180,7 @@ class Grid:
                     live.extend(block for block in parked if block.ready)
                     parked = [block for block in parked if not block.ready]
                 if not live and pending:
-                    live.append(self.start(pending.popleft()))
+                    live.extend(self.start(pending.popleft()))
                 elif not live:  # every block is parked
                     live.extend(self.release(parked))
                     parked = []
@@ -180,7 +195,7 @@ class Grid:
                 elif outcome == YIELDED:
                     live.append(block)
                     resident = len(live) + len(parked)
-                    room = resident < self.resident
+                    room = resident + len(pending[0]) <= self.resident if pending else False
                     if pending and room and self.context.schedule.may_start_block(len(pending)):
                         self.start_another(pending, live, resident)
         except BaseException as error:
@@ -217,22 +232,25 @@ class Grid:
             del self.free[before:]
             raise
 
-    def start(self, index):
-        """Return a new block whose threads are ready to run. Raise LaunchError like `reserve`."""
-        self.reserve(1)
-        block = self.new_block(index)
-        for thread in block.threads:
+    def start(self, unit):
+        """Return the new blocks of a unit, whose threads are ready to run. Raise LaunchError like
+        `reserve`."""
+        self.reserve(len(unit))
+        blocks = tuple(self.new_block(index) for index in unit)
+        if len(blocks) > 1 or self.context.clustered:
+            Cluster(cluster_index(unit[0], self.context.cluster), blocks)
+        for thread in (thread for block in blocks for thread in block.threads):
             thread.fiber = self.free.pop()
             thread.fiber.begin(thread, self.kernel, self.arguments)
-        return block
+        return blocks
 
     def start_another(self, pending, live, resident):
-        """Start the next block. `resident` is the number of blocks already running.
+        """Start the next unit. `resident` is the number of blocks already running.
 
         If the system has no more threads, the block waits until one of them ends, as on a full GPU.
         """
         try:
-            live.appendleft(self.start(pending[0]))
+            live.extendleft(self.start(pending[0]))
             pending.popleft()
         except LaunchError as refusal:
             self.resident, self.refusal = resident, refusal
@@ -246,18 +264,24 @@ class Grid:
 
         Otherwise append a finding, end the parked blocks and return an empty list.
         """
-        if len(parked) == len(self.order) and all(all_wait_for_grid(block) for block in parked):
+        if any(thread.waits == CLUSTER and not thread.done for block in parked for thread in block.threads):
+            self.context.flush()
+            self.context.findings.append(deadlock_finding(self.scheduler, parked))
+            for block in parked:
+                self.scheduler.abandon(block)
+            return []
+        if len(parked) == self.blocks and all(all_wait_for_grid(block) for block in parked):
             for block in parked:
                 self.scheduler.open_barrier(block)
             self.context.announce("grid_barrier_opened")
             return parked
-        others, abandoned = len(self.order) - len(parked), self.scheduler.abandoned
+        others, abandoned = self.blocks - len(parked), self.scheduler.abandoned
         elsewhere = ["have ended"] * (abandoned < others) + ["wait elsewhere"] * (abandoned > 0)
         self.context.findings.append(
             Finding(
                 "deadlock",
                 "error",
-                f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the others never"
+                f"{len(parked)} of {self.blocks} blocks wait at a grid barrier that the others never"
                 f" reach: they {' or '.join(elsewhere)}",
                 distinct_witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1])),
                 reason=(

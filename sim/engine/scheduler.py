@@ -1,6 +1,7 @@
 """The scheduler's loop: resumes one thread at a time, opens barriers, and reports why no thread can run."""
 
 from sim.engine import barrier, mbarrier, named_barrier, warp, warpgroup
+from sim.engine.cluster import CLUSTER
 from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 from sim.frames import format_none_parameters, site_of_error
@@ -115,6 +116,8 @@ class Scheduler:
 
     def end_thread(self, thread):
         thread.block.alive -= 1
+        if thread.block.barrier is not None and thread.block.barrier.complete():
+            self.woken = True
         if thread.error is not None:
             self.handle_error(thread)
         self.context.restart_progress()
@@ -220,7 +223,7 @@ class Scheduler:
         if WARP in what and warp.complete_converged(self.context, block):
             return True
         # Another block has to run first. Until then, this block is parked.
-        if ONE_OF_BLOCK in what:
+        if ONE_OF_BLOCK in what or CLUSTER in what:
             self.context.flush()
             return False
         # Count equal positions instead of building a set, because hashing a code object takes a microsecond.

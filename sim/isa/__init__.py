@@ -38,7 +38,7 @@ Read the files in this order:
     tensor, wmma, wgmma           matrix instructions of a warp, and of a warp group
     matrix_descriptor             the layout of a matrix in shared memory, as wgmma reads it
     copies, mbarrier, atomics     asynchronous copies, mbarriers, atomic operations
-    bulk          bulk copies (TMA) and proxy fences
+    bulk, tensor_copies, tensor_map   bulk copies and tensor copies (TMA), proxy fences
 
     ieee, rounding, directed, floored, bits   the numerical methods
     names, expressions, registers   PTX instructions that only use registers, as Python expressions
@@ -54,6 +54,7 @@ from sim.isa import integers as _integers  # noqa: F401
 from sim.isa import mbarrier as _mbarrier  # noqa: F401
 from sim.isa import operations as _operations  # noqa: F401
 from sim.isa import tensor as _tensor  # noqa: F401
+from sim.isa import tensor_copies as _tensor_copies  # noqa: F401
 from sim.isa import warp as _warp  # noqa: F401
 from sim.isa import wgmma as _wgmma  # noqa: F401
 from sim.isa import wmma as _wmma  # noqa: F401

@@ -148,6 +148,10 @@ def add_expecting_arrival(name, drops):
         # An arrival that completes earlier copies must not see the new bytes.
         if not barrier.pending:
             barrier.complete_copies()
+        if not barrier.pending:
+            memory.report_reuse(barrier)
+            barrier.tx = 0
+            barrier.complete_phase()
         barrier.expect(nbytes, memory.witness("expects"))
         state, phase = barrier.state, barrier.phase
         memory.arrived(barrier, phase)

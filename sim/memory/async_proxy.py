@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.events import ADDRESS_BITS, SITE_SHIFT, AsyncOperation, Finding, Moment
+from sim.isa.tensor_map import NBYTES
+from sim.memory.tensor_map import Located
 from sim.nouns import plural
 
 PIECE = 16  # the accesses of an operation are logged in aligned pieces of at most this many bytes
@@ -83,10 +85,10 @@ def log_range(context, address, size, site, data, most):
         at += part
 
 
-class Refused(NamedTuple):
-    """The Spot of a refused access."""
+class Spot(NamedTuple):
+    """Adjacent bytes: their address, or None if the access was refused, and the memory itself (uint8)."""
 
-    address: None
+    address: int | None
     memory: np.ndarray
 
 
@@ -200,11 +202,45 @@ class AsyncProxyMemory:
         is poison."""
         what = {"load": "read", "store": "written", "atomic": "changed"}[action]
         spot = self.range_spot(where, index, size, multiple, self.site(action), what)
-        return spot or Refused(None, np.full(size, 0xFF, np.uint8))
+        return spot or Spot(None, np.full(size, 0xFF, np.uint8))
 
     def range_spot(self, where, index, size, multiple, site, what):
         """Return the Spot of `size` bytes, which can extend over several rows of an array, or None."""
         return self.spot(where, index, size, multiple, site, what)
+
+    def tensor_map(self, where, index, coordinates):
+        """Return the Located tensor map at a location. Raise ValueError if it has another number of
+        dimensions than
+        the instruction."""
+        spot = self.range_spot(where, index, NBYTES, 64, self.site("load"), "read")
+        if spot is None:
+            raise ValueError(f"{self.name} takes the address of a tensor map of {NBYTES} bytes")
+        raw = spot.memory.tobytes()
+        if raw not in self.context.tensor_maps:
+            self.context.tensor_maps[raw] = Located(raw, self.context.space)
+        located = self.context.tensor_maps[raw]
+        if len(located.map.sizes) != len(coordinates):
+            raise ValueError(
+                f"{self.name} gives {plural(len(coordinates), 'coordinate')}, and its tensor map has"
+                f" {plural(len(located.map.sizes), 'dimension')}"
+            )
+        return located
+
+    def tensor_spot(self, located, address, size, action):
+        """Return the Spot of adjacent bytes of a tensor, which must lie inside its allocation."""
+        begin, root = address - located.allocation.base, located.allocation.root
+        if not 0 <= begin <= root.size - size:
+            raise ValueError(
+                f"{self.name} accesses byte {begin:,} of {located.allocation.name}, which has"
+                f" {root.size:,}: the tensor"
+                " map describes more than the array"
+            )
+        return Spot(address, root[begin : begin + size])
+
+    def note_tile(self, address, kind):
+        """Record which tensor copy wrote a tile of shared memory last, for the readers of its layout."""
+        home, local = self.context.home(address)
+        home.tiles[local] = kind.nbytes, kind.swizzle, self.site("store")
 
     def target(self, spot, data, combine=None):
         return Target(spot, data, combine)
@@ -250,6 +286,26 @@ class AsyncProxyMemory:
     def witness(self, what):
         """Return the Access of the current thread at this instruction."""
         return self.context.witness(what, self.site("atomic"))
+
+    def report_reuse(self, barrier):
+        """Report that the current thread arrives for the next phase of an mbarrier before the current one is
+        complete."""
+        element = self.context.space.element(barrier.address)
+        expecting = dict.fromkeys(witness for witness, _ in barrier.expected_bytes)
+        self.context.findings.append(
+            Finding(
+                "async-copy",
+                "error",
+                f"the mbarrier {element} gets an arrival for its next phase, and phase {barrier.phase}"
+                f" still waits"
+                f" for {plural(abs(barrier.tx), 'byte')}",
+                (self.witness("arrives"), *expecting),
+                *element,
+                reason="All threads of the phase have arrived, so a further arrival in it is undefined.",
+                fix="wait until the stage is free again (the mbarrier at which its readers arrive) before"
+                " the next arrive.expect_tx",
+            )
+        )
 
     def fence_proxy(self, spaces):
         """Order the accesses of the generic proxy before the fence and those of the async proxy after it.

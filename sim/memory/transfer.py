@@ -8,7 +8,6 @@ store at the issue, and observers receive both events.
 
 from dataclasses import replace
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,15 +15,9 @@ from sim.events import ADDRESS_BITS, SITE_SHIFT, SITES, Copy, Finding
 from sim.isa.matrix_descriptor import ADDRESS_MASK, CHUNK
 from sim.memory.array import Array
 from sim.memory.async_proxy import AsyncProxyMemory
+from sim.memory.async_proxy import Spot as Spot
 from sim.memory.products import Products
 from sim.nouns import plural
-
-
-class Spot(NamedTuple):
-    """Adjacent bytes: their address, or None if the access was refused, and the memory itself (uint8)."""
-
-    address: int | None
-    memory: np.ndarray
 
 
 class Sent:
@@ -228,6 +221,7 @@ class Memory(AsyncProxyMemory):
     def fence(self, reach):
         """Order the current thread's accesses before and after the fence, for all threads in `reach` ("block"
         or "grid")."""
+        self.context.thread.fenced |= reach == "grid"
         self.context.announce_ordering("fenced", reach)
         self.yield_turn()
 

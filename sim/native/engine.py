@@ -1,5 +1,7 @@
 """Entry point of the native engine for kernels in Python and in PTX."""
 
+from math import prod
+
 from numba.core.compiler_lock import global_compiler_lock
 
 from sim.engine.base import Kernel
@@ -22,6 +24,8 @@ class Native:
             return interpret(
                 launch, f"interpreted, as {name} observes {hooks[0]}, which compiled code does not log"
             )
+        if prod(launch.cluster) > 1:
+            return interpret(launch, "interpreted: compiled code has no clusters of blocks")
         try:
             with global_compiler_lock:  # Numba's registries are not thread-safe
                 attempt = attempt_class(launch.function)(launch)

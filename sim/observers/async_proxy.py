@@ -181,7 +181,9 @@ class AsyncProxy:
         owner = None
         if space == SHARED:
             rank = cluster_rank(address)
-            owner = block if rank is None else self.number(self.context.clusters[self.names[block]][rank])
+            owner = (
+                block if rank is None else self.number(self.context.cluster_blocks(self.names[block])[rank])
+            )
             address = local_address(address)
         allocation = self.context.space.find(address)
         key = id(allocation), owner

@@ -24,6 +24,7 @@ from dataclasses import replace
 
 from sim.events import ATOMIC, LOAD, SHARED, SPACE_SHIFT, Observer
 from sim.observers.clocks import MAX_PARTS, merge, widen
+from sim.sites import cluster_rank, local_address
 
 GRID, BLOCK = "grid", "block"  # the reach of a fence
 COLUMNS = "thread", "segment", "position", "site", "address", "size"  # the columns of a Batch
@@ -150,7 +151,9 @@ class HappensBefore:
             self.release(block, epoch, thread, segment, GRID)
         if not self.active:
             return
-        element = (block, address) if address >> SPACE_SHIFT == SHARED else address
+        element = address
+        if not isinstance(address, tuple) and address >> SPACE_SHIFT == SHARED:
+            element = block, address
         published, released = self.published.get(element, {}), self.released.get(block, {})
         homes = {block} if reach == BLOCK else {GRID, block}
         # Skip a clock that has not changed since it was acquired, because spinning threads repeat atomics
@@ -319,6 +322,8 @@ class OrderingObserver(Observer):
         self.record_event("release", *at, reach)
 
     def atomic_done(self, at, address, wrote, reach):
+        if self.context.clustered and address >> SPACE_SHIFT == SHARED:
+            address = element_key(self.context, at.block, address)
         self.record_event("perform_atomic", *at, address, wrote, reach)
 
     def warp_synchronized(self, block, threads, segment):
@@ -351,6 +356,12 @@ class OrderingObserver(Observer):
 NOTHING = (), ()
 
 
+def element_key(context, block, address):
+    """Return the key of an element of shared memory for atomics: (index of its block, address within it)."""
+    rank = cluster_rank(address)
+    return block if rank is None else context.cluster_blocks(block)[rank], local_address(address)
+
+
 def phase_key(block, phase):
     """Return the key of a barrier's phase in the grid. An mbarrier's phase contains its block."""
     return phase if len(phase[0]) > 2 else (block, phase)
@@ -377,9 +388,11 @@ def without_reserved(batch, space):
         if allocation.reserved:
             offset = batch.address - allocation.base
             outside = (offset < 0) | (offset >= allocation.root.size)
-            values = [
-                value for value, is_outside in zip(batch.values, outside[batch.action != LOAD]) if is_outside
-            ]
-            columns = {name: getattr(batch, name)[outside] for name in COLUMNS}
-            batch = replace(batch, **columns, values=values)
+            batch = chosen(batch, outside)
     return batch
+
+
+def chosen(batch, mask):
+    """Return the accesses of a batch for which a mask is True."""
+    values = [value for value, is_chosen in zip(batch.values, mask[batch.action != LOAD]) if is_chosen]
+    return replace(batch, **{name: getattr(batch, name)[mask] for name in COLUMNS}, values=values)

@@ -17,13 +17,15 @@ schedule, so a launch whose control flow depends on the results of atomics is ru
 
 from collections import Counter
 from itertools import combinations_with_replacement
+from math import prod
 
 import numpy as np
 
 from sim.events import ATOMIC, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, alias
 from sim.observers import advice
-from sim.observers.async_proxy import AsyncProxy
+from sim.observers.async_proxy import FATAL, AsyncProxy
 from sim.observers.cells import ATOMIC_LOAD, MAX_CELLS, Rows, pick_evenly, racy_cells, sorted_distinct
+from sim.observers.clusters import ClusterAccesses
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
 from sim.observers.extents import Extents
 from sim.observers.facts import Facts
@@ -60,6 +62,7 @@ class Races(OrderingObserver):
         self.blocks, self.names = {}, []  # block -> its number; the blocks in the order of their numbers
         parts = context, self.order, self.number, self.names
         self.proxy = AsyncProxy(*parts) if context.asynchronous else None
+        self.cluster = ClusterAccesses(context, self.number, self.names) if context.clustered else None
         # The events passed to `order`, and a pair (number of events replayed, an order in which a fence
         # precedes every atomic).
         self.events, self.generous = [], (0, HappensBefore(generous=True))
@@ -76,7 +79,8 @@ class Races(OrderingObserver):
         return self.between_blocks()
 
     def launch_finished(self, context):
-        return [*(self.proxy.process() if self.proxy else ()), *self.between_blocks()]
+        findings = [*(self.proxy.process() if self.proxy else ()), *self.between_blocks()]
+        return findings + (self.between_blocks_of_cluster() if self.cluster else [])
 
     def collective(self, name, block, site):
         place = SITES[site]
@@ -97,6 +101,8 @@ class Races(OrderingObserver):
         super().accesses(batch)
         if self.proxy:
             self.proxy.accesses(self.epoch[batch.block][-1])
+        if self.cluster:
+            self.cluster.add(self.epoch[batch.block][-1])
 
     def async_issued(self, operation):
         super().async_issued(operation)
@@ -153,6 +159,8 @@ class Races(OrderingObserver):
 
     def block_ended(self, block, epoch):
         findings = super().block_ended(block, epoch)
+        if self.cluster:
+            self.cluster.block_ended(block, prod(self.context.block_shape))
         return [*findings, *(self.proxy.block_ended(block) if self.proxy else ())]
 
     def between_blocks(self):
@@ -168,6 +176,14 @@ class Races(OrderingObserver):
         # Rank the blocks by index, so that findings name the lowest ones, whatever the order of execution.
         ranks[sorted(range(len(ranks)), key=lambda number: self.names[number][::-1])] = np.arange(len(ranks))
         return self.races(rows, ranks[rows.block])
+
+    def between_blocks_of_cluster(self):
+        """Return the races between blocks on shared memory, and the accesses outside a block's lifetime."""
+        ended_early = any(finding.kind in FATAL for finding in self.context.findings)
+        findings = [] if ended_early else list(self.cluster.lifetimes(self.order))
+        for rows in self.cluster.between_blocks():
+            findings += self.races(rows, rows.block)
+        return findings
 
     @property
     def order_matters(self):

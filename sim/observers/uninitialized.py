@@ -30,9 +30,10 @@ from sim.events import (
     Moment,
 )
 from sim.observers.cells import sorted_distinct
-from sim.observers.order import OrderingObserver
+from sim.observers.order import OrderingObserver, chosen
 from sim.observers.padding import Padding
 from sim.observers.words import LOCAL_VARIABLE, NUMBA
+from sim.sites import RANK_SHIFT, cluster_rank, local_address
 
 MAX_READS = 256  # the maximum number of loads reported per site and epoch; further ones are only counted
 
@@ -75,6 +76,19 @@ class Uninitialized(OrderingObserver):
         # address -> the blocks that write to it; address -> the blocks that write to it without reading it
         self.writers, self.setters = {}, {}
         self.padding = Padding(context)
+
+    def accesses(self, batch):
+        """Mark the bytes that the batch writes in other blocks of the cluster, and drop its accesses
+        there."""
+        far = remote(batch)
+        if far.any():
+            blocks = self.context.cluster_blocks(batch.block)
+            for i in np.flatnonzero(far & (batch.action != LOAD)).tolist():
+                address, size = int(batch.address[i]), int(batch.size[i])
+                offset = int(self.shared_offsets(np.array([local_address(address)]))[0])
+                self.window(blocks[cluster_rank(address)], offset + size)[offset : offset + size] = True
+            batch = chosen(batch, ~far)
+        super().accesses(batch)
 
     def block_ended(self, block, epoch):
         findings = super().block_ended(block, epoch)
@@ -333,6 +347,11 @@ class EpochPart(NamedTuple):
     size: np.ndarray
     segment: np.ndarray
     position: np.ndarray
+
+
+def remote(batch):
+    """Return a mask of the accesses to the shared memory of other blocks of the cluster."""
+    return (batch.space == SHARED) & (batch.address & 15 << RANK_SHIFT != 0)
 
 
 def line_of(access):

@@ -7,6 +7,7 @@ from sim.isa.bulk import ELEMENTS, REDUCTIONS
 from sim.isa.registers import Missing
 from sim.isa.table import by_ptx
 from sim.ptx.accesses import address_text
+from sim.ptx.syntax import Group
 
 
 def bulk(writer, item):
@@ -22,6 +23,8 @@ def bulk(writer, item):
     operands = list(item.operands)
     if "L2::cache_hint" in names:
         operands.pop()  # the cache policy
+    if "tensor" in names:
+        return tensor(writer, item, operands)
     spaces = [state_space(name) for name in names if state_space(name)]
     if len(spaces) != 2:
         raise Missing(f"{item.opcode} without state spaces")
@@ -38,6 +41,36 @@ def bulk(writer, item):
         if ptx_type not in ELEMENTS:
             raise Missing(item.opcode)
         values += [repr(operation), repr(ptx_type)]
+    if rest:
+        raise Missing(f"{item.opcode} with these operands")
+    writer.emit(f"{writer.module.transfer(name)}({', '.join(values)})")
+
+
+def tensor(writer, item, operands):
+    """Emit cp.async.bulk.tensor or cp.reduce.async.bulk.tensor, tile mode."""
+    names, loads = item.names, "bulk_group" not in item.names
+    if any(name.startswith(("im2col", "tile::", "cta_group::2")) for name in names):
+        raise Missing(f"{item.opcode} in another mode than tile")
+    rank = next(int(name[0]) for name in names if name in ("1d", "2d", "3d", "4d", "5d"))
+    map, tile, *rest = (operands[1], operands[0], *operands[2:]) if loads else operands
+    (given,) = map.coordinates
+    parts = given.parts if isinstance(given, Group) else (given,)
+    if len(parts) != rank:
+        raise Missing(f"{item.opcode} with {len(parts)} coordinates")
+    where = f"'generic', {address_text(writer, map)}, ({', '.join(writer.value(p, 's32') for p in parts)},)"
+    shared = f"'shared', {address_text(writer, tile)}"
+    if not loads:
+        name = "cp_async_bulk_tensor_store"
+        values = [where, shared]
+        if "reduce" in names:
+            name = "cp_reduce_async_bulk_tensor"
+            values.append(repr(next(n for n in names if n in REDUCTIONS)))
+    else:
+        name = "cp_async_bulk_tensor_load"
+        values = [shared, where, f"'shared', {address_text(writer, rest.pop(0))}"]
+        if "multicast::cluster" in names:
+            name = "cp_async_bulk_tensor_multicast"
+            values.append(writer.value(rest.pop(0), "u16"))
     if rest:
         raise Missing(f"{item.opcode} with these operands")
     writer.emit(f"{writer.module.transfer(name)}({', '.join(values)})")

@@ -1,9 +1,12 @@
 """Memory accesses of cp.async, mbarrier, ldmatrix and wmma. Each accesses several adjacent bytes. An element
 is identified by (state space, address)."""
 
-from sim.events import SHARED
+from contextlib import contextmanager
+
+from sim.events import SHARED, SPACE_SHIFT
 from sim.memory.transfer import Memory, Spot
 from sim.ptx.regions import GENERIC, WINDOWS
+from sim.sites import RANK_SHIFT, local_address
 
 
 class AddressMemory(Memory):
@@ -15,10 +18,26 @@ class AddressMemory(Memory):
     def __init__(self, memory, name, sites):
         super().__init__(memory.context, name)
         self.regions, self.sites = memory, sites
+        self.shift = 0  # added to addresses in shared memory, to access another block of the cluster
 
     def site(self, action):
         """Return the site number for an action of the instruction."""
         return self.sites[action]
+
+    def ranks(self, mask):
+        """Return the ranks whose bits are set in a mask. Raise ValueError for ranks outside the cluster."""
+        ranks, size = [rank for rank in range(16) if mask >> rank & 1], len(self.context.thread.block.cluster)
+        if not ranks or ranks[-1] >= size:
+            raise ValueError(f"{self.name} has the mask {mask:#x} in a cluster of {size} blocks")
+        return ranks
+
+    @contextmanager
+    def in_block(self, rank):
+        """Let addresses in shared memory belong to the block of the cluster with this rank."""
+        block = self.context.thread.block
+        self.shift = 0 if block.cluster[rank] is block else rank + 1 << RANK_SHIFT
+        yield
+        self.shift = 0
 
     def yield_turn(self):
         """Let other threads run before the current thread continues."""
@@ -35,6 +54,8 @@ class AddressMemory(Memory):
         what: the word for the access in findings, such as "read".
         """
         address = index + (WINDOWS[where] if where != GENERIC else 0)
+        if self.shift and address >> SPACE_SHIFT == SHARED:
+            address = local_address(address) + self.shift
         region = self.regions.check_access(address, size, site, what, multiple, self.name)
         if region is None:
             return None

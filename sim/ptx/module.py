@@ -105,6 +105,8 @@ class Kernel(base.Kernel):
         self.__name__ = plain_name(function.name)
         self.programs = {}
         self.names = names or module.origin.parameter_names(function)
+        declared = function.limits.get("reqnctapercluster")
+        self.cluster = (*declared, 1, 1)[:3] if declared else None
 
     def named(self, names: list[str]) -> "Kernel":
         """Return the same kernel with other parameter names, for findings."""
@@ -164,6 +166,8 @@ class Kernel(base.Kernel):
         context.kernel, context.language = self.__name__, self.module.origin.language
         context.outline, context.timed = self.module.origin.outline, program.timed
         context.invalidates = "mbarrier_inval" in program.used
+        context.cluster = launch.cluster
+        context.clustered = self.cluster is not None or prod(launch.cluster) > 1
         context.asynchronous = bool(program.used & ASYNCHRONOUS)
         context.space.packs_shared = any(isinstance(INSTRUCTIONS.get(name), Product) for name in program.used)
         run = Run(context, scheduler, program, launch)
@@ -182,7 +186,7 @@ class Kernel(base.Kernel):
             opened = context.listeners["barrier_opened"]
             context.listeners["barrier_opened"] = [*opened, lambda *_: context.barrier_opened()]
         context.listeners["launch_finished"] = [run.heap.finish, *context.listeners["launch_finished"]]
-        waits = scheduler.atomics_yield or program.used & (SUSPENDING | {NAMED_BARRIER})
+        waits = scheduler.atomics_yield or context.clustered or program.used & (SUSPENDING | {NAMED_BARRIER})
         thread_program = ThreadProgram(fiber if waits else None, program.used, (), ())
         kernel = namespace[python_name(self.function.name, "run")]
         limit = resident_blocks(launch, program.used)

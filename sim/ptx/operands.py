@@ -102,13 +102,14 @@ class Operands(Tokens):
         self.take("[")
         base = self.simple()
         offset = self.offset()
-        while self.accept(","):  # ignore the coordinates of a texture
-            self.operand()
+        coordinates = []
+        while self.accept(","):  # the coordinates in a tensor
+            coordinates.append(self.operand())
         self.take("]")
         # `simple` has already parsed the offset of a symbol, so add it to the offset of the address.
         if isinstance(base, Symbol):
             base, offset = Symbol(base.name), offset + base.offset
-        return Address(base, offset)
+        return Address(base, offset, tuple(coordinates))
 
     def constant(self):
         """Parse a constant.

@@ -13,7 +13,16 @@ from sim.ptx.syntax import FORMATS, Function, Group, Label, Location, Register, 
 # The parsed directives, and the skipped ones (PTX ISA, chapter 11).
 LINKING = {".visible", ".extern", ".weak", ".common"}
 SPACES = {".global", ".const", ".shared", ".local", ".param"}
-LIMITS = {".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".reqnctapercluster"}
+FLAGS = {".noreturn", ".blocksareclusters", ".explicitcluster"}  # directives without arguments
+LIMITS = {
+    ".maxclusterrank",
+    ".maxntid",
+    ".reqntid",
+    ".minnctapersm",
+    ".maxnctapersm",
+    ".maxnreg",
+    ".reqnctapercluster",
+}
 SKIPPED = {".pragma", ".calltargets", ".abi_preserve", ".abi_preserve_control"}
 
 
@@ -178,7 +187,7 @@ class Parser(Operands):
         name = self.take()
         parameters = self.parameter_list() if self.next == "(" else ()
         function = Function(name, entry, returns, parameters, line)
-        while self.next in LIMITS or self.next in SKIPPED or self.next in (".noreturn", ".blocksareclusters"):
+        while self.next in LIMITS or self.next in SKIPPED or self.next in FLAGS:
             token = self.take()
             if token in LIMITS:
                 function.limits[token[1:]] = tuple(self.comma_list(self.integer))

@@ -328,6 +328,10 @@ class Program:
         place = self.wait_point()
         return self.new_name("named_barrier", lambda run: run.named_barrier(place, waits))
 
+    def cluster(self, make):
+        """Return the name of a function for an instruction of clusters, which `make(run)` returns."""
+        return self.new_name("cluster", make)
+
     def barrier(self, number, count, vote):
         """Return the name of the function for a barrier with a vote. Raise Missing for a named barrier."""
         # Only votes of the whole block, at barrier 0, are supported.
@@ -350,9 +354,8 @@ class Program:
     def sleep_call(self):
         """Return the name of the function that executes nanosleep, which advances the clock."""
         self.used.add(nanosleep.name)
-        return self.shared_name(
-            nanosleep.name, lambda run: functools.partial(run.context.clock.sleep, run.on_memory(nanosleep))
-        )
+        sleep = lambda run: functools.partial(run.context.clock.sleep, run.on_memory(nanosleep))  # noqa: E731
+        return self.shared_name(nanosleep.name, sleep)
 
     def warp_call(self, entry, space=None):
         """Return the name of the function called by a lane to execute a warp instruction.
@@ -385,15 +388,13 @@ class Program:
         returns, arguments: the sizes in bytes of the results and of the arguments.
         """
         self.calls_pointers = True
-        passes = self.tracks and needs_origins(self.text, self.function)
-        rest = self.site("call"), returns, arguments, passes
+        rest = self.site("call"), returns, arguments, self.tracks and needs_origins(self.text, self.function)
         code = calls.code_base(self.text)
         return self.new_name("callee", lambda run: calls.Callee(run.context, code, *rest))
 
     def trap(self):
         """Return the name of the function that executes a trap."""
-        place = self.wait_point()
-        return self.new_name("trap", lambda run: run.trap(place))
+        return self.new_name("trap", lambda run, place=self.wait_point(): run.trap(place))
 
     def namespace(self, run):
         """Return all globals needed by the source in one launch."""

@@ -67,6 +67,8 @@ def registers_in(part):
             yield from registers_in(one)
     elif hasattr(part, "base"):
         yield from registers_in(part.base)
+        for coordinate in getattr(part, "coordinates", ()):
+            yield from registers_in(coordinate)
     elif hasattr(part, "register"):
         yield part.register
 

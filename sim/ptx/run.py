@@ -10,6 +10,7 @@ from sim.engine.scheduler import BARRIER, GRID
 from sim.errors import LaunchError
 from sim.memory.declared import check_sizes
 from sim.memory.spaces import bind_arguments
+from sim.memory.tensor_map import described_arrays
 from sim.observers.words import LOCAL_VARIABLE
 from sim.ptx import device_runtime
 from sim.ptx.argument_bytes import argument_bytes, check_elements, pointer_bytes
@@ -181,7 +182,7 @@ class Run:
         arrays = {a.name: a.array for a in arguments if a.array is not None and not a.is_record}
         for position, nbytes in self.program.origin.element_bytes(self.program.entry).items():
             check_elements(arguments[position].name, arrays, nbytes)
-        places = bind_arguments(self.context.space, arrays)
+        places = bind_arguments(self.context.space, arrays | described_arrays(arguments))
         if self.store.device is not None:
             self.store.device.attach(self)
         for allocation in dict.fromkeys(allocation for allocation, _ in places.values()):
@@ -233,6 +234,12 @@ class Run:
             return self.launch.block["xyz".index(axis)]
         if name == "nctaid":
             return self.launch.grid["xyz".index(axis)]
+        if name == "cluster_nctaid":
+            return self.launch.cluster["xyz".index(axis)]
+        if name == "nclusterid":
+            return self.launch.grid["xyz".index(axis)] // self.launch.cluster["xyz".index(axis)]
+        if name == "is_explicit_cluster":
+            return int(self.context.clustered)
         if name == "nwarpid":
             return -(-self.launch.threads // 32)
         return self.launch.shared + (name != "dynamic_smem_size") * self.declared_bytes["shared"]
@@ -335,6 +342,9 @@ class Run:
     def on_memory(self, entry, sites=None):
         """Return the function that executes a MemoryInstruction."""
         return functools.partial(entry.semantics, AddressMemory(self.memory, entry.name, sites))
+
+    def with_site(self, function, site):
+        return with_site(function, site)
 
     def device_function(self, name, site):
         return functools.partial(getattr(device_runtime, name.strip("_")), self, site)

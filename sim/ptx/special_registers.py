@@ -1,4 +1,4 @@
-"""Special registers as Python expressions. sim models a single multiprocessor and no clusters.
+"""Special registers as Python expressions. sim models a single multiprocessor.
 
 Source: PTX ISA, chapter 10, "Special Registers".
 """
@@ -22,9 +22,8 @@ SPECIALS = {
     "smid": "0",
     "nsmid": "1",
     "gridid": "0",
-    "is_explicit_cluster": "0",
-    "cluster_ctarank": "0",
-    "cluster_nctarank": "1",
+    "cluster_ctarank": "thread.block.rank",
+    "cluster_nctarank": "len(thread.block.cluster)",
 }
 
 
@@ -36,9 +35,14 @@ def expression(program, name):
         return COORDINATES[stem].format("xyz".index(axis))
     if stem in ("ntid", "nctaid") and axis in tuple("xyz"):
         return program.shared_name(f"{stem}_{axis}", lambda run: run.extent(stem, axis))
+    if stem in ("cluster_nctaid", "nclusterid") and axis in tuple("xyz"):
+        return program.shared_name(f"{stem}_{axis}", lambda run: run.extent(stem, axis))
     # Without an explicit cluster launch, each block is a cluster by itself (PTX ISA, chapter 10).
-    if stem.startswith("cluster_") and axis:
-        return "1" if "ncta" in stem else "0"
+    if stem in ("cluster_ctaid", "clusterid") and axis in tuple("xyz"):
+        size = program.shared_name(f"cluster_nctaid_{axis}", lambda run: run.extent("cluster_nctaid", axis))
+        return f"(thread.block.index[{'xyz'.index(axis)}] {'%' if stem == 'cluster_ctaid' else '//'} {size})"
+    if stem == "is_explicit_cluster":
+        return program.shared_name(stem, lambda run: run.extent(stem, None))
     if stem in ("nwarpid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"):
         return program.shared_name(stem, lambda run: run.extent(stem, None))
     if stem == RESERVED.name:

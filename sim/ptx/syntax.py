@@ -62,10 +62,14 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Address:
-    """A memory operand [base + offset]. The base is a Register, a Symbol or an Immediate."""
+    """A memory operand [base + offset]. The base is a Register, a Symbol or an Immediate.
+
+    coordinates: the operands after the first comma in the brackets.
+    """
 
     base: object
     offset: int = 0
+    coordinates: tuple = ()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from sim.ptx.accesses import SPACES, Access, address_text, atomic, load, parts, 
 from sim.ptx.async_copies import cp_async, entry_of
 from sim.ptx.bulk import bulk, proxy_fence
 from sim.ptx.calls import size_of
+from sim.ptx.clusters import cluster_barrier, mapa
 from sim.ptx.regions import WINDOWS
 from sim.ptx.syntax import Address, Group, Immediate, Register, Symbol, python_name
 from sim.ptx.warps import form_of
@@ -154,6 +155,8 @@ def barrier(writer, item):
     """Emit bar or barrier, which waits for all threads of the block or for a given number of threads. The
     modifier .red adds a reduction."""
     operands, does = list(item.operands), set(item.names[1:]) - {"cta", "aligned"}
+    if "cluster" in does:
+        return cluster_barrier(writer, item)
     if "warp" in does:
         return warp(writer, item)
     if "red" in does:
@@ -215,6 +218,7 @@ def fence(writer, item):
     if "proxy" in item.names:
         return proxy_fence(writer, item)
     if "mbarrier_init" in item.names:
+        writer.emit("thread.fenced = True")
         return
     writer.emit(f"{writer.module.fence_call(entry_of(item.opcode))}()")
 
@@ -366,6 +370,7 @@ HANDLERS = {
         copy: "cp",
         wgmma.translate: "wgmma",
         mbarrier: "mbarrier",
+        mapa: "mapa getctarank",
         call: "call",
         trap: "trap brkpt",
     }.items()

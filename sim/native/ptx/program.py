@@ -180,7 +180,7 @@ class Lowering(Program):
             raise Missing
         return (self.load if loads else self.store)(ptx_type, space, 1)
 
-    transfer = named_barrier = fence_call = callee_name = pointer_call = refuse
+    transfer = named_barrier = cluster = fence_call = callee_name = pointer_call = refuse
 
     # --- synchronisation points -----------------------------------------------------------------------------
 

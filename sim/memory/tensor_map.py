@@ -1,0 +1,121 @@
+"""tensor_map: the host function that describes an array for tensor copies (TMA), and tensor maps inside a
+launch."""
+
+from typing import Any
+
+import numpy as np
+
+from sim.isa.tensor_map import NBYTES, TensorMap, check
+
+# numpy type -> type in a tensor map
+NAMES = {"uint8": "u8", "int8": "u8", "uint16": "u16", "int16": "u16", "uint32": "u32", "int32": "s32"}
+NAMES |= {"uint64": "u64", "int64": "s64", "float16": "f16", "float32": "f32", "float64": "f64"}
+NAMES |= {"bfloat16": "bf16", "float8_e4m3fn": "u8", "float8_e5m2": "u8"}
+
+
+class TensorMapBytes(np.ndarray):
+    """The 128 bytes of a tensor map, as a kernel takes them. `tensor` is the array that they describe."""
+
+    tensor: Any = None
+
+
+def tensor_map(
+    array: Any,
+    box: tuple[int, ...],
+    *,
+    swizzle: int = 0,
+    element_strides: tuple[int, ...] | None = None,
+    fill: str = "zeros",
+    dtype: str | None = None,
+) -> TensorMapBytes:
+    """Return the tensor map of an array for tensor copies, as 128 bytes (uint8).
+
+    array: a numpy array of 1 to 5 dimensions, whose last axis is contiguous.
+    box: the shape of the box that one instruction copies, axis by axis like array.shape.
+    swizzle: 0, 32, 64 or 128 bytes.
+    element_strides: the box takes every n-th element along each axis, axis by axis like array.shape.
+    fill: the elements outside the array: "zeros" or "nan".
+    dtype: "tf32", "tf32_ftz" or "f32_ftz" for a float32 array, if the copy shall round it.
+
+    The coordinates of an instruction begin with the last axis, as in PTX. Pass the map to the kernel. The
+    array need not be an argument of its own. Raise ValueError for a map that the driver refuses.
+
+    Example: tensor_map(a, (64, 64), swizzle=128) for an array a of float16.
+    """
+    kind = dtype or NAMES.get(array.dtype.name)
+    if kind is None:
+        raise ValueError(f"a tensor map has no type for {array.dtype}; wanted one of {', '.join(NAMES)}")
+    if array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
+        raise ValueError("the last axis of the array must be contiguous")
+    if fill not in ("zeros", "nan"):
+        raise ValueError(f"fill is {fill!r}; wanted 'zeros' or 'nan'")
+    address = array.__array_interface__["data"][0]
+    described = TensorMap(
+        kind,
+        # numpy aligns only large arrays. Simulated addresses are aligned, whatever the address on the host
+        # is.
+        address,
+        tuple(reversed(array.shape)),
+        tuple(reversed(array.strides[:-1])),
+        tuple(reversed(box)),
+        tuple(reversed(element_strides or (1,) * array.ndim)),
+        swizzle,
+        fill_nan=fill == "nan",
+    )
+    check(described)
+    room = np.zeros(NBYTES + 64, np.uint8)
+    begin = -room.__array_interface__["data"][0] % 64
+    result = room[begin : begin + NBYTES].view(TensorMapBytes)
+    result[:] = np.frombuffer(described.encode(), np.uint8)
+    result.tensor = array
+    return result
+
+
+def described_arrays(arguments):
+    """Return {name: array} for the arrays that tensor maps among the arguments describe."""
+    leaves = [leaf for argument in arguments for leaf in argument.leaves()]
+    given = {id(leaf.array) for leaf in leaves}
+    return {
+        f"{leaf.name}'s tensor": leaf.value.tensor
+        for leaf in leaves
+        if isinstance(leaf.value, TensorMapBytes) and id(leaf.value.tensor) not in given
+    }
+
+
+class Located:
+    """A tensor map whose address has been found in a launch: the TensorMap, the allocation of the tensor, and
+    the
+    offset of the tensor in it."""
+
+    __slots__ = ("map", "allocation", "offset")
+
+    def __init__(self, raw, space):
+        self.map = TensorMap.decode(raw)
+        self.allocation, self.offset = locate(self.map.address, space)
+
+    def spans(self, coordinates):
+        """Return the offsets in the box, the simulated addresses and the length in bytes of the parts of a
+        box that lie
+        inside the tensor."""
+        in_box, in_tensor, length = self.map.rows(coordinates)
+        return in_box, in_tensor + self.offset + self.allocation.base, length
+
+
+def locate(address, space):
+    """Return (allocation, offset) for an address in global memory, which is a simulated one or one of the
+    host.
+
+    Raise ValueError if no array of the launch is there.
+    """
+    for allocation in space.allocations:
+        if allocation.space != "global":
+            continue
+        host = allocation.root.__array_interface__["data"][0]
+        for base in (allocation.base, host):
+            if base <= address < base + max(allocation.root.size, 1):
+                return allocation, address - base
+    raise ValueError(
+        f"the tensor map describes memory at {address:#x}, which belongs to no array of the launch: pass"
+        f" the array to"
+        " the kernel too, or make the map with sim.tensor_map"
+    )

@@ -1,0 +1,90 @@
+"""Instructions of thread block clusters: barrier.cluster, mapa and getctarank.
+
+Source: PTX ISA 9.7.13.3, "barrier.cluster"; 9.7.9.22, "mapa"; 9.7.9.23, "getctarank".
+"""
+
+from sim.isa.registers import Missing
+from sim.ptx.regions import WINDOWS
+from sim.ptx.syntax import Symbol
+from sim.sites import RANK_SHIFT, cluster_rank, local_address
+
+
+def cluster_barrier(writer, item):
+    """Emit barrier.cluster.arrive or barrier.cluster.wait."""
+    does, module = set(item.names[2:]) - {"aligned"}, writer.module
+    if item.operands or len(does & {"arrive", "wait"}) != 1 or does - FORMS:
+        raise Missing(f"{item.opcode} with these operands")
+    place = module.wait_point()
+    make = arrival if "arrive" in does else wait
+    name = module.cluster(lambda run: make(run, place, "relaxed" not in does))
+    writer.emit(f"{name}()")
+
+
+FORMS = {"arrive", "wait", "release", "acquire", "relaxed"}
+
+
+def arrival(run, place, releases):
+    """Return the function that arrives at the barrier of the cluster.
+
+    releases: whether the arrival has release semantics. One without them releases after a fence.
+    """
+    context = run.context
+
+    def arrive():
+        thread = context.thread
+        if block_cluster(thread).arrive(context, releases or thread.fenced):
+            run.scheduler.woken = True
+
+    return run.with_site(arrive, place[1])
+
+
+def wait(run, place, acquires):
+    """Return the function that waits at the barrier of the cluster."""
+    at = run.wait_point(place)
+    return run.with_site(lambda: block_cluster(run.context.thread).wait(run.scheduler, at), place[1])
+
+
+def block_cluster(thread):
+    """Return the Cluster of a thread. Raise ValueError if the launch has none."""
+    if thread.block.barrier is None:
+        raise ValueError(
+            "barrier.cluster in a launch without clusters: launch with simulate(kernel, cluster=...), or"
+            " compile with"
+            " __cluster_dims__"
+        )
+    return thread.block.barrier
+
+
+def mapa(writer, item):
+    """Emit mapa or getctarank, which convert between addresses in shared memory and ranks in the cluster."""
+    to, address, *rank = item.operands
+    names, module = item.names, writer.module
+    window = 0 if any(name.startswith("shared") for name in names) else WINDOWS["shared"]
+    width = names[-1].replace("u", "b")
+    text = module.address(address) if isinstance(address, Symbol) else writer.value(address, width)
+    if not rank:
+        name = module.cluster(lambda run: lambda address: rank_of(run, address, window))
+        writer.assign(to, f"{name}({text})", "u32", True)
+        return
+    site = module.site("call")
+    name = module.cluster(lambda run: run.with_site(lambda *given: map_rank(run, window, *given), site))
+    writer.assign(to, f"{name}({text}, {writer.value(rank[0], 'u32')})", names[-1], True)
+
+
+def map_rank(run, window, address, rank):
+    """Return the address of the same byte in the shared memory of another block of the cluster.
+
+    window: the base of the window of shared memory for a generic address, otherwise 0.
+    """
+    block = run.context.thread.block
+    if not 0 <= rank < len(block.cluster):
+        raise ValueError(f"mapa takes rank {rank} of a cluster of {len(block.cluster)} blocks")
+    local = local_address(address - window + WINDOWS["shared"])
+    shift = 0 if block.cluster[rank] is block else rank + 1 << RANK_SHIFT
+    return local + shift - WINDOWS["shared"] + window
+
+
+def rank_of(run, address, window):
+    """Return the rank of the block to whose shared memory an address belongs."""
+    rank = cluster_rank(address - window + WINDOWS["shared"])
+    return run.context.thread.block.rank if rank is None else rank
