@@ -35,7 +35,7 @@ def tensor_map(
     swizzle: 0, 32, 64 or 128 bytes.
     element_strides: the box takes every n-th element along each axis, axis by axis like array.shape.
     fill: the elements outside the array: "zeros" or "nan".
-    dtype: "tf32", "tf32_ftz" or "f32_ftz" for a float32 array, if the copy shall round it.
+    dtype: "tf32", "tf32_ftz" or "f32_ftz" for a float32 array, if the copy rounds it.
 
     The coordinates of an instruction begin with the last axis, as in PTX. Pass the map to the kernel. The
     array need not be an argument of its own. Raise ValueError for a map that the driver refuses.
