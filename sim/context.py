@@ -28,7 +28,7 @@ from sim.frames import FrameSites
 from sim.hooks import HOOKS, check_names, listeners
 from sim.nouns import plural
 from sim.progress import FIRST_LEAP, MAX_LEAP, Clock, ProgressCheck
-from sim.sites import block_indices, cluster_rank, local_address
+from sim.sites import block_indices
 
 # limit on the number of logged accesses; a longer log is flushed at the next thread switch
 FLUSH_AT = 1 << 20
@@ -175,13 +175,6 @@ class Context:
     def cluster_blocks(self, block):
         """Return the indices of the blocks in a block's cluster, in the order of their ranks."""
         return block_indices(block, self.cluster)
-
-    def home(self, address):
-        """Return (block or None, address within it) for an address in the cluster's shared memory."""
-        rank, cluster = cluster_rank(address), self.thread.block.cluster
-        if rank is None:
-            return self.thread.block, address
-        return cluster[rank] if rank < len(cluster) else None, local_address(address)
 
     # --- the log --------------------------------------------------------------------------------------------
 

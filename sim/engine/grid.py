@@ -8,7 +8,7 @@ from sim.engine.cluster import CLUSTER, Cluster, cluster_index, deadlock_finding
 from sim.engine.scheduler import FINISHED, ONE_OF_BLOCK, PARKED, YIELDED
 from sim.errors import Abandoned, LaunchError, Stuck
 from sim.events import Finding
-from sim.sites import block_indices
+from sim.sites import block_indices, cluster_rank, local_address
 
 
 class Thread:
@@ -112,6 +112,15 @@ class Block:
         self.in_flight, self.tiles = [], {}
         # the blocks of the cluster, in the order of their ranks, and its barrier (sim.engine.cluster)
         self.cluster, self.barrier = (self,), None
+
+    def home(self, address):
+        """Return (block, address within it) for an address in shared memory, which can belong to another
+        block of
+        the cluster. The block is None if the cluster is smaller."""
+        rank = cluster_rank(address)
+        if rank is None:
+            return self, address
+        return self.cluster[rank] if rank < len(self.cluster) else None, local_address(address)
 
     @property
     def rank(self):

@@ -239,7 +239,7 @@ class AsyncProxyMemory:
 
     def note_tile(self, address, kind):
         """Record which tensor copy wrote a tile of shared memory last, for the readers of its layout."""
-        home, local = self.context.home(address)
+        home, local = self.context.thread.block.home(address)
         home.tiles[local] = kind.nbytes, kind.swizzle, self.site("store")
 
     def target(self, spot, data, combine=None):

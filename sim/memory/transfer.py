@@ -172,7 +172,7 @@ class Memory(AsyncProxyMemory):
         spot = self.spot(where, index, 8, 8, site, "changed")
         if spot is None:
             return None
-        home, address = self.context.home(spot.address)
+        home, address = self.context.thread.block.home(spot.address)
         found = home.mbarriers.get(address)
         if found is None:
             self.context.findings.append(self.not_initialised(spot.address, site))
@@ -183,7 +183,7 @@ class Memory(AsyncProxyMemory):
         site = self.site("store")
         spot = self.spot(where, index, 8, 8, site, "written")
         if spot is not None:
-            home, address = self.context.home(spot.address)
+            home, address = self.context.thread.block.home(spot.address)
             home.mbarriers[address] = barrier
             if barrier is not None:
                 barrier.address, barrier.block = address, home.index

@@ -106,7 +106,7 @@ class AsyncProxy:
         self.by_segment = {}  # segment -> the operation whose accesses it contains
         self.units, self.nodes, self.node_of = {}, [], {}
         self.writes, self.write_of = [], {}  # generic writes by number; (segment, site) -> the number
-        self.checked, self.reported = {}, set()
+        self.checked, self.reported = {}, {}  # key of a finding -> its rank, function and arguments
 
     # --- events ---------------------------------------------------------------------------------------------
 
@@ -140,20 +140,19 @@ class AsyncProxy:
     # --- processing -----------------------------------------------------------------------------------------
 
     def process(self):
-        """Return the findings for all accesses and operations since the last call."""
-        findings, rows = [], self.collect()
+        """Compare all accesses and operations since the last call, in the order of their execution."""
+        rows = self.collect()
         self.operations, operations = [], sorted(self.operations, key=lambda one: one.position)
         first = 0
         for operation in operations:
             if rows is not None:
                 last = int(np.searchsorted(rows.position, operation.position))
                 if last > first:
-                    findings += self.generic_rows(rows[first:last])
+                    self.generic_rows(rows[first:last])
                 first = max(first, last)
-            findings += self.operation(operation)
+            self.operation(operation)
         if rows is not None and first < len(rows.block):
-            findings += self.generic_rows(rows[first:])
-        return findings
+            self.generic_rows(rows[first:])
 
     def collect(self):
         """Return the generic accesses of the waiting batches as Columns, or None."""
@@ -192,8 +191,7 @@ class AsyncProxy:
         return self.units[key], address
 
     def generic_rows(self, rows):
-        """Return the findings for generic accesses between two operations, and note their writes."""
-        findings = []
+        """Compare generic accesses with the operations before them, and record their writes."""
         region = rows.address >> 20  # every allocation with operations of PTX is alone in its MiB
         for key in np.unique(rows.block * (1 << 40) + region).tolist():
             chosen = np.flatnonzero((rows.block == key >> 40) & (region == key & ((1 << 40) - 1)))
@@ -202,9 +200,8 @@ class AsyncProxy:
                 shift = int(rows.address[chosen[0]]) - address
                 end = units.base + shift + (len(units.writer) - 1) * units.grain
                 inside = (rows.address[chosen] >= units.base + shift) & (rows.address[chosen] < end)
-                findings += self.rows_of(units, rows[chosen[inside]], shift)
+                self.rows_of(units, rows[chosen[inside]], shift)
                 chosen = chosen[~inside]
-        return findings
 
     def rows_of(self, units, rows, shift):
         begin = rows.address - shift - units.base
@@ -213,15 +210,12 @@ class AsyncProxy:
         row = np.repeat(np.arange(len(first)), count)
         unit = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
         writes = (rows.site & 3)[row] != LOAD
-        findings = []
         if units.used:
-            findings += self.meet(rows, row, units.writer[unit], self.known_operation)
-            mine = row[writes]
-            findings += self.meet(rows, mine, units.readers[unit[writes]], self.readers_of)
+            self.meet(rows, row, units.writer[unit], self.known_operation)
+            self.meet(rows, row[writes], units.readers[unit[writes]], self.readers_of)
         if writes.any():
             units.writer[unit[writes]] = units.readers[unit[writes]] = -1
             units.generic[unit[writes]] = self.write_numbers(rows, row[writes])
-        return findings
 
     def write_numbers(self, rows, row):
         """Return the numbers of the generic writes in these rows."""
@@ -231,7 +225,8 @@ class AsyncProxy:
         for i, key in enumerate(distinct.tolist()):
             if key not in self.write_of:
                 self.write_of[key] = len(self.writes)
-                self.writes.append((rows.row(row[first[i]]), int(rows.site[row[first[i]]])))
+                lowest = row[first[i]]
+                self.writes.append((rows.row(lowest), int(rows.site[lowest]), int(rows.address[lowest])))
             numbers[i] = self.write_of[key]
         return numbers[inverse]
 
@@ -244,7 +239,7 @@ class AsyncProxy:
             yield self.known[number]
 
     def meet(self, rows, row, numbers, operations):
-        """Yield the findings for rows that access the bytes of operations, by their numbers."""
+        """Compare rows with the operations on the same bytes, given by their numbers."""
         hits = np.flatnonzero(numbers >= 0)
         if not len(hits):
             return
@@ -252,17 +247,15 @@ class AsyncProxy:
         for i in np.unique(keys, return_index=True)[1]:
             at = int(row[hits[i]])
             for operation in operations(int(numbers[hits[i]])):
-                yield from self.conflict(operation, rows.row(at), int(rows.site[at]), int(rows.address[at]))
+                self.conflict(operation, rows.row(at), int(rows.site[at]), int(rows.address[at]))
 
     # --- operations -----------------------------------------------------------------------------------------
 
     def operation(self, operation):
-        """Return the findings for the accesses of an operation to the bytes of earlier ones, and note
-        them."""
+        """Compare an operation with the earlier accesses to its bytes, and record its own."""
         number = len(self.known)
         self.known.append(operation)
         at = operation.issued._replace(block=self.number(operation.issued.block))
-        findings = []
         for ranges, writes in ((operation.reads, False), (operation.writes, True)):
             for address, size in ranges:
                 units, local = self.state(address, at.block)
@@ -274,13 +267,12 @@ class AsyncProxy:
                     earlier += [one for node in nodes[nodes >= 0].tolist() for one in self.readers_of(node)]
                 for other in earlier:
                     if other is not operation and not (reduces(operation) and reduces(other)):
-                        findings += self.conflict(other, at, operation.site, address, operation)
-                findings += self.unfenced(units, span, at, operation, address >> SPACE_SHIFT)
+                        self.conflict(other, at, operation.site, address, operation)
+                self.unfenced(units, span, at, operation, address >> SPACE_SHIFT)
                 if writes:
                     units.writer[span], units.readers[span], units.generic[span] = number, -1, -1
                 else:
                     units.readers[span] = self.add_reader(units.readers[span], number)
-        return findings
 
     def add_reader(self, nodes, number):
         """Return the nodes of lists that contain a further operation. It replaces the newest one if its end
@@ -299,7 +291,7 @@ class AsyncProxy:
         return new[inverse]
 
     def conflict(self, operation, row, site, address, other=None):
-        """Yield the finding if an access follows the issue of an operation, but not its end.
+        """Note a finding if an access follows the issue of an operation, but not its end.
 
         row: the Moment of the access.
         other: the operation to which the access belongs, or None for a generic access.
@@ -310,9 +302,9 @@ class AsyncProxy:
             begin = operation.issued._replace(block=self.number(operation.issued.block))
             ends = self.ends[operation] + (self.read_ends[operation] if is_source else [])
             self.checked[key] = self.precedes(begin, row) and not any(self.precedes(end, row) for end in ends)
-        if self.checked[key] and (operation.site, site, is_source) not in self.reported:
-            self.reported.add((operation.site, site, is_source))
-            yield self.findings.conflict(operation, row, site, address, is_source, other)
+        if self.checked[key]:
+            found = operation, row, site, address, is_source, other
+            self.note((operation.site, site, is_source), row, address, self.findings.conflict, found)
 
     def precedes(self, at, row):
         if at.block == row.block:
@@ -320,18 +312,33 @@ class AsyncProxy:
         return self.order.active and self.order.before(at, row)
 
     def unfenced(self, units, span, at, operation, space):
-        """Yield a finding for each generic write that no proxy fence orders before an operation."""
+        """Note a finding for each generic write that no proxy fence orders before an operation."""
         numbers = np.unique(units.generic[span])
         for number in numbers[numbers >= 0].tolist():
-            write, site = self.writes[number]
+            write, site, address = self.writes[number]
             key = number, at.segment, space
-            if key in self.checked or (operation.site, site, "fence") in self.reported:
+            if key in self.checked:
                 continue
             self.checked[key] = True
             if self.precedes(write, at) and not self.fenced[space].before(write, at):
-                self.reported.add((operation.site, site, "fence"))
-                unit = span.start + int(np.flatnonzero(units.generic[span] == number)[0])
-                yield self.findings.unfenced(operation, write, site, units.base + unit * units.grain, space)
+                found = operation, write, site, address, space
+                self.note((operation.site, site, "fence"), write, address, self.findings.unfenced, found)
+
+    def note(self, key, row, address, make, found):
+        """Note a finding. Of those with one key, only the finding about the lowest thread is reported.
+
+        row: the Moment of the access.
+        make, found: the function that returns the finding, and its arguments.
+        """
+        rank = self.names[row.block][::-1], row.thread, address
+        if key not in self.reported or rank < self.reported[key][0]:
+            self.reported[key] = rank, make, found
+
+    def launch_finished(self):
+        """Return the findings of the launch."""
+        findings = [make(*found) for _, make, found in self.reported.values() if make]
+        self.reported.clear()
+        return findings
 
     def block_ended(self, block):
         """Yield a finding for each operation of a block that nothing has waited for."""
@@ -342,7 +349,7 @@ class AsyncProxy:
                 continue
             # An access that is too early explains the missing wait.
             if operation.site not in {site for site, *_ in self.reported}:
-                self.reported.add((operation.site, "end"))
+                self.reported[operation.site, "end"] = None, None, None
                 yield self.findings.left(operation)
 
     def unordered(self, address, a, b):
@@ -354,7 +361,7 @@ class AsyncProxy:
             operation, row = self.by_segment.get(b.segment), a
         if operation is None:
             return None
-        self.reported.add((operation.site, row.site, "race"))
+        self.reported.setdefault((operation.site, row.site, "race"), (None, None, None))
         return self.findings.unordered(operation, row, address, self.by_segment.get(row.segment))
 
 

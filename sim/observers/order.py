@@ -20,14 +20,13 @@ be reported as a race.
 """
 
 from bisect import bisect_left
-from dataclasses import replace
 
-from sim.events import ATOMIC, LOAD, SHARED, SPACE_SHIFT, Observer
+from sim.events import ATOMIC, SHARED, SPACE_SHIFT, Observer
+from sim.observers.batches import without_reserved
 from sim.observers.clocks import MAX_PARTS, merge, widen
 from sim.sites import cluster_rank, local_address
 
 GRID, BLOCK = "grid", "block"  # the reach of a fence
-COLUMNS = "thread", "segment", "position", "site", "address", "size"  # the columns of a Batch
 MAX_UNIONS = 256  # the maximum number of unions of clocks in the cache
 
 
@@ -376,23 +375,3 @@ def bulk_thread(thread, barrier):
 def copies_thread(thread):
     """Return the pseudo-thread that represents the asynchronous copies of a thread in a clock."""
     return "copies", thread
-
-
-def without_reserved(batch, space):
-    """Return a batch without the accesses to shared memory reserved by the system for libraries.
-
-    Cooperative groups let all lanes store the same value there, and order lanes by shuffles. Neither is a
-    fault of the kernel.
-    """
-    for allocation in space.allocations:
-        if allocation.reserved:
-            offset = batch.address - allocation.base
-            outside = (offset < 0) | (offset >= allocation.root.size)
-            batch = chosen(batch, outside)
-    return batch
-
-
-def chosen(batch, mask):
-    """Return the accesses of a batch for which a mask is True."""
-    values = [value for value, is_chosen in zip(batch.values, mask[batch.action != LOAD]) if is_chosen]
-    return replace(batch, **{name: getattr(batch, name)[mask] for name in COLUMNS}, values=values)

@@ -79,7 +79,9 @@ class Races(OrderingObserver):
         return self.between_blocks()
 
     def launch_finished(self, context):
-        findings = [*(self.proxy.process() if self.proxy else ()), *self.between_blocks()]
+        if self.proxy:
+            self.proxy.process()
+        findings = [*self.between_blocks(), *(self.proxy.launch_finished() if self.proxy else ())]
         return findings + (self.between_blocks_of_cluster() if self.cluster else [])
 
     def collective(self, name, block, site):
@@ -143,14 +145,15 @@ class Races(OrderingObserver):
         """Return the races within one block and epoch. Accesses to global memory are kept for
         `between_blocks`."""
         batches = self.epoch.pop(block, ())
-        unordered = self.proxy.process() if self.proxy else []
+        if self.proxy:
+            self.proxy.process()
         # A line without writes cannot have a race, so loads of such lines are dropped.
         lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
         lines.append(self.flights.lines(self.number(block)))
         written = sorted_distinct(np.concatenate(lines))
         rows = [Rows.of(batch, written, self.number(block)) for batch in batches]
         rows = Rows.joined(rows) if sum(map(len, rows)) else None
-        findings = unordered + self.flights.epoch_ended(self.number(block), rows, self.order)
+        findings = self.flights.epoch_ended(self.number(block), rows, self.order)
         if rows is None:
             return findings
         self.global_accesses.append(rows.of_global_memory(once=not self.order_matters))

@@ -29,11 +29,12 @@ from sim.events import (
     Finding,
     Moment,
 )
+from sim.observers.batches import chosen, remote
 from sim.observers.cells import sorted_distinct
-from sim.observers.order import OrderingObserver, chosen
+from sim.observers.order import OrderingObserver
 from sim.observers.padding import Padding
 from sim.observers.words import LOCAL_VARIABLE, NUMBA
-from sim.sites import RANK_SHIFT, cluster_rank, local_address
+from sim.sites import cluster_rank, local_address
 
 MAX_READS = 256  # the maximum number of loads reported per site and epoch; further ones are only counted
 
@@ -78,8 +79,7 @@ class Uninitialized(OrderingObserver):
         self.padding = Padding(context)
 
     def accesses(self, batch):
-        """Mark the bytes that the batch writes in other blocks of the cluster, and drop its accesses
-        there."""
+        """Mark the bytes that the batch writes in other blocks, and drop its accesses there."""
         far = remote(batch)
         if far.any():
             blocks = self.context.cluster_blocks(batch.block)
@@ -347,11 +347,6 @@ class EpochPart(NamedTuple):
     size: np.ndarray
     segment: np.ndarray
     position: np.ndarray
-
-
-def remote(batch):
-    """Return a mask of the accesses to the shared memory of other blocks of the cluster."""
-    return (batch.space == SHARED) & (batch.address & 15 << RANK_SHIFT != 0)
 
 
 def line_of(access):

@@ -342,8 +342,7 @@ class Program:
     def whole_barrier(self, vote, number):
         """Return the name of the function for a barrier of the whole block."""
         self.used.add("syncthreads")
-        place = self.wait_point()
-        return self.new_name("barrier", lambda run: run.barrier(place, vote, number))
+        return self.new_name("barrier", lambda run, at=self.wait_point(): run.barrier(at, vote, number))
 
     def fence_call(self, entry):
         """Return the name of the function that executes a fence."""

@@ -117,7 +117,7 @@ class RegionTable:
             return self.fixed[at] if at >= 0 and address < self.fixed[at].end else None
         given = address
         if space == SHARED:
-            block, address = self.context.home(given)
+            block, address = self.context.thread.block.home(given)
             if block is None:
                 return None
         for allocation in self.slots.get(space, ()):
