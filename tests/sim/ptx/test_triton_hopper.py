@@ -1,7 +1,7 @@
 """Tests of Triton's matrix product and attention, compiled for sm_90 without a GPU: they multiply with wgmma.
 
-The kernels follow Triton's tutorials. They run correctly and without findings. With one wait, fence or barrier
-deleted from the PTX, they are reported, unless another instruction orders the same accesses.
+The kernels follow Triton's tutorials. They run correctly and without findings. With one wait, fence or
+barrier deleted from the PTX, they are reported, unless another instruction orders the same accesses.
 """
 
 import functools
@@ -24,7 +24,7 @@ def product(a_ptr, b_ptr, c_ptr, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.c
     a_ptrs = a_ptr + rows[:, None] * K + k[None, :]
     b_ptrs = b_ptr + k[:, None] * BN + columns[None, :]
     total = tl.zeros((BM, BN), tl.float32)
-    for _ in range(0, tl.cdiv(K, BK)):
+    for _ in range(tl.cdiv(K, BK)):
         total = tl.dot(tl.load(a_ptrs), tl.load(b_ptrs), total)
         a_ptrs += BK
         b_ptrs += BK * BN
@@ -123,10 +123,10 @@ def test_a_deleted_instruction_is_found(instruction, kind):
     assert kind in {finding.kind for finding in run("product", position)[0].findings}
 
 
-# The deletions without findings, as (instruction, its number among all ordering instructions). The copies of the
-# first group then belong to the second one, for which the kernel waits as well. The second proxy fence of
-# attention orders copies that the first one orders already. The barrier at the end of the loop follows a wait
-# for the product that reads the stage.
+# The deletions without findings, as numbers of ordering instructions. The copies of the first group then
+# belong to the second one, for which the kernel waits as well. The second proxy fence of attention orders
+# copies that the first one orders already. The barrier in the loop follows a wait for the product that reads
+# the stage, and the wait of one warp is taken to cover the whole warp group.
 HARMLESS = {"product": {0, 10}, "attention": {0, 10, 13}}
 
 

@@ -90,7 +90,7 @@ def kernel_text(opcode, count, nbytes, b_at, constants, in_registers=False, desc
     """
     a_text = "{" + names("a", 4) + "}" if in_registers else "%x5"
     lines = f"""
-.version 8.0
+.version 8.4
 .target sm_90a
 .address_size 64
 .visible .entry k(.param .u64 x, .param .u64 y)
@@ -134,10 +134,11 @@ class Case:
     n: the number of columns.
     swizzles, majors: of A and B; a major of True is MN-major.
     signs: imm-scale-a and imm-scale-b.
+    fractions: whether A and B are not whole numbers.
     """
 
     def __init__(self, types, n, swizzles=(128, 128), majors=(False, False), in_registers=False, signs=(1, 1),
-                 scale=1, seed=0, pad=0):  # fmt: skip
+                 scale=1, seed=0, pad=0, fractions=False):  # fmt: skip
         random = np.random.default_rng(seed)
         d, a, b = types
         depth = 32 // np.dtype(DTYPES[a]).itemsize
@@ -145,6 +146,9 @@ class Case:
         self.a = random.integers(least.get(a, -4), 5, (64, depth)).astype(DTYPES[a])
         self.b = random.integers(least.get(b, -4), 5, (n, depth)).astype(DTYPES[b])
         self.d = random.integers(-9, 10, (64, n)).astype(RESULTS[d])
+        if fractions:
+            self.a, self.b = (random.standard_normal(m.shape).astype(m.dtype) for m in (self.a, self.b))
+        self.types = types
         sixteen = a in ("f16", "bf16")
         layouts = [] if in_registers else [Layout(self.a, swizzles[0], majors[0], pad)]
         layouts.append(Layout(self.b, swizzles[1], majors[1], pad))
@@ -172,3 +176,7 @@ class Case:
             whole
         )
         self.expected = registers_of_d((total + 0).astype(RESULTS[d]))
+
+    def numbers(self, registers):
+        """Return accumulator registers as floats."""
+        return registers.view(RESULTS[self.types[0]]).astype(float)
