@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ptx.wgmma_corpus import HELPERS, KERNELS, PAIRS, THREADS, expected, operands, text_of
+from ptx.wgmma_corpus import HELPERS, KERNELS, PAIRS, THREADS, arguments, expected, operands, text_of
 from sim import load_ptx, simulate
 from sim.ptx.nvrtc import compile_ptx
 
@@ -19,7 +19,7 @@ def run(kernel, text, threads):
     a, b, shape = operands(kernel)
     out = np.zeros(shape, np.float32)
     launch = simulate(module["k"], on_finding="report")[1, threads]
-    return launch(a.view(np.uint16), b.view(np.uint16), out), np.array_equal(out, expected(kernel, a, b))
+    return launch(*arguments(kernel, a, b), out), np.array_equal(out, expected(kernel, a, b))
 
 
 @pytest.mark.parametrize(

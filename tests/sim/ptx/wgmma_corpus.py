@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from ml_dtypes import bfloat16
 
+from sim import tensor_map
+
 HELPERS = r"""
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -242,8 +244,55 @@ extern "C" __global__ void k(const u16 *a, const u16 *b, float *out) {
 }
 """
 
+# D = A Bᵀ for A 64×128 and B 16×128, in two steps of 64 columns. Tensor copies bring the tiles.
+TENSOR_COPIES = r"""
+struct alignas(64) Map { char bytes[128]; };
+__device__ u32 shared(const void *p) { return __cvta_generic_to_shared(p); }
+__device__ void bring(void *tile, const Map &map, int column, u64 *full) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3}], [%4];"
+        :: "r"(shared(tile)), "l"(&map), "r"(column), "r"(0), "r"(shared(full)) : "memory");
+}
+__device__ void expect(u64 *full, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;"
+        :: "r"(shared(full)), "r"(bytes) : "memory");
+}
+__device__ void await(u64 *full, int parity) {
+    asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;"
+        " @!done bra again; }" :: "r"(shared(full)), "r"(parity) : "memory");
+}
+extern "C" __global__ void k(const __grid_constant__ Map a, const __grid_constant__ Map b, float *out) {
+    __shared__ __align__(1024) u16 tile_a[64 * 64], tile_b[16 * 64];
+    __shared__ u64 full;
+    float d[8];
+    for (int i = 0; i < 8; i++) d[i] = 0;
+    if (threadIdx.x == 0) {
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(shared(&full)) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    #pragma unroll 1
+    for (int step = 0; step < 2; step++) {
+        if (threadIdx.x == 0) {
+            expect(&full, 8192 + 2048);
+            bring(tile_a, a, 64 * step, &full);
+            bring(tile_b, b, 64 * step, &full);
+        }
+        await(&full, step);
+        keep(d);
+        arrive();
+        for (int k = 0; k < 4; k++) product(d, swizzled(tile_a + 16 * k), swizzled(tile_b + 16 * k), 1);
+        commit();
+        wait<0>();
+        keep(d);
+        __syncthreads();
+    }
+    store(out, d, threadIdx.x);
+}
+"""
+
 KERNELS = {"tile": TILE, "registers": REGISTERS, "stages": STAGES, "specialised": SPECIALISED}
-KERNELS |= {"ping-pong": PING_PONG, "chain": CHAIN}
+KERNELS |= {"ping-pong": PING_PONG, "chain": CHAIN, "tensor copies": TENSOR_COPIES}
 THREADS = {"specialised": 384, "ping-pong": 256}
 
 
@@ -448,6 +497,32 @@ PAIRS = {
         kinds="wgmma",
     ),
     # --- descriptors ---
+    "copied with 128-byte swizzle, read with 64": pair(
+        "tensor copies", ("describe(tile, 16, 1024, 1)", "describe(tile, 16, 512, 2)"), kinds="wgmma"
+    ),
+    "copied with 128-byte swizzle, read without": pair(
+        "tensor copies", ("describe(tile, 16, 1024, 1)", "describe(tile, 128, 256, 0)"), kinds="wgmma"
+    ),
+    "product before the copies are complete": pair(
+        "tensor copies",
+        ("        await(&full, step);\n", ""),
+        kinds="async-copy",
+        possible="uninitialized-read",
+    ),
+    "wait for the wrong phase": pair(
+        "tensor copies",
+        ("await(&full, step)", "await(&full, 1 - step)"),
+        kinds="async-copy",
+        possible="uninitialized-read deadlock no-progress",
+    ),
+    "tile copied again before the wait": pair(
+        "tensor copies",
+        (
+            "        wait<0>();\n        keep(d);\n        __syncthreads();\n    }",
+            "        __syncthreads();\n    }\n    wait<0>();\n    keep(d);",
+        ),
+        kinds="async-copy",
+    ),
     "stride of the wrong swizzle": pair(
         "tile", ("describe(tile, 16, 1024, 1)", "describe(tile, 16, 2048, 1)"), kinds="out-of-bounds"
     ),
@@ -476,9 +551,12 @@ def text_of(planted):
 def operands(kernel):
     """Return (A, B, the shape of the output) for a kernel, with small whole numbers as bfloat16."""
     random = np.random.default_rng(0)
-    rows, depth = {"stages": (64, 256), "specialised": (128, 192), "ping-pong": (128, 64)}.get(
-        kernel, (64, 64)
-    )
+    rows, depth = {
+        "tensor copies": (64, 128),
+        "stages": (64, 256),
+        "specialised": (128, 192),
+        "ping-pong": (128, 64),
+    }.get(kernel, (64, 64))
     a, b = (random.integers(-2, 3, shape).astype(bfloat16) for shape in ((rows, depth), (16, depth)))
     return a, b, (rows, 16)
 
@@ -491,3 +569,10 @@ def expected(kernel, a, b):
     if kernel == "chain":
         return 2 * (a @ b.T) @ b[:, :16].T
     return a @ b.T
+
+
+def arguments(kernel, a, b):
+    """Return the first two arguments of a kernel: the matrices, or tensor maps of them."""
+    if kernel == "tensor copies":
+        return tuple(tensor_map(m, (len(m), 64), swizzle=128) for m in (a, b))
+    return a.view(np.uint16), b.view(np.uint16)
