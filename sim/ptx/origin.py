@@ -25,6 +25,9 @@ ITEMSIZES = {
     for name in names.split()
 }
 
+# a vector of more than eight registers, such as the accumulators of wgmma
+LONG_GROUP = re.compile(r"\{\s*([^,{}]+)(?:,[^,{}]+){7,},\s*([^,{}]+?)\s*\}")
+
 
 class Origin:
     """The source files of one module.
@@ -56,7 +59,7 @@ class Origin:
         """Return the site number of an instruction. Its line comes from its .loc directive, or else from the
         PTX itself."""
         at = item or function
-        ptx = " ".join(self.text.lines[at.line - 1].split())
+        ptx = LONG_GROUP.sub(r"{\1, ..., \2}", " ".join(self.text.lines[at.line - 1].split()))
         place = item and self.source_location(item.location)
         if place is None:
             name = f"{plain_name(function.name)}, PTX"

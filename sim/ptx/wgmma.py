@@ -46,10 +46,8 @@ def multiply(writer, item):
         if in_registers
         else writer.value(a, "b64")
     )
-    names = (
-        tuple(part.name for part in to.parts),
-        tuple(part.name for part in a.parts) if in_registers else (),
-    )
+    groups = to.parts, a.parts if in_registers else ()
+    names = tuple(tuple(label(writer, part.name) for part in group) for group in groups)
     call = product_call(writer.module, product, names)
     scaled = writer.value(scale, "pred")
     text = f"{call}(({', '.join(accumulators)}), {given}, {writer.value(b, 'b64')}, {scaled})"
@@ -137,12 +135,18 @@ class ProductRegisters:
         read, written = (sorted(names & self.names) for names in registers_of(item))
         if not read and not written:
             return
+        read, written = (tuple(label(self.writer, name) for name in names) for names in (read, written))
         site = self.module.site("load")
         make = warpgroup.toucher
         if is_move(item) and read and written:
             make, read, written = warpgroup.mover, written[0], read[0]
         name = self.module.new_name("touch", lambda run: make(run.context, site, read, written))
         self.writer.emit(f"{name}()")
+
+
+def label(writer, register):
+    """Return the name of a register that is unique in the kernel: each function numbers its own registers."""
+    return register if writer.function.entry else f"{register} of {writer.function.name}"
 
 
 def is_move(item):
