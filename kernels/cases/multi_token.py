@@ -119,3 +119,28 @@ def errors_of(shape, seed=0, device="cpu", run=None):
     got, wanted = results(*tensors, rows=shape.rows, run=run), reference(*tensors)
     assert got.keys() == wanted.keys()
     return relative_errors(got, wanted)
+
+
+def bfloat16_errors_of(shape, seed=0, device="cpu"):
+    """Return the errors of the kernels, and those of PyTorch eager, for this shape in bfloat16.
+
+    Each is {result: RMS error relative to the RMS of the correct result, 0 if that is 0}, without the decoded
+    token.
+    """
+    q, k, v, d_o, layer = inputs(shape, seed, device)
+    q, k, v, d_o = (x.bfloat16() for x in (q, k, v, d_o))
+    parts = [x if x is None else x.bfloat16() for x in layer[:4]]
+    layer = Layer(*(x if x is None else x.float() for x in parts), layer.scale, layer.causal)
+    wanted = reference(q, k, v, d_o, layer)
+    got = {"o": forward(q, k, v, layer, shape.rows)} | backward(q, k, v, layer, d_o, rows=shape.rows)
+    leaves = {name: x.requires_grad_() for name, x in zip(NAMES, (q, k, v, *parts)) if x is not None}
+    o = multi_token_attention(**leaves, causal=layer.causal, scale=layer.scale)
+    eager = {"o": o, **dict(zip(leaves, torch.autograd.grad(o, leaves.values(), d_o)))}
+    return tuple(
+        {name: rms_error(found[name].double(), wanted[name]) for name in got} for found in (got, eager)
+    )
+
+
+def rms_error(got, wanted):
+    """Return the RMS of got - wanted, relative to the RMS of wanted."""
+    return ((got - wanted).norm() / wanted.norm().clamp_min(torch.finfo(wanted.dtype).tiny)).item()

@@ -63,8 +63,8 @@ def multi_token_attention(
 
     CPU tensors are simulated, and CUDA tensors run on their GPU. The function is differentiable once, with
     respect to all tensors. Under torch.compile, the layer up to O is one opaque operator. Under
-    torch.autocast, q, k, v and y have autocast's dtype. Scores and accumulators are always float32; 16-bit q
-    and k are multiplied without conversion. PyTorch computes the products with q, k and v, so
+    torch.autocast, q, k, v and y have autocast's dtype. Accumulators are float32. Scores are bfloat16 if q is
+    (on tensor cores), and otherwise float32. PyTorch computes the products with q, k and v, so
     `torch.set_float32_matmul_precision` applies to them.
 
     The kernels' sums have a fixed order, so `torch.use_deterministic_algorithms(True)` changes nothing. For

@@ -121,9 +121,12 @@ def row_copier(width, threads):
     return copy
 
 
-def window_of(c_k):
-    """Return the number of 8-column blocks of S0 that one 8-column block of T depends on."""
-    return 2 if c_k <= 9 else 3
+def window_of(c_k, offset=0):
+    """Return the number of 8-column blocks of S0 that one 8-column block of T depends on.
+
+    offset: the column of the window with which the first column of the block begins.
+    """
+    return 2 if offset + c_k <= 9 else 3
 
 
 @functools.cache
@@ -153,15 +156,16 @@ def tap_packer(kind, bits):
 
 
 @functools.cache
-def tap_loader(kind, c_q, c_k, bits=False):
+def tap_loader(kind, c_q, c_k, bits=False, offset=0):
     """Create load_taps(taps, w, head), which loads this lane's fragments of the banded matrices of taps.
 
-    Row a of the taps becomes the banded (Toeplitz) matrix B[j', j] = w[a, j' - j], the right operand of `mma`
-    for a window of S0.
+    Row a of the taps becomes the banded (Toeplitz) matrix B[j', j] = w[a, j' - j - offset], the right operand
+    of `mma` for a window of S0.
 
     bits: as for `tap_packer`.
+    offset: as for `window_of`.
     """
-    window, pack_taps = window_of(c_k), tap_packer(kind, bits)
+    window, pack_taps = window_of(c_k, offset), tap_packer(kind, bits)
 
     @cuda.jit(device=True)
     def load_taps(taps, w, head):
@@ -169,7 +173,7 @@ def tap_loader(kind, c_q, c_k, bits=False):
         for a in range(c_q):
             for block in range(window):
                 # lane l holds rows 2 (l % 4) and 2 (l % 4) + 1 of column l / 4 of B
-                tap = (lane & 3) * 2 + block * 8 - (lane >> 2)
+                tap = (lane & 3) * 2 + block * 8 - (lane >> 2) - offset
                 first, second = 0 <= tap and tap < c_k, 0 <= tap + 1 and tap + 1 < c_k
                 taps[a * window + block] = pack_taps(w, head, a, tap, first, second)
 

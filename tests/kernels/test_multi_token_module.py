@@ -83,23 +83,30 @@ def test_token_by_token(options, first, device):
     assert worst(torch.cat(rows, 1), wanted) <= 1e-5
 
 
-@DEVICE
-def test_in_bfloat16_and_under_autocast(device):
+@pytest.mark.parametrize(
+    "device, dtype",
+    [
+        ("cpu", torch.float16),
+        pytest.param("cpu", torch.bfloat16, marks=pytest.mark.nightly),  # takes long to compile
+        pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu),
+    ],
+)
+def test_in_16_bits_and_under_autocast(device, dtype):
     """Check dtypes: outputs, gradients and decoded tokens have the dtype of the layer.
 
     Under autocast, gradients keep the dtype of the parameters.
     """
     exact, x = layer_and_input(LAYERS[0], tokens=7, device=device)
     wanted = exact(x)
-    low = layer_and_input(LAYERS[0], device=device)[0].bfloat16()
-    got, cache = low(x.bfloat16()), low.new_cache(2, capacity=2)
-    rows = [low.prefill(x[:, :4].bfloat16(), cache)]
-    rows += [low.step(x[:, i : i + 1].bfloat16(), cache) for i in range(4, 7)]
-    with torch.autocast(device, torch.bfloat16):
+    low = layer_and_input(LAYERS[0], device=device)[0].to(dtype)
+    got, cache = low(x.to(dtype)), low.new_cache(2, capacity=2)
+    rows = [low.prefill(x[:, :4].to(dtype), cache)]
+    rows += [low.step(x[:, i : i + 1].to(dtype), cache) for i in range(4, 7)]
+    with torch.autocast(device, dtype):
         cast, cache = exact(x), exact.new_cache(2, capacity=2)
         stepped = [exact.step(x[:, i : i + 1], cache) for i in range(7)]
     for y in (got, cast, torch.cat(rows, 1), torch.cat(stepped, 1)):
-        assert y.dtype == torch.bfloat16 and worst(y, wanted) <= 0.05 * wanted.abs().max()
+        assert y.dtype == dtype and worst(y, wanted) <= 0.05 * wanted.abs().max()
     for layer, y in ((low, got), (exact, cast)):
         y.float().square().sum().backward()
         assert all(p.grad.dtype == p.dtype and p.grad.isfinite().all() for p in layer.parameters())

