@@ -29,16 +29,16 @@ def bulk_instruction(**more):
     return add_entry
 
 
-def check_size(memory, size):
+def check_size(memory, size, barrier=None):
     """Report a size that is no multiple of 16 bytes. Return whether the copy can be performed."""
-    return size > 0 and memory.check_bulk_size(size, ALIGNMENT)
+    return memory.check_bulk_size(size, ALIGNMENT, barrier)
 
 
 @bulk_instruction(source="PTX ISA cp.async.bulk")
 def cp_async_bulk_load(memory, tile, index, source, source_index, size, where, place):
     """Copy `size` bytes to shared memory. The mbarrier at (where, place) counts them."""
     barrier = memory.barrier(where, place)
-    if barrier is None or not check_size(memory, size):
+    if barrier is None or not check_size(memory, size, barrier):
         return
     source = memory.bulk_spot(source, source_index, size, ALIGNMENT, "load")
     target = memory.bulk_spot(tile, index, size, ALIGNMENT, "store")
@@ -118,7 +118,7 @@ def cp_reduce_async_bulk_cluster(
 ):
     """Combine `size` bytes with the shared memory of a block of the cluster. The mbarrier counts them."""
     barrier = memory.barrier(where, place)
-    if barrier is None or not check_size(memory, size):
+    if barrier is None or not check_size(memory, size, barrier):
         return
     source = memory.bulk_spot(source, source_index, size, ALIGNMENT, "load")
     spot = memory.bulk_spot(tile, index, size, ALIGNMENT, "atomic")

@@ -245,7 +245,7 @@ class AsyncProxyMemory:
     def target(self, spot, data, combine=None):
         return Target(spot, data, combine)
 
-    def check_bulk_size(self, size, multiple):
+    def check_bulk_size(self, size, multiple, barrier=None):
         """Report the size of a bulk copy that is no positive multiple of `multiple` bytes. Return whether it
         is
         one."""
@@ -261,6 +261,9 @@ class AsyncProxyMemory:
                 fix=f"round the size up to a multiple of {multiple}, and let both buffers have room for it",
             )
         )
+        # The bytes count as arrived, so that no thread waits for them.
+        if barrier is not None:
+            barrier.count_bytes(size, self.witness("sent"))
         return False
 
     def commit_bulk(self):

@@ -345,12 +345,22 @@ class AsyncProxy:
         if any(finding.kind in FATAL for finding in self.context.findings):
             return
         for operation, ends in self.ends.items():
-            if operation.issued.block != block or ends or self.read_ends[operation]:
+            if ends or self.read_ends[operation] or self.home(operation) != block:
                 continue
             # An access that is too early explains the missing wait.
             if operation.site not in {site for site, *_ in self.reported}:
                 self.reported[operation.site, "end"] = None, None, None
                 yield self.findings.left(operation)
+
+    def home(self, operation):
+        """Return the index of the block that must not end before an operation. It is the block that sends,
+        unless
+        the operation only writes to the shared memory of another block."""
+        block = operation.issued.block
+        ranks = {cluster_rank(address) for address, _ in operation.writes}
+        if any(address >> SPACE_SHIFT == SHARED for address, _ in operation.reads) or ranks <= {None}:
+            return block
+        return self.context.cluster_blocks(block)[max(rank for rank in ranks if rank is not None)]
 
     def unordered(self, address, a, b):
         """Return the finding for two unordered accesses (Rows) if one of them belongs to an operation,

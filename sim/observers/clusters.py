@@ -33,6 +33,9 @@ class ClusterAccesses:
         # owner, and the lines accessed by other blocks than the owner
         self.rows, self.lines = {}, {}
         self.ends = {}  # number of a block -> Moments of its threads after its last access
+        # (number of a block, thread) -> (segment, phase) of each barrier.cluster that it has passed; number
+        # of a block -> these phases
+        self.passes, self.phases = {}, {}
 
     def add(self, batch):
         """Keep the accesses of a batch to shared memory."""
@@ -47,6 +50,15 @@ class ClusterAccesses:
         first = self.number(blocks[0])
         self.rows.setdefault(first, []).append(rows)
         self.lines.setdefault(first, set()).update(np.unique(rows.address[far] >> LINE_SHIFT).tolist())
+
+    def passed(self, at, phase):
+        """Record that a thread has passed a barrier of its cluster, which keeps the blocks together even if
+        it
+        orders no accesses (barrier.cluster.arrive.relaxed)."""
+        barrier, count = phase
+        if barrier[0] == "cluster":
+            self.passes.setdefault((self.number(at.block), at.thread), []).append((at.segment, count))
+            self.phases.setdefault(self.number(at.block), set()).add(count)
 
     def block_ended(self, block, threads):
         number = self.number(block)
@@ -69,9 +81,12 @@ class ClusterAccesses:
                 if owner == row.block or (row.segment, owner) in seen or row.site in seen:
                     continue
                 seen.add((row.segment, owner))
-                if not started(order, row, owner):
+                passes = self.passes.get((row.block, row.thread), ())
+                if not any(last < row.segment for last, _ in passes) and not started(order, row, owner):
                     state = "has started", START
-                elif not any(order.before(row, end) for end in self.ends.get(owner, ())):
+                elif not any(
+                    last >= row.segment and phase in self.phases.get(owner, ()) for last, phase in passes
+                ) and not any(order.before(row, end) for end in self.ends.get(owner, ())):
                     state = "has not ended", END
                 else:
                     continue

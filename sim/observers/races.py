@@ -118,6 +118,11 @@ class Races(OrderingObserver):
         super().async_tracked(operation, phase)
         self.proxy.tracked(operation)
 
+    def passed(self, at, phase):
+        super().passed(at, phase)
+        if self.cluster:
+            self.cluster.passed(at, phase)
+
     def proxy_fenced(self, at, spaces):
         self.proxy.fence(at._replace(block=self.number(at.block)), spaces)
 
@@ -182,11 +187,15 @@ class Races(OrderingObserver):
 
     def between_blocks_of_cluster(self):
         """Return the races between blocks on shared memory, and the accesses outside a block's lifetime."""
-        ended_early = any(finding.kind in FATAL for finding in self.context.findings)
-        findings = [] if ended_early else list(self.cluster.lifetimes(self.order))
-        for rows in self.cluster.between_blocks():
-            findings += self.races(rows, rows.block)
-        return findings
+        findings = [
+            finding for rows in self.cluster.between_blocks() for finding in self.races(rows, rows.block)
+        ]
+        if any(finding.kind in FATAL for finding in self.context.findings):
+            return findings
+        # A race explains the missing order of its accesses.
+        racing = {access.site for finding in findings for access in finding.accesses}
+        lifetimes = self.cluster.lifetimes(self.order)
+        return findings + [finding for finding in lifetimes if finding.accesses[0].site not in racing]
 
     @property
     def order_matters(self):
