@@ -5,8 +5,6 @@ The tensor map is 128 bytes at (map, map_index). Coordinates begin with the inne
 Source: PTX ISA 9.7.9.25.5, "Tensor copy": cp.async.bulk.tensor, cp.reduce.async.bulk.tensor; 5.5.3, "Tiled
     Mode"."""
 
-import numpy as np
-
 from sim.isa.bulk import bulk_instruction, combine
 
 ALIGNMENT = 128  # of the address in shared memory (PTX ISA, cp.async.bulk.tensor)
@@ -17,18 +15,13 @@ REDUCED = {"u8": "u32", "f32_ftz": "f32", "tf32": "f32", "tf32_ftz": "f32"}
 def load_box(memory, located, tile, index, spans, data, barrier):
     """Issue the copy of a box to the shared memory of one block."""
     kind = located.map
-    target = memory.bulk_spot(tile, index, kind.nbytes, ALIGNMENT, "store")
+    target = memory.bulk_spot(tile, index, kind.room, ALIGNMENT, "store")
     if target.address is not None:
-        placed = np.empty(kind.nbytes, np.uint8)
-        places = kind.places(target.address)
-        if places.max(initial=0) >= kind.nbytes:  # the last row is shorter than the swizzle
-            raise ValueError(
-                f"a box of {kind.nbytes} bytes does not fill the rows of a {kind.swizzle}-byte swizzle"
-            )
-        placed[places] = data
+        placed = target.memory.copy()
+        placed[kind.places(target.address)] = data
         data = placed
         memory.note_tile(target.address, kind)
-    memory.issue("tensor copy", spans, [memory.target(target, data)], "mbarrier", barrier)
+    memory.issue("tensor copy", spans, [memory.target(target, data)], "mbarrier", barrier, nbytes=kind.nbytes)
 
 
 def gather(memory, located, coordinates):
@@ -38,7 +31,7 @@ def gather(memory, located, coordinates):
     data = located.map.fill().copy()
     for begin, spot in zip(in_box.tolist(), spans):
         data[begin : begin + length] = spot.memory
-    return spans, data
+    return spans, located.map.converted(data)
 
 
 @bulk_instruction(source="PTX ISA cp.async.bulk.tensor")
@@ -65,7 +58,7 @@ def cp_async_bulk_tensor_multicast(memory, tile, index, map, map_index, coordina
 def store_box(memory, map, map_index, coordinates, tile, index, kind, combined=None):
     located = memory.tensor_map(map, map_index, coordinates)
     described = located.map
-    source = memory.bulk_spot(tile, index, described.nbytes, ALIGNMENT, "load")
+    source = memory.bulk_spot(tile, index, described.room, ALIGNMENT, "load")
     if source.address is None:
         return
     data = source.memory[described.places(source.address)]

@@ -31,7 +31,7 @@ SIZES = dict(zip(TYPES, (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4)))
 CODES = {name: (code, 0) for name, code in zip(TYPES, (0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 8))}
 CODES |= {"tf32": (7, 1), "tf32_ftz": (8, 1)}
 SWIZZLES = (0, 32, 64, 128)  # bytes of a row within which the pieces of 16 bytes change places
-NAN = {1: 0xFF, 2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
+NAN = 0x7FF7  # each 16 bits of the NaN that fills a box outside the tensor (on an H100)
 NBYTES = 128
 
 
@@ -153,14 +153,32 @@ class TensorMap:
         offset = np.arange(self.nbytes)
         if not self.swizzle:
             return offset
-        at = address + offset
+        # A row that is shorter than the swizzle leaves the rest of its span unwritten (on an H100).
+        row = self.counts[0] * self.itemsize
+        at = address + offset // row * self.swizzle + offset % row
         mask = self.swizzle // 16 - 1
         return (at ^ (at >> 7 & mask) << 4) - address
 
     def fill(self):
         """Return the bytes of a box outside the tensor."""
-        value = NAN[self.itemsize] if self.fill_nan else 0
-        return np.full(self.nbytes // self.itemsize, value, f"u{self.itemsize}").view(np.uint8)
+        if not self.fill_nan:
+            return np.zeros(self.nbytes, np.uint8)
+        return np.full(self.nbytes // 2, NAN, np.uint16).view(np.uint8)
+
+    @property
+    def room(self):
+        """The bytes of shared memory from the first to the last byte of a box."""
+        if not self.swizzle:
+            return self.nbytes
+        return self.nbytes // (self.counts[0] * self.itemsize) * self.swizzle
+
+    def converted(self, data):
+        """Return the bytes that a load writes, for bytes of the tensor. The tf32 types round to 10 bits of
+        mantissa. No type replaces subnormal numbers by zero in a load (on an H100)."""
+        if "tf32" not in self.type:
+            return data
+        bits = data.view(np.uint32)
+        return np.where(bits & 0x7F800000 == 0x7F800000, bits, bits + 0x1000 & 0xFFFFE000).view(np.uint8)
 
 
 def check(tensor):

@@ -160,7 +160,7 @@ class Pending:
 class AsyncProxyMemory:
     """The part of sim.memory.transfer.Memory for operations of the async proxy."""
 
-    def issue(self, kind, sources, targets, through, barrier=None, element=PIECE):
+    def issue(self, kind, sources, targets, through, barrier=None, element=PIECE, nbytes=None):
         """Start an operation of the async proxy.
 
         sources: the Spots that it reads.
@@ -168,8 +168,10 @@ class AsyncProxyMemory:
         through: see AsyncOperation.
         barrier: the mbarrier that counts its bytes (sim.isa.mbarrier.Barrier), or None.
         element: the number of bytes of an element for a reduction, whose accesses are atomic.
+        nbytes: the bytes that the mbarrier counts. By default, these are all bytes of the targets.
         """
-        context, nbytes = self.context, sum(len(target.data) for target in targets)
+        context = self.context
+        nbytes = sum(len(target.data) for target in targets) if nbytes is None else nbytes
         if any(spot.address is None for spot in (*sources, *targets)):
             # The copy has been reported. Its bytes count as arrived, so that no thread waits for them.
             if barrier is not None:
@@ -219,12 +221,30 @@ class AsyncProxyMemory:
         if raw not in self.context.tensor_maps:
             self.context.tensor_maps[raw] = Located(raw, self.context.space)
         located = self.context.tensor_maps[raw]
+        self.check_column(located.map, coordinates)
         if len(located.map.sizes) != len(coordinates):
             raise ValueError(
                 f"{self.name} gives {plural(len(coordinates), 'coordinate')}, and its tensor map has"
                 f" {plural(len(located.map.sizes), 'dimension')}"
             )
         return located
+
+    def check_column(self, kind, coordinates):
+        """Report a box whose first column is at no multiple of 16 bytes."""
+        begin = coordinates[0] * kind.itemsize
+        if begin % PIECE == 0:
+            return
+        self.context.findings.append(
+            Finding(
+                "misaligned-address",
+                "error",
+                f"{self.name} begins {begin} bytes into the rows of a tensor, which is no multiple of"
+                f" {PIECE}",
+                (self.witness("sent"),),
+                reason="The GPU stops with an illegal instruction (measured on an H100).",
+                fix=f"let the first coordinate be a multiple of {PIECE // kind.itemsize}",
+            )
+        )
 
     def tensor_spot(self, located, address, size, action):
         """Return the Spot of adjacent bytes of a tensor, which must lie inside its allocation."""
