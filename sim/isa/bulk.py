@@ -145,6 +145,24 @@ def cp_async_bulk_wait_group_read(memory, groups):
     memory.wait_bulk(groups, sources=True)
 
 
+@bulk_instruction(source="PTX ISA cp.async.bulk.wait_group")
+def cp_async_bulk_wait_all(memory):
+    """Wait for all bulk async-groups of the thread."""
+    memory.wait_bulk(0, sources=False)
+
+
+@bulk_instruction(source="PTX ISA cp.async.bulk.wait_group")
+def cp_async_bulk_wait_all_read(memory):
+    """Wait until all bulk async-groups of the thread have read their sources."""
+    memory.wait_bulk(0, sources=True)
+
+
+@bulk_instruction(source="PTX ISA membar, fence", ptx=("fence.mbarrier_init.release.cluster",))
+def fence_mbarrier_init(memory):
+    """Order initialisations of mbarriers before a relaxed arrival at the barrier of the cluster."""
+    memory.context.thread.fenced = True
+
+
 def proxy_fence(name, spaces, *ptx):
     """Add a fence between the generic proxy and the async proxy to the table.
 

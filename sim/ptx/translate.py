@@ -218,7 +218,7 @@ def fence(writer, item):
     if "proxy" in item.names:
         return proxy_fence(writer, item)
     if "mbarrier_init" in item.names:
-        writer.emit("thread.fenced = True")
+        writer.emit(f"{writer.module.transfer(entry_of(item.opcode).name)}()")
         return
     writer.emit(f"{writer.module.fence_call(entry_of(item.opcode))}()")
 

@@ -1,0 +1,129 @@
+"""Tests of the bulk copies as intrinsics: their values in the simulator, their PTX, and planted bugs."""
+
+import linecache
+
+import numpy as np
+import pytest
+from numba import cuda, int32, int64
+from numba.cuda.core.errors import UnsupportedError
+
+from kernels.tensor_cores import bulk_copies
+from kernels.tensor_cores.warpgroup import fence_proxy_async
+from sim import simulate, tensor_map
+
+TILE = """
+@cuda.jit
+def k(x, y):
+    tile = cuda.shared.array(128, int32, alignment=128)
+    bars = cuda.shared.array(1, int64)
+    t = cuda.threadIdx.x
+    first = 128 * cuda.blockIdx.x
+    if t == 0:
+        mbarrier_init(bars, 0, 1)
+        fence_mbarrier_init()
+    cuda.syncthreads()
+    if t == 0:
+        mbarrier_expect(bars, 0, 512)
+        bulk_load(tile, 0, x, first, 512, bars, 0)
+    while not mbarrier_try_wait(bars, 0, 0):
+        pass
+    for i in range(t, 128, 32):
+        tile[i] += 1
+    fence_proxy_async()
+    cuda.syncthreads()
+    if t == 0:
+        bulk_store(y, first, tile, 0, 512)
+        bulk_commit()
+        bulk_wait_read()
+"""
+BOX = """
+@cuda.jit
+def k(a, b):
+    tile = cuda.shared.array((8, 32), int32, alignment=1024)
+    bars = cuda.shared.array(1, int64)
+    t = cuda.threadIdx.x
+    column, row = 32 * cuda.blockIdx.x, 8 * cuda.blockIdx.y
+    if t == 0:
+        mbarrier_init(bars, 0, 1)
+    cuda.syncthreads()
+    if t == 0:
+        mbarrier_expect(bars, 0, 1024)
+        tensor_load(tile, (0, 0), a, 0, (column, row), bars, 0)
+    while not mbarrier_try_wait(bars, 0, 0):
+        pass
+    for i in range(8):
+        tile[i, t] += 1
+    fence_proxy_async()
+    cuda.syncthreads()
+    if t == 0:
+        tensor_store(b, 0, (column, row), tile, (0, 0))
+        bulk_commit()
+        bulk_wait()
+"""
+BUGS = [
+    (TILE, "    fence_proxy_async()\n", "", ["proxy-fence"]),
+    (TILE, "        bulk_wait_read()\n", "", ["async-copy"]),
+    (
+        TILE,
+        "    while not mbarrier_try_wait(bars, 0, 0):\n        pass\n",
+        "    cuda.syncthreads()\n",
+        ["async-copy"],
+    ),
+    (TILE, "mbarrier_expect(bars, 0, 512)", "mbarrier_expect(bars, 0, 1024)", ["deadlock"]),
+    (TILE, "try_wait(bars, 0, 0)", "try_wait(bars, 0, 1)", ["async-copy"]),
+    (TILE, "first, 512, bars", "first, 504, bars", ["deadlock", "misaligned-address"]),
+    (BOX, "    fence_proxy_async()\n", "", ["proxy-fence"]),
+    (BOX, "(column, row), bars", "(column + 1, row), bars", ["misaligned-address"]),
+]
+
+
+def kernel(text):
+    """Return the kernel `k` of a source text."""
+    name = f"<bulk copies {hash(text)}>"
+    linecache.cache[name] = len(text), None, text.splitlines(True), name
+    space = vars(bulk_copies) | {"cuda": cuda, "int32": int32, "int64": int64}
+    space["fence_proxy_async"] = fence_proxy_async
+    exec(compile(text, name, "exec"), space)
+    return space["k"]
+
+
+def run(text, engine="fibers", **options):
+    """Return (the kinds of the findings, whether the result is correct, the report) of a launch."""
+    x = np.arange(512, dtype=np.int32).reshape(-1, 64)
+    y = np.zeros_like(x)
+    arguments = (
+        (x.ravel(), y.ravel()) if "bulk_load" in text else (tensor_map(x, (8, 32)), tensor_map(y, (8, 32)))
+    )
+    grid = 4 if "bulk_load" in text else (2, 1)
+    report = simulate(kernel(text), engine=engine, on_finding="report", **options)[grid, 32](*arguments)
+    return sorted({finding.kind for finding in report.findings}), (y == x + 1).all(), report
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+@pytest.mark.parametrize("text", [TILE, BOX], ids=["tile", "box"])
+def test_a_copy_in_and_out(text, engine):
+    kinds, right, report = run(text, engine)
+    assert kinds == [] and right
+    assert engine != "native" or report.notes[0].startswith("interpreted:")
+
+
+@pytest.mark.parametrize(("text", "old", "new", "wanted"), BUGS)
+def test_the_bug_is_found(text, old, new, wanted):
+    assert text.count(old) == 1
+    assert run(text.replace(old, new), max_steps=4000)[0] == wanted
+
+
+def test_the_ptx_has_the_instructions():
+    arrays = int32[::1], int32[::1]
+    ptx, _ = cuda.compile(kernel(TILE).py_func, arrays, cc=(9, 0), output="ptx")
+    for part in (
+        "mbarrier.init.shared::cta.b64",
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _,",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+        "mbarrier.try_wait.parity.shared::cta.b64",
+        "cp.async.bulk.global.shared::cta.bulk_group",
+        "cp.async.bulk.wait_group.read 0;",
+    ):
+        assert part in ptx
+    with pytest.raises(UnsupportedError, match="9.0 or newer"):
+        cuda.compile(kernel(TILE).py_func, arrays, cc=(8, 0), output="ptx")
