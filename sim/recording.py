@@ -27,6 +27,24 @@ class Event:
 
 
 @dataclass(frozen=True)
+class AsyncEvent:
+    """One event of an operation of the async proxy, or a wait for a phase of an mbarrier.
+
+    action: "issue", "read" (its source has been read), "end", or "pass" (a warp has waited for a phase).
+    operation: the number of the operation, or -1 for a wait.
+    thread: the linear index of the thread, or None for an end that no thread causes.
+    lane: the memory or the barrier to which the event belongs. Empty for an end that repeats the issue's.
+    text: a sentence.
+    """
+
+    action: str
+    operation: int
+    thread: int | None
+    lane: str
+    text: str
+
+
+@dataclass(frozen=True)
 class RecordedArray:
     """An array in a Recording: name, memory space, shape, and bytes per element."""
 

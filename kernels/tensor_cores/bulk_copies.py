@@ -7,13 +7,12 @@
     fence_mbarrier_init      make initialised barriers visible to the cluster
     bulk_load, bulk_store    copy adjacent bytes from global to shared memory, or back
     tensor_load, tensor_store   copy a box of a tensor, described by a tensor map
-    bulk_commit, bulk_wait, bulk_wait_read   close a group of stores; wait for all groups, or until they have
-    read
+    bulk_commit              close a group of stores
+    bulk_wait, bulk_wait_read   wait for all groups, or until they have read their sources
 
-All of them require compute capability 9.0. Sizes are multiples of 16 bytes, and so are addresses. A tensor
-map is an
-array of 128 bytes: sim.tensor_map makes one for the simulator, cuTensorMapEncodeTiled one for a GPU. A thread
-    that writes a tile executes fence_proxy_async (kernels.tensor_cores.warpgroup) before a store.
+All of them require compute capability 9.0. Sizes and addresses are multiples of 16 bytes. A tensor map is an
+array of 128 bytes: sim.tensor_map makes one for the simulator, and cuTensorMapEncodeTiled one for a GPU. A
+thread that writes a tile executes fence_proxy_async (kernels.tensor_cores.warpgroup) before a store.
 
 On a GPU, the PTX runs. The simulator runs the reference implementations of sim.isa.bulk, tensor_copies and
 mbarrier.

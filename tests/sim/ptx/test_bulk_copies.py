@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from sim import load_ptx, simulate
+from sim.observers import DEFAULT
+from sim.observers.pipeline import Pipeline
+from sim.viz.pipeline import pipeline
 
 HEAD = """.version 8.6\n.target sm_90a\n.address_size 64
 .visible .entry k(.param .u64 x, .param .u64 y)
@@ -162,3 +165,21 @@ def test_a_reduction_updates_global_memory(operation):
 def test_the_compiled_engine_interprets_such_a_kernel_with_a_note():
     found, _, report = copied(PLANTED["no proxy fence before a store"][0], engine="native")
     assert found == ["proxy-fence"] and report.notes[0].startswith("interpreted:")
+
+
+def test_the_figure_shows_copies_and_phases():
+    seen = Pipeline()
+    kernel = load_ptx(f"{HEAD}{LOADED}{WAIT.format(0)}{STORED}{READ}{DONE}\n    ret;\n}}")["k"]
+    x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    assert not simulate(kernel, observers=[*DEFAULT, seen])[1, 64](x, y).findings
+    assert [event.action for event in seen.events if event.action != "pass"] == [
+        "issue",
+        "end",
+        "issue",
+        "read",
+        "end",
+    ]
+    assert {event.thread // 32 for event in seen.events if event.action == "pass"} == {0, 1}
+    view = pipeline(seen.events, seen.title)
+    assert "bulk copy to tile[0] is sent" in str(view) and "phase 0 of bar[0]" in str(view)
+    assert view.html.count("u003cpath") >= 4 and str(pipeline([])).endswith("none")
