@@ -1,11 +1,11 @@
 """Time the multi-token layer on this GPU compared with PyTorch, and measure its memory and errors: python -m
 kernels.bench.multi_token
 
-All contestants are float32 and causal, with 6 × 11 taps before and after the softmax and full maps over 16
-heads: the kernels, PyTorch eager (`kernels.reference`), and the same through torch.compile. The contestants
-for decoding one token are: the kernels as a replayed CUDA graph; `conv_attention_decode`, as a lower bound;
-and recomputing the whole matrix, as the published code does. Errors are the largest over all shapes of
-`kernels.cases.multi_token`.
+All contestants are causal, with 6 × 11 taps before and after the softmax and full maps over 16 heads, and
+float32 or, with --dtype bfloat16, all in bfloat16: the kernels, PyTorch eager (`kernels.reference`), and the
+same through torch.compile. The contestants for decoding one token are: the kernels as a replayed CUDA graph;
+`conv_attention_decode`, as a lower bound; and recomputing the whole matrix, as the published code does.
+Errors are the largest over all shapes of `kernels.cases.multi_token`, in float32.
 """
 
 import argparse
@@ -28,10 +28,12 @@ COMPILED = 2048
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path, help="write the table to this file too")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     arguments = parser.parse_args()
     require_gpu(parser, "kernels.bench.multi_token")
-    table = {**machine(), "heads": HEADS, "d": WIDTH, "taps": TAPS, "training": [], "decoding": []}
-    for part, rows in {"errors": errors(), "decoding": decoding(), "training": training()}.items():
+    dtype = getattr(torch, arguments.dtype)
+    table = {**machine(), "dtype": arguments.dtype, "heads": HEADS, "d": WIDTH, "taps": TAPS}
+    for part, rows in {"errors": errors(), "decoding": decoding(dtype), "training": training(dtype)}.items():
         for row in rows:
             table[part] = table.get(part, []) + [row]
             print(json.dumps({part: row}), flush=True)
@@ -39,10 +41,10 @@ def main():
                 arguments.json.write_text(json.dumps(table, indent=1) + "\n")
 
 
-def parts():
+def parts(dtype):
     """Return taps, head_map, after_taps and after_head_map on the GPU."""
-    taps, after_taps = torch.randn(2, HEADS, *TAPS, device="cuda") / 8
-    head_map, after_head_map = torch.randn(2, HEADS, HEADS, device="cuda") / 4
+    taps, after_taps = torch.randn(2, HEADS, *TAPS, device="cuda", dtype=dtype) / 8
+    head_map, after_head_map = torch.randn(2, HEADS, HEADS, device="cuda", dtype=dtype) / 4
     return taps, head_map, after_taps, after_head_map
 
 
@@ -53,12 +55,12 @@ def errors():
     yield {"shapes": len(found), **{name: max(row.get(name, 0.0) for row in found) for name in names}}
 
 
-def training():
+def training(dtype):
     """Yield one row per length and contestant: milliseconds and peak MiB of the forward pass, and of the
     backward pass."""
     for n in LENGTHS:
-        q, k, v, d_o = torch.randn(4, 1, HEADS, n, WIDTH, device="cuda")
-        leaves = [leaf.requires_grad_() for leaf in (q, k, v, *parts())]
+        q, k, v, d_o = torch.randn(4, 1, HEADS, n, WIDTH, device="cuda", dtype=dtype)
+        leaves = [leaf.requires_grad_() for leaf in (q, k, v, *parts(dtype))]
         torch._dynamo.reset()
         contestants = {"kernels": multi_token_attention, "eager": eager}
         if n >= COMPILED:
@@ -68,21 +70,21 @@ def training():
 
 
 @torch.no_grad()
-def decoding():
+def decoding(dtype):
     """Yield one row per cache and contestant: microseconds for one token, or None if the GPU has too little
     memory."""
     for n in CACHES:
-        for name, call in decoders(n).items():
+        for name, call in decoders(n, dtype).items():
             try:
                 yield {"n": n, "name": name, "us": 1000 * milliseconds(call)}
             except torch.OutOfMemoryError:
                 yield {"n": n, "name": name, "us": None}
 
 
-def decoders(n):
+def decoders(n, dtype):
     """Return {name: function that computes the output row of the last of n tokens}."""
-    q, k, v = torch.randn(3, 1, HEADS, n, WIDTH, device="cuda")
-    layer, last = parts(), q[:, :, 1 - 2 * TAPS[0] :].contiguous()
+    q, k, v = torch.randn(3, 1, HEADS, n, WIDTH, device="cuda", dtype=dtype)
+    layer, last = parts(dtype), q[:, :, 1 - 2 * TAPS[0] :].contiguous()
     few = last[:, :, -TAPS[0] :].contiguous()
     return {
         "kernels": replay(lambda: multi_token_attention_decode(last, k, v, *layer)),
