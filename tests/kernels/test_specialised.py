@@ -353,7 +353,12 @@ def test_after_compile_for_a_call_compiles_nothing():
 
 @pytest.mark.gpu
 def test_relaunched_calls_compute_the_same():
-    """Later calls of equal sizes skip all checks; other taps, types, scales and addresses are kept apart."""
+    """Later calls of equal sizes skip all checks; other taps, types, scales and addresses are kept apart.
+
+    Rounding errors reached 0.04 in one of many runs without a seed. A launch with the wrong taps or scale has
+    an error of about 1.
+    """
+    torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 64, 64, device="cuda").bfloat16()
     taps = torch.randn(2, 3, 5, device="cuda") / 4
     shifted = torch.randn(2 * 64 * 64 + 1, device="cuda").bfloat16()[1:].view(1, 2, 64, 64)  # unaligned
@@ -365,7 +370,7 @@ def test_relaunched_calls_compute_the_same():
                         *(y.double() for y in (x, k, v, w)), scale=scale
                     )
                     got = kernels.conv_attention(x, k, v, w, scale=scale)
-                    assert (got - wanted).abs().max() <= 0.04
+                    assert (got - wanted).abs().max() <= 0.1
 
 
 @pytest.mark.gpu
