@@ -1,9 +1,12 @@
 """Tests of the corpus of wgmma: correct kernels have no findings, and each planted bug has those stated."""
 
+import time
+
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
-from ptx.wgmma_corpus import HELPERS, KERNELS, PAIRS, THREADS, arguments, expected, operands, text_of
+from ptx.wgmma_corpus import HELPERS, KERNELS, LARGE, PAIRS, THREADS, arguments, expected, operands, text_of
 from sim import load_ptx, simulate
 from sim.ptx.nvrtc import compile_ptx
 
@@ -46,3 +49,15 @@ def test_findings_name_both_parties_and_the_fix():
     finding = next(finding for finding in report.findings if finding.kind == "wgmma")
     assert [access.what for access in finding.accesses] == ["read", "issued"]
     assert "to[(row" in finding.accesses[0].site.source and "wgmma.wait_group" in finding.fix
+
+
+@pytest.mark.nightly
+def test_a_large_product_by_specialised_warp_groups_takes_less_than_a_minute():
+    pytest.importorskip("cuda.bindings.nvrtc")
+    random, text = np.random.default_rng(0), HELPERS + LARGE
+    a, b = (random.integers(-2, 3, (256, 256)).astype(bfloat16) for _ in range(2))
+    out, module = np.zeros((256, 256), np.float32), load_ptx(compile_ptx(text, "k.cu", architecture="sm_90a"))
+    began = time.process_time()
+    report = simulate(module["k"])[(2, 2), 384, 0, 65536](a.view(np.uint16), b.view(np.uint16), out)
+    assert time.process_time() - began < 60
+    assert not report.findings and np.array_equal(out, a.astype(float) @ b.astype(float).T)

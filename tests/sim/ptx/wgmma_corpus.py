@@ -291,6 +291,53 @@ extern "C" __global__ void k(const __grid_constant__ Map a, const __grid_constan
 }
 """
 
+# D = A Bᵀ for matrices of 256×256, in blocks of 128×128 and stages of 64 columns: one warp group loads, and
+# two multiply. REGISTERS and OUTPUTS are the operands of the product's 64 accumulators.
+LARGE = r"""
+__device__ void large(float (&d)[64], u64 a, u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {REGISTERS}, %64, %65, 1, 1, 1, 0, 0;"
+        : OUTPUTS : "l"(a), "l"(b) : "memory");
+}
+extern "C" __global__ void k(const u16 *a, const u16 *b, float *out) {
+    extern __shared__ __align__(1024) u16 tiles[];
+    u16 *tile_a = tiles, *tile_b = tiles + 2 * 128 * 64;
+    int group = threadIdx.x / 128, thread = threadIdx.x % 128;
+    a += blockIdx.x * 128 * 256, b += blockIdx.y * 128 * 256;
+    out += blockIdx.x * 128 * 256 + blockIdx.y * 128;
+    if (group == 2) {
+        #pragma unroll 1
+        for (int step = 0; step < 4; step++) {
+            int stage = step % 2;
+            if (step >= 2) meet(3 + stage, 384);
+            load(tile_a + stage * 128 * 64, a + 64 * step, 128, 256, thread, 128);
+            load(tile_b + stage * 128 * 64, b + 64 * step, 128, 256, thread, 128);
+            proxy_fence();
+            pass(1 + stage, 384);
+        }
+        return;
+    }
+    float d[64];
+    for (int i = 0; i < 64; i++) d[i] = 0;
+    #pragma unroll 1
+    for (int step = 0; step < 4; step++) {
+        int stage = step % 2;
+        u16 *own = tile_a + stage * 128 * 64 + group * 64 * 64, *other = tile_b + stage * 128 * 64;
+        meet(1 + stage, 384);
+        for (int i = 0; i < 64; i++) asm volatile("" : "+f"(d[i]) :: "memory");
+        arrive();
+        for (int k = 0; k < 4; k++) large(d, swizzled(own + 16 * k), swizzled(other + 16 * k));
+        commit();
+        wait<0>();
+        for (int i = 0; i < 64; i++) asm volatile("" : "+f"(d[i]) :: "memory");
+        if (step < 2) pass(3 + stage, 384);
+    }
+    int row = group * 64 + thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
+    for (int i = 0; i < 64; i++) out[(row + i / 2 % 2 * 8) * 256 + i / 4 * 8 + column + i % 2] = d[i];
+}
+"""
+LARGE = LARGE.replace("REGISTERS", ", ".join(f"%{i}" for i in range(64)))
+LARGE = LARGE.replace("OUTPUTS", ", ".join(f'"+f"(d[{i}])' for i in range(64)))
+
 KERNELS = {"tile": TILE, "registers": REGISTERS, "stages": STAGES, "specialised": SPECIALISED}
 KERNELS |= {"ping-pong": PING_PONG, "chain": CHAIN, "tensor copies": TENSOR_COPIES}
 THREADS = {"specialised": 384, "ping-pong": 256}
