@@ -11,7 +11,7 @@ from sim import load_ptx, simulate
 from sim.ptx.nvrtc import compile_ptx
 
 # Kernels of three warp groups take seconds. Of the others, each fourth pair runs in every CI run.
-SLOW = {"specialised"}
+SLOW = {"specialised", "pipeline"}
 FEW = {name for number, name in enumerate(PAIRS) if number % 4 == 1 and PAIRS[name].kernel not in SLOW}
 
 

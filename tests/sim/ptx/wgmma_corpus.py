@@ -291,6 +291,62 @@ extern "C" __global__ void k(const __grid_constant__ Map a, const __grid_constan
 }
 """
 
+# D = A Bᵀ for A 128×256 and B 16×256: one thread brings tiles by tensor copies into two stages, and two warp
+# groups multiply. A warp group releases the previous stage, because one of its products stays under way.
+PIPELINE = (
+    TENSOR_COPIES[: TENSOR_COPIES.index('extern "C"')]
+    + r"""
+__device__ void release(u64 *empty) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(shared(empty)) : "memory");
+}
+extern "C" __global__ void k(const __grid_constant__ Map a, const __grid_constant__ Map b, float *out) {
+    __shared__ __align__(1024) u16 tile_a[2][128 * 64], tile_b[2][16 * 64];
+    __shared__ u64 full[2], empty[2];
+    int group = threadIdx.x / 128, thread = threadIdx.x % 128;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; i++) {
+            asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(shared(&full[i])) : "memory");
+            asm volatile("mbarrier.init.shared.b64 [%0], 2;" :: "r"(shared(&empty[i])) : "memory");
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (group == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (thread == 0) {
+            #pragma unroll 1
+            for (int step = 0; step < 4; step++) {
+                int stage = step % 2;
+                if (step >= 2) await(&empty[stage], 0);
+                expect(&full[stage], 16384 + 2048);
+                bring(tile_a[stage], a, 64 * step, &full[stage]);
+                bring(tile_b[stage], b, 64 * step, &full[stage]);
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        float d[8];
+        for (int i = 0; i < 8; i++) d[i] = 0;
+        #pragma unroll 1
+        for (int step = 0; step < 4; step++) {
+            int stage = step % 2;
+            await(&full[stage], step / 2);
+            keep(d);
+            arrive();
+            for (int k = 0; k < 4; k++)
+                product(d, swizzled(tile_a[stage] + group * 4096 + 16 * k), swizzled(tile_b[stage] + 16 * k), 1);
+            commit();
+            wait<1>();
+            if (step > 0 && thread == 0) release(&empty[1 - stage]);
+        }
+        wait<0>();
+        keep(d);
+        store(out + 1024 * group, d, thread);
+    }
+}
+"""
+)
+
 # D = A Bᵀ for matrices of 256×256, in blocks of 128×128 and stages of 64 columns: one warp group loads, and
 # two multiply. REGISTERS and OUTPUTS are the operands of the product's 64 accumulators.
 LARGE = r"""
@@ -339,8 +395,8 @@ LARGE = LARGE.replace("REGISTERS", ", ".join(f"%{i}" for i in range(64)))
 LARGE = LARGE.replace("OUTPUTS", ", ".join(f'"+f"(d[{i}])' for i in range(64)))
 
 KERNELS = {"tile": TILE, "registers": REGISTERS, "stages": STAGES, "specialised": SPECIALISED}
-KERNELS |= {"ping-pong": PING_PONG, "chain": CHAIN, "tensor copies": TENSOR_COPIES}
-THREADS = {"specialised": 384, "ping-pong": 256}
+KERNELS |= {"ping-pong": PING_PONG, "chain": CHAIN, "tensor copies": TENSOR_COPIES, "pipeline": PIPELINE}
+THREADS = {"specialised": 384, "pipeline": 384, "ping-pong": 256}
 
 
 class Pair(NamedTuple):
@@ -570,6 +626,49 @@ PAIRS = {
         ),
         kinds="async-copy",
     ),
+    "current stage released instead of the previous one": pair(
+        "pipeline",
+        (
+            "if (step > 0 && thread == 0) release(&empty[1 - stage]);",
+            "if (thread == 0) release(&empty[stage]);",
+        ),
+        kinds="async-copy",
+    ),
+    "stage released before the wait for its product": pair(
+        "pipeline",
+        (
+            "            wait<1>();\n            if (step > 0 && thread == 0) release(&empty[1 - stage]);",
+            "            if (step > 0 && thread == 0) release(&empty[1 - stage]);\n            wait<1>();",
+        ),
+        kinds="async-copy",
+    ),
+    "the empty barrier counts one of two consumers": pair(
+        "pipeline",
+        ("mbarrier.init.shared.b64 [%0], 2;", "mbarrier.init.shared.b64 [%0], 1;"),
+        ("if (step > 0 && thread == 0) release", "if (step > 0 && threadIdx.x == 0) release"),
+        kinds="async-copy",
+    ),
+    "no wait for the empty stage": pair(
+        "pipeline",
+        ("                if (step >= 2) await(&empty[stage], 0);\n", ""),
+        kinds="async-copy",
+        possible="proxy-fence",
+    ),
+    "parity of the full barrier never changes": pair(
+        "pipeline",
+        ("await(&full[stage], step / 2)", "await(&full[stage], 0)"),
+        kinds="async-copy",
+        possible="deadlock uninitialized-read",
+    ),
+    "sums of the last product read before the wait": pair(
+        "pipeline",
+        (
+            "        wait<0>();\n        keep(d);\n        store(out + 1024 * group, d, thread);\n    }\n}\n",
+            "        keep(d);\n        store(out + 1024 * group, d, thread);\n    }\n}\n",
+        ),
+        kinds="wgmma",
+        possible="async-copy",
+    ),
     "stride of the wrong swizzle": pair(
         "tile", ("describe(tile, 16, 1024, 1)", "describe(tile, 16, 2048, 1)"), kinds="out-of-bounds"
     ),
@@ -600,6 +699,7 @@ def operands(kernel):
     random = np.random.default_rng(0)
     rows, depth = {
         "tensor copies": (64, 128),
+        "pipeline": (128, 256),
         "stages": (64, 256),
         "specialised": (128, 192),
         "ping-pong": (128, 64),
@@ -620,6 +720,6 @@ def expected(kernel, a, b):
 
 def arguments(kernel, a, b):
     """Return the first two arguments of a kernel: the matrices, or tensor maps of them."""
-    if kernel == "tensor copies":
+    if kernel in ("tensor copies", "pipeline"):
         return tuple(tensor_map(m, (len(m), 64), swizzle=128) for m in (a, b))
     return a.view(np.uint16), b.view(np.uint16)
