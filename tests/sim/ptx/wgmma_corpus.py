@@ -199,9 +199,13 @@ extern "C" __global__ void k(const u16 *a, const u16 *b, float *out) {
         meet(1 + group, 256);
         keep(d);
         arrive();
-        for (int k = 0; k < 4; k++) product(d, swizzled(tile_a[group] + 16 * k), swizzled(tile_b + 16 * k), k
-        > 0); commit(); if (step == 0 || group == 0) pass(2 - group, 256); wait<0>(); keep(d); for (int i = 0;
-        i < 8; i++) total[i] += d[i];
+        for (int k = 0; k < 4; k++)
+            product(d, swizzled(tile_a[group] + 16 * k), swizzled(tile_b + 16 * k), k > 0);
+        commit();
+        if (step == 0 || group == 0) pass(2 - group, 256);
+        wait<0>();
+        keep(d);
+        for (int i = 0; i < 8; i++) total[i] += d[i];
     }
     store(out + 1024 * group, total, thread);
 }
@@ -334,7 +338,8 @@ extern "C" __global__ void k(const __grid_constant__ Map a, const __grid_constan
             keep(d);
             arrive();
             for (int k = 0; k < 4; k++)
-                product(d, swizzled(tile_a[stage] + group * 4096 + 16 * k), swizzled(tile_b[stage] + 16 * k), 1);
+                product(d, swizzled(tile_a[stage] + 4096 * group + 16 * k),
+                        swizzled(tile_b[stage] + 16 * k), 1);
             commit();
             wait<1>();
             if (step > 0 && thread == 0) release(&empty[1 - stage]);
