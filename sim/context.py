@@ -134,6 +134,8 @@ class Context:
         self.clock = Clock(self)
         # name of a generated function -> its variables that depend on a clock
         self.timed: dict[str, frozenset] = {}
+        # site of a loop -> site of the load that a compiler moved out of it (sim.ptx.hoisted)
+        self.hoisted: dict[int, int] = {}
         self.max_steps = max_steps
         self.progress_check = None  # a ProgressCheck while threads are being compared
         self.restart_progress()

@@ -35,6 +35,20 @@ class Dim3:
         return f"({self.x}, {self.y}, {self.z})"
 
 
+FIX_LOOP = (
+    "look at what should end the loop; if the kernel is only slow, simulate(kernel, max_steps=...) raises the"
+    " limit"
+)
+HOISTED = (
+    "The loop waits for memory to change, but the load is neither volatile nor atomic. The compiler has moved it"
+    " out of the loop, which therefore repeats the test of one value."
+)
+FIX_HOISTED = (
+    "load the value through a volatile pointer or atomically (atomicAdd(p, 0), cuda::atomic_ref), and write it"
+    " with an atomic after a fence"
+)
+
+
 class Scheduler:
     """The loop over the threads of a block. The context reports every barrier to the observers."""
 
@@ -139,6 +153,8 @@ class Scheduler:
             )
             raised.access = self.context.witness(f"raised {type(error).__name__}", number, thread)
             raise raised from error
+        if not self.context.synchronizes:
+            self.block_ended(thread.block)  # an undefined value can be the reason for the endless loop
         site, *decided = error.args or (site_of_error(error),)
         waits = mbarrier.failed_waits(self.context, thread)
         if waits and all(decided):
@@ -152,6 +168,10 @@ class Scheduler:
 
         If not `decided`, the finding states that the loop may be endless.
         """
+        hoisted = self.context.hoisted.get(site)
+        witnesses = (self.context.witness("loops", site, thread),)
+        if hoisted is not None:
+            witnesses += (self.context.witness("read", hoisted, thread),)
         self.context.findings.append(
             Finding(
                 "no-progress",
@@ -159,12 +179,9 @@ class Scheduler:
                 "a loop goes round and round without end"
                 if decided
                 else "a loop goes round and round; whether it ends is not decided",
-                (self.context.witness("loops", site, thread),),
-                reason=self.context.format_budget(decided),
-                fix=(
-                    "look at what should end the loop; if the kernel is only slow, simulate(kernel,"
-                    " max_steps=...) raises the limit"
-                ),
+                witnesses,
+                reason=self.context.format_budget(decided) if hoisted is None else HOISTED,
+                fix=FIX_LOOP if hoisted is None else FIX_HOISTED,
             )
         )
 

@@ -17,6 +17,7 @@ from sim.events import (
     leading_name,
 )
 from sim.observers.statements import arguments, index_of, lines_of_value
+from sim.observers.words import LOCAL_VARIABLE
 
 LOOSE = re.compile(r"[<>=?&|^]|\b(?:if|and|or|not)\b")  # operators with a lower precedence than a comparison
 MAX_REPORTED = 1000  # the maximum number of findings per thread and site; further ones are only counted
@@ -47,7 +48,31 @@ class Bounds(Observer):
         home = outline and outline.function(site.line)
         return lines_of_value(outline.text(home), found[0]) if home and found else frozenset()
 
+    def local_finding(self, access, array, index):
+        """Return the finding for an access outside the local memory of a PTX function.
+
+        Compilers lay out all local variables of a function in one block and drop their names.
+        """
+        size = array.shape[0] * array.itemsize
+        distance = -index * array.itemsize if index < 0 else index * array.itemsize - size
+        where = "before the start" if index < 0 else "past the end"
+        return Finding(
+            "out-of-bounds",
+            "error",
+            f"an address {distance:,} bytes {where} of the function's local variables is {access.what}",
+            (access,),
+            array.name,
+            (index,),
+            reason=f"The function's local variables occupy {size:,} bytes together. An access outside its own"
+            " array that stays within these bytes is not found.",
+            fix="guard the access: each index must be within its own array",
+            undefined=access.what != "written",
+            poison=UNTYPED_POISON,
+        )
+
     def finding(self, access, array, index, shape):
+        if array.name == LOCAL_VARIABLE and len(index) == 1 and not array.wraps:
+            return self.local_finding(access, array, *index)
         element, size = Element(array.name, index), " x ".join(map(str, shape)) or "a scalar's"
         name, called = names(access, array)
         origins = self.origins(access.site, name) if access.site and name else frozenset()

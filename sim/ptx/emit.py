@@ -22,6 +22,7 @@ from sim.isa.ptx_types import REALS
 from sim.isa.registers import WIDTHS, Missing
 from sim.ptx import translate
 from sim.ptx.flow import Loop, assign_homes, blocks_in, blocks_of, first_instruction, order_blocks
+from sim.ptx.hoisted import hoisted_load
 from sim.ptx.register_kinds import read_and_written, register_kinds
 from sim.ptx.struct_copies import StructCopies
 from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable, python_name
@@ -124,8 +125,12 @@ class Writer:
         blocks."""
         test = f"go == {loop.first}" if loop.first == loop.last else f"{loop.first} <= go <= {loop.last}"
         with self.indent_under(f"while {test}:"):
-            self.module.item = first_instruction(loop)
-            self.emit(f"tick({self.module.site('loop')})")
+            load = hoisted_load(loop, self.blocks)
+            self.module.item = load or first_instruction(loop)
+            site = self.module.site("loop")
+            if load is not None:
+                self.module.hoisted[site] = self.module.site("load")
+            self.emit(f"tick({site})")
             self.emit_region(loop.parts, loop)
 
     def is_entered_first(self, block, loop):

@@ -12,6 +12,7 @@ Source: CUDA C++ Programming Guide, "Dynamic Global Memory Allocation and Operat
 """
 
 import re
+import threading
 import weakref
 from bisect import bisect_right
 from collections import Counter, deque
@@ -33,10 +34,12 @@ GUARD = 1 << 12  # the number of guard bytes after each piece
 # The heap begins at the same address in every launch, so that persistent pieces keep their addresses.
 BASE = HEAP_BASE
 END = window_end("global") - GUARD
+SPAN = 1 << 28  # the bytes of addresses for a launch while launches of other modules run concurrently
 MAX_STALE_BYTES = 1 << 26  # the maximum number of bytes of freed memory that keep their values
 MAX_FREED_PIECES = 1 << 10  # the maximum number of freed pieces remembered for later launches
 MAX_LOGGED_BYTES = 1 << 16  # the maximum number of a piece's bytes logged as stores when it is freed
 LOG_SHIFT = 4  # log2 of the number of bytes in one log entry when memory is freed
+LOCK = threading.Lock()  # protects the choice of an unfinished launch's addresses
 HEAPS = weakref.WeakSet()  # the HeapState of each module; no two of them use the same address
 # Findings that end threads early. Memory not freed by these threads is not reported as a leak.
 STOPPED = {"deadlock", "no-progress", "barrier-divergence", "warp-divergence"}
@@ -100,13 +103,16 @@ class HeapState:
     def __init__(self):
         self.before = self.after = HeapSnapshot()
         self.launch = lambda: None  # a weak reference: a strong one would keep the launch's arguments alive
+        self.running = lambda: None  # a weak reference to the unfinished launch
         HEAPS.add(self)
 
     def at_start(self, launch):
         """Return the heap with which a run of a launch begins. A rerun under another schedule begins with the
         same heap as the first run."""
         if launch is not self.launch():
-            self.after = replace(self.after, next=self.next_address())
+            with LOCK:
+                self.after = replace(self.after, next=self.next_address())
+                self.running = weakref.ref(launch)
             return self.after
         return self.before
 
@@ -116,7 +122,9 @@ class HeapState:
         If the addresses run out, freed pieces no longer count.
         """
         heaps = [state.after for state in HEAPS]
-        highest = max(kept.next for kept in heaps)
+        # Launches in other threads allocate above their `next`, and have not finished.
+        others = [state.after.next + SPAN for state in list(HEAPS) if state is not self and state.running()]
+        highest = max([*others, *(kept.next for kept in heaps)])
         if highest < BASE + (END - BASE) // 2:
             return highest
         # Addresses are scarce now, so ignore freed pieces. A use after free can then go undetected.
@@ -127,6 +135,7 @@ class HeapState:
 
     def run_ended(self, launch, kept):
         """Store the heap that remains after the first run of a launch."""
+        self.running = lambda: None
         if launch is not self.launch():
             self.before, self.after, self.launch = self.after, kept, weakref.ref(launch)
 

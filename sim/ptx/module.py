@@ -165,6 +165,7 @@ class Kernel(base.Kernel):
         context.synchronizes, context.stores = program.synchronizes, program.stores
         context.kernel, context.language = self.__name__, self.module.origin.language
         context.outline, context.timed = self.module.origin.outline, program.timed
+        context.hoisted = program.hoisted
         context.invalidates = "mbarrier_inval" in program.used
         context.cluster = launch.cluster
         context.clustered = self.cluster is not None or prod(launch.cluster) > 1

@@ -49,8 +49,8 @@ class Program:
         # and whether the source stores to memory.
         self.used, self.synchronizes, self.stores = set(), False, False
         self.timed = {}  # Python name of a function -> its variables that contain times
-        self.counter = itertools.count(1)
-        self.missing = []
+        self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
+        self.counter, self.missing = itertools.count(1), []
         self.source = self.translate()
 
     def translate(self):

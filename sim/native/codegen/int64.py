@@ -8,6 +8,7 @@ annotation: `bool`, or a Numba type of integers or tuples.
 
 import ast
 import inspect
+import sys
 import textwrap
 from collections import ChainMap
 
@@ -177,3 +178,17 @@ def poll_interrupt(builder):
     occurred = python("PyOS_InterruptOccurred", status)
     python("PyGILState_Release", ir.VoidType(), gil_state)
     return builder.zext(occurred, I64)
+
+
+@primitive
+def cpu_clock(builder):
+    """Return the CPU time of the process in units of 1 / CLOCKS_PER_SECOND seconds, from the C function
+    `clock`."""
+    signature = ir.FunctionType(CLOCK, [])
+    now = builder.call(cgutils.get_or_insert_function(builder.module, signature, "clock"), [])
+    return now if CLOCK == I64 else builder.zext(now, I64)
+
+
+# The C type clock_t is `long`, which has 32 bits on Windows. There, `clock` counts milliseconds.
+CLOCK = ir.IntType(32) if sys.platform == "win32" else I64
+CLOCKS_PER_SECOND = 1_000 if sys.platform == "win32" else 1_000_000

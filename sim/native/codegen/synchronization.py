@@ -5,7 +5,7 @@ from numba import int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sim.native.codegen.int64 import int64_helper, poll_interrupt
+from sim.native.codegen.int64 import CLOCKS_PER_SECOND, cpu_clock, int64_helper, poll_interrupt
 from sim.native.codegen.linking import inline_always
 from sim.native.codegen.shadow import (
     DIVERGED,
@@ -24,6 +24,8 @@ EXPORTED = set(
     " barrier is_stopped count_iteration count_range check_interrupt".split()
 )
 
+# the CPU time for which a block with errors may run, in the units of `cpu_clock`
+TIME_AFTER_ERROR = 2 * CLOCKS_PER_SECOND
 REPLAY_THRESHOLD = 1 << 16  # at the end of a block, a launch pauses if its log has more entries than this
 # Exit codes of a region. A region that evaluates a test returns 0 or 1 (see `is_true`), so these codes begin
 # at 10.
@@ -43,6 +45,7 @@ def begin_block(state, threads, position, while_limit, for_limit):
     state.position = position
     state.stopped = 0
     state.errors = 0
+    state.deadline = 0
     state.returned_count = 0
     state.while_left = while_limit
     state.for_left = for_limit
@@ -174,6 +177,19 @@ def exhaust(state):
     state.stopped = max(state.stopped, OF_LAUNCH)
 
 
+@int64_helper(inline=False)
+def end_loops_after_error(state):
+    """Stop the launch if the current block has had errors for longer than TIME_AFTER_ERROR.
+
+    A loop over an undefined value may never end. The interpreter reruns the block in any case.
+    """
+    now = cpu_clock()
+    if state.deadline == 0:
+        state.deadline = now + TIME_AFTER_ERROR
+    elif now > state.deadline:
+        exhaust(state)
+
+
 @int64_helper
 def count_iteration(state) -> bool:
     """Count one iteration of a `while` loop. Return False if the limit is exceeded or the block has
@@ -184,6 +200,8 @@ def count_iteration(state) -> bool:
     # Polling for Ctrl-C costs a call into Python, so poll every 65,536 iterations.
     elif state.while_left & 0xFFFF == 0:
         check_interrupt(state)
+        if state.errors != 0:
+            end_loops_after_error(state)
     return state.stopped == 0
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from ptx.test_cuda_cpp import module
 from sim import DeviceSpec, simulate
+from sim.ptx.heap import SPAN, HeapSnapshot, HeapState
 
 
 @pytest.fixture
@@ -118,3 +119,15 @@ def test_other_schedules_begin_with_the_heap_of_the_launch(kernels, engine):
         assert out.tolist() == [ticket * ticket for ticket in range(8)]
     report, _ = run(kernels["sum"], engine=engine)
     assert report.findings == ()
+
+
+def test_concurrent_launches_have_disjoint_heaps():
+    class Launch:
+        pass
+
+    first, second, launches = HeapState(), HeapState(), (Launch(), Launch())
+    begins = [state.at_start(launch).next for state, launch in zip((first, second), launches)]
+    assert begins[1] >= begins[0] + SPAN
+    first.run_ended(launches[0], HeapSnapshot(next=begins[0] + 4096))
+    second.run_ended(launches[1], HeapSnapshot(next=begins[1] + 4096))
+    assert HeapState().at_start(Launch()).next < begins[1] + SPAN

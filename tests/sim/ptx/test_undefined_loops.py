@@ -3,6 +3,7 @@
 import time
 
 import numpy as np
+import pytest
 
 import sim.context
 from ptx.test_language import HEAD
@@ -27,6 +28,31 @@ L:  ld.shared.f32 %f1, [%r2]; ld.shared.f32 %f2, [%r2+8]; add.f32 %f3, %f1, %f2;
 }
 """
 
+# Each thread halves `s[31 - thread]` until it is small. `s[31]` is unwritten.
+HALVE = """
+.visible .entry halve(.param .u64 y)
+{
+    .shared .align 4 .b8 s[128];
+    .reg .pred %p<3>; .reg .f32 %f<3>; .reg .b32 %r<7>;
+    mov.u32 %r1, %tid.x; mov.u32 %r2, s; shl.b32 %r3, %r1, 2; add.s32 %r4, %r2, %r3; sub.s32 %r5, %r2, %r3;
+    setp.ne.u32 %p1, %r1, 31; @%p1 st.shared.u32 [%r4], 1065353216;
+    bar.sync 0;
+    ld.shared.f32 %f1, [%r5+124];
+L:  mul.f32 %f1, %f1, 0f3F000000; setp.geu.f32 %p2, %f1, 0f3C23D70A; @%p2 bra L;
+    ret;
+}
+"""
+# `while (*flag == 0);` as compilers translate it
+SPIN = """
+.visible .entry spin(.param .u64 flag)
+{{
+    .reg .pred %p<2>; .reg .b32 %r<2>; .reg .b64 %d<2>;
+    ld.param.u64 %d1, [flag]; {load}.global.u32 %r1, [%d1]; setp.eq.u32 %p1, %r1, 0; @%p1 bra L;
+    ret;
+L:  bra L;
+}}
+"""
+
 
 def test_loop_around_a_barrier_ends_soon_after_an_uninitialised_read(monkeypatch):
     monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.1)
@@ -49,3 +75,23 @@ def test_barriers_are_progress_while_there_is_no_error(monkeypatch):
         np.zeros(32, np.float32)
     )
     assert not report.findings and report.counters["barriers"] > 10
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_loop_without_barrier_names_the_uninitialised_read(engine, monkeypatch):
+    """Read an unwritten element before an endless loop, in the epoch of that loop."""
+    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.1)
+    kernel = load_ptx(HEAD + HALVE)["halve"]
+    began = time.process_time()
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 32](np.zeros(32, np.float32))
+    assert [finding.kind for finding in report.findings] == ["uninitialized-read", "no-progress"]
+    assert time.process_time() - began < 15
+
+
+@pytest.mark.parametrize("before, hoisted", [("ld", True), ("ld.volatile", False)])
+def test_loop_whose_load_the_compiler_moved_out_says_so(before, hoisted):
+    kernel = load_ptx(HEAD + SPIN.format(load=before))["spin"]
+    report = simulate(kernel, max_steps=100, on_finding="report")[1, 1](np.zeros(1, np.int32))
+    (finding,) = report.findings
+    assert finding.kind == "no-progress"
+    assert ("neither volatile nor atomic" in finding.message) == hoisted
