@@ -40,12 +40,12 @@ FIX_LOOP = (
     " limit"
 )
 HOISTED = (
-    "The loop waits for memory to change, but the load is neither volatile nor atomic. The compiler has moved it"
-    " out of the loop, which therefore repeats the test of one value."
+    "The loop waits for memory to change, but the load is neither volatile nor atomic. The compiler has moved"
+    " the load out of the loop, which therefore repeats the test of one value."
 )
 FIX_HOISTED = (
-    "load the value through a volatile pointer or atomically (atomicAdd(p, 0), cuda::atomic_ref), and write it"
-    " with an atomic after a fence"
+    "load the value through a volatile pointer or atomically (atomicAdd(p, 0), cuda::atomic_ref), and write"
+    " it with an atomic after a fence"
 )
 
 

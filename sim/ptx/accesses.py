@@ -6,7 +6,7 @@ Synchronization and Communication Instructions" (atom, red); chapter 8, "Memory 
 """
 
 from sim.isa.registers import WIDTHS, Missing
-from sim.ptx.syntax import Group, Register, Symbol, python_name
+from sim.ptx.syntax import Address, Group, Register, Symbol, python_name
 
 SPACES = {"global", "const", "shared", "local", "param"}
 # Modifiers of strong operations, which do not race with each other (PTX ISA 8.4, "Operation Types").
@@ -59,6 +59,16 @@ class Access:
             self.operation = part
         else:
             raise Missing(self.opcode)
+
+
+def access_of(item, opcodes):
+    """Return the Access of a complete load or store with one of these opcodes, otherwise None."""
+    try:
+        access = Access(item.opcode) if item.names[0] in opcodes else None
+    except Missing:
+        return None
+    complete = access is not None and access.type is not None and len(item.operands) == 2
+    return access if complete and any(isinstance(o, Address) for o in item.operands) else None
 
 
 def parts(operand):

@@ -3,7 +3,7 @@ is identified by (state space, address)."""
 
 from contextlib import contextmanager
 
-from sim.events import SHARED, SPACE_SHIFT
+from sim.events import ADDRESS_BITS, SHARED, SPACE_SHIFT
 from sim.memory.transfer import Memory, Spot
 from sim.ptx.regions import GENERIC, WINDOWS
 from sim.sites import RANK_SHIFT, local_address
@@ -54,6 +54,8 @@ class AddressMemory(Memory):
         what: the word for the access in findings, such as "read".
         """
         address = index + (WINDOWS[where] if where != GENERIC else 0)
+        if where == GENERIC and address >> ADDRESS_BITS:
+            address = self.regions.shared_pointers.strip(address, site, what)
         if self.shift and address >> SPACE_SHIFT == SHARED:
             address = local_address(address) + self.shift
         region = self.regions.check_access(address, size, site, what, multiple, self.name)

@@ -35,15 +35,20 @@ class Memory(RegionTable):
 
     # --- plain accesses -------------------------------------------------------------------------------------
 
-    def dispatch_by_space(self, make, space):
+    def dispatch_by_space(self, make, space, site, what):
         """Return `make(space)`. For generic addresses, return a function that selects the state space by the
-        address."""
+        address.
+
+        site, what: the site number of the access, and the word for it in findings.
+        """
         if space != GENERIC:
             return make(space)
         made = [make(name) for name in ("global", "const", "shared", "local")]
         windows = [WINDOWS[name] for name in ("global", "const", "shared", "local")]
 
         def access(address, *values):
+            if address >> ADDRESS_BITS:
+                address = self.shared_pointers.strip(address, site, what)
             # The upper bits of an address contain the number of the state space, the lower ones the offset.
             number = address >> SPACE_SHIFT & 3
             return made[number](address - windows[number], *values)
@@ -56,7 +61,7 @@ class Memory(RegionTable):
         reports: whether loads of unwritten local memory are reported.
         """
         return self.dispatch_by_space(
-            lambda name: self.make_load_in(ptx_type, name, count, site, reports), space
+            lambda name: self.make_load_in(ptx_type, name, count, site, reports), space, site, "read"
         )
 
     def make_load_in(self, ptx_type, space, count, site, reports=True):
@@ -109,7 +114,9 @@ class Memory(RegionTable):
 
     def make_store(self, ptx_type, space, count, site):
         """Return the function (address in the space, value, ...) that stores `count` elements."""
-        return self.dispatch_by_space(lambda name: self.make_store_in(ptx_type, name, count, site), space)
+        return self.dispatch_by_space(
+            lambda name: self.make_store_in(ptx_type, name, count, site), space, site, "written"
+        )
 
     def make_store_in(self, ptx_type, space, count, site):
         """Return the store function for one state space."""
@@ -166,7 +173,8 @@ class Memory(RegionTable):
         if replaces:
             self.context.overwriting.add(site)
         rest = site, reach, combine, writes, releases, nbytes
-        return self.dispatch_by_space(lambda name: self.make_atomic_in(ptx_type, name, *rest), space)
+        make = lambda name: self.make_atomic_in(ptx_type, name, *rest)  # noqa: E731
+        return self.dispatch_by_space(make, space, site, "changed")
 
     def make_atomic_in(self, ptx_type, space, site, reach, combine, writes=True, releases=False, nbytes=None):
         """Return the atomic function for one state space."""
@@ -245,7 +253,7 @@ class Memory(RegionTable):
         self.context.strong[atomic] = LOAD if loads else STORE
         if not loads:
             self.context.overwriting.add(atomic)
-        return self.dispatch_by_space(make, space)
+        return self.dispatch_by_space(make, space, plain, "read" if loads else "written")
 
     def yield_turn(self):
         """Let other threads run before the current thread continues."""

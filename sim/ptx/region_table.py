@@ -188,6 +188,8 @@ class RegionTable:
 
         region: the Region in which the access begins, or None.
         """
+        if self.shared_pointers.is_tagged(address):
+            return self.shared_pointers.report(address, site, what)
         elsewhere = None if region else self.space.addresses.find(address)
         allocation = region.allocation if region else self.nearest(address)
         if elsewhere is not None or allocation is None:

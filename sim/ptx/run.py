@@ -21,6 +21,7 @@ from sim.ptx.heap import Heap
 from sim.ptx.memory import Memory
 from sim.ptx.origin import plain_name
 from sim.ptx.regions import PERSISTENT_SPACES, RESERVED, VIEWS, WINDOWS, ModuleKey
+from sim.ptx.shared_pointers import SharedPointers
 
 WORKSPACE = "%envreg1"  # the key of the grid barrier's workspace in Run.allocations
 STACK = 1 << 16  # the number of bytes of local memory per thread for the calls of a recursive function
@@ -53,6 +54,7 @@ class Run:
         self.grid = GridBarrier(scheduler)
         self.declared_bytes = {"shared": 0, "local": 0}
         self.lay_out()
+        self.shared_pointers = self.memory.shared_pointers = SharedPointers(self)
         self.heap = self.memory.heap = Heap(self, self.store.heap)
 
     # --- memory ---------------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.events import ADDRESS_MASK, LOCAL, SPACE_SHIFT
-from sim.isa.registers import WIDTHS, Missing
-from sim.ptx.accesses import Access, address_text, parts
+from sim.isa.registers import WIDTHS
+from sim.ptx.accesses import Access, access_of, address_text, parts
 from sim.ptx.regions import WINDOWS
 from sim.ptx.register_kinds import read_and_written, registers_in
-from sim.ptx.syntax import Address, Instruction, Register, Symbol
+from sim.ptx.syntax import Instruction, Register, Symbol
 
 LOADS, STORES = {"ld", "ldu"}, {"st"}
 MAX_SKIPPED = 8  # the maximum number of bytes between loads of one structure that other loads copy
@@ -98,16 +98,6 @@ def token_name(writer, register):
 def reads_first(item):
     """Return whether the first operand of an instruction is not a result."""
     return not read_and_written(item)[1] and item.guard is None
-
-
-def access_of(item, opcode):
-    """Return the Access of a complete load or store, or None for other instructions."""
-    try:
-        access = Access(item.opcode) if item.names[0] in opcode else None
-    except Missing:
-        return None
-    complete = access is not None and access.type is not None and len(item.operands) == 2
-    return access if complete and any(isinstance(o, Address) for o in item.operands) else None
 
 
 def narrowest_store(items):

@@ -7,6 +7,7 @@ statements.
 Source: PTX ISA 9.7, "Instructions".
 """
 
+from sim.events import ADDRESS_MASK
 from sim.isa.ptx_types import REALS
 from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, find_operation
 from sim.ptx import wgmma
@@ -16,6 +17,7 @@ from sim.ptx.bulk import bulk, proxy_fence
 from sim.ptx.calls import size_of
 from sim.ptx.clusters import cluster_barrier, mapa
 from sim.ptx.regions import WINDOWS
+from sim.ptx.shared_pointers import any_function_stores_shared_pointers, stores_shared_pointers
 from sim.ptx.syntax import Address, Group, Immediate, Register, Symbol, python_name
 from sim.ptx.warps import form_of
 
@@ -136,6 +138,12 @@ def cvta(writer, item):
     # A kernel parameter whose address is taken is stored in constant memory.
     window = WINDOWS["const" if space == "param" else space]
     sign = "-" if "to" in names else "+"
+    if space == "shared" and sign == "-" and any_function_stores_shared_pointers(writer.module):
+        site = writer.module.site("load")
+        strip = writer.module.new_name("strip", lambda run: run.shared_pointers.make_strip(site))
+        text = f"{strip}({text})"
+    elif space == "shared" and sign == "+" and writer.module.analysis(stores_shared_pointers):
+        text += f" + {writer.module.shared_name('shared_tag', lambda run: run.shared_pointers.tag)}()"
     writer.assign(to, f"{text} {sign} {window:#x}" if window else text, "b64", not window)
 
 
@@ -143,9 +151,12 @@ def isspacep(writer, item):
     """Emit isspacep, which tests whether a generic address is in the window of a state space."""
     space, (to, source) = item.names[1].split("::")[0], item.operands
     # The upper bits of a generic address contain the number of the window.
-    # Each window has 2**34 bytes (SPACE_SHIFT).
+    # Each window has 2**34 bytes (SPACE_SHIFT), and the bits above ADDRESS_MASK are a tag.
     number = WINDOWS["const" if space == "param" else space] >> 34
-    writer.assign(to, f"{writer.value(source, 'b64')} >> 34 == {number}", "pred")
+    address = writer.value(source, "b64")
+    if writer.module.analysis(stores_shared_pointers):
+        address = f"({address} & {ADDRESS_MASK:#x})"
+    writer.assign(to, f"{address} >> 34 == {number}", "pred")
 
 
 # --- waiting ------------------------------------------------------------------------------------------------

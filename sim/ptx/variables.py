@@ -48,6 +48,8 @@ class Store:
         self.pointers: dict[str, tuple] = {}
         self.laid_out: dict[str, None] = {}  # in the order in which they were reached
         self.heap = HeapState()
+        # the most recent launch that made a SharedPointers (a weak reference), and its number
+        self.tagged_launch, self.launch_number = (lambda: None), 0
         # When the module is deleted, its addresses become free.
         weakref.finalize(self, ADDRESSES.deleted.append, text.number).atexit = False
         self.device: Any = None

@@ -19,6 +19,7 @@ from sim.ptx import atomics, register_kinds
 from sim.ptx.emit import Writer
 from sim.ptx.program import Program
 from sim.ptx.regions import RESERVED, VIEWS
+from sim.ptx.shared_pointers import stores_shared_pointers
 from sim.ptx.special_registers import SPECIALS
 from sim.ptx.syntax import python_name
 from sim.ptx.warps import form_of
@@ -55,6 +56,8 @@ class Lowering(Program):
 
         Raise CannotLower for an instruction that has no compiled form.
         """
+        if stores_shared_pointers(self.entry):
+            raise CannotLower("a kernel that stores a pointer to shared memory has no compiled form")
         self.function = self.entry
         writer = Writer(self, self.entry, False)
         lines = writer.write()

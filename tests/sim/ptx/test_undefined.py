@@ -154,10 +154,10 @@ def test_a_shuffle_in_a_branch(engine, distance, after, expected):
 
 
 def test_access_far_from_the_local_variables_is_described_in_bytes():
-    text = HEAD + KERNEL.format(body="st.local.u32 [%d3+-484], %r1;")
+    text = HEAD + KERNEL.format(body="st.local.u32 [%d3+-480], %r1;")
     report = simulate(load_ptx(text)["k"], on_finding="report")[1, 2](
         np.zeros(2, np.int32), np.zeros(2, np.int32)
     )
     (finding,) = (f for f in report.findings if f.kind == "out-of-bounds")
-    assert "an address 484 bytes before the start of the function's local variables" in finding.message
+    assert "an address 480 bytes before the start of the function's local variables" in finding.message
     assert "16 bytes together" in finding.message
