@@ -20,12 +20,15 @@ class NamedBarrier:
     arrivals: the number of arrivals since it last opened.
     waiting: the arrived threads that wait.
     openings: the number of times it has opened.
+    arrived: the threads that have arrived without waiting since it last opened.
+    repeated: the Access of the first thread that arrived twice between two openings, or None.
     """
 
-    __slots__ = ("count", "arrivals", "waiting", "openings")
+    __slots__ = ("arrivals", "arrived", "count", "openings", "repeated", "waiting")
 
     def __init__(self):
         self.count, self.arrivals, self.waiting, self.openings = None, 0, [], 0
+        self.arrived, self.repeated = set(), None
 
 
 def arrive_at(scheduler, number, count, frame, waits):
@@ -33,6 +36,10 @@ def arrive_at(scheduler, number, count, frame, waits):
     context, thread = scheduler.context, scheduler.context.thread
     barrier = find_barrier(thread.block.named_barriers, number, count, context.spec.warp_size)
     phase = ("barrier", number), barrier.openings
+    if not waits:
+        if thread in barrier.arrived and barrier.repeated is None:
+            barrier.repeated = context.witness("arrives again", context.sites.of_frame(frame, "call"))
+        barrier.arrived.add(thread)
     if not count_arrival(context, thread.block, barrier, phase) and waits:
         barrier.waiting.append(thread)
         scheduler.wait(NAMED_BARRIER, frame)
@@ -67,6 +74,7 @@ def count_arrival(context, block, barrier, phase):
     if barrier.arrivals < barrier.count:
         return False
     block.ready += barrier.waiting
+    barrier.arrived.clear()
     barrier.count, barrier.arrivals, barrier.waiting, barrier.openings = None, 0, [], barrier.openings + 1
     return True
 
@@ -94,6 +102,18 @@ def incomplete_finding(scheduler, block):
         (number, barrier) for number, barrier in sorted(block.named_barriers.items()) if barrier.waiting
     )
     others = [thread for thread in block.threads if thread not in barrier.waiting]
+    repeated = next((b.repeated for b in block.named_barriers.values() if b.repeated), None)
+    if repeated is not None:
+        return Finding(
+            "barrier-divergence",
+            "error",
+            f"barrier {number} waits for {plural(barrier.count, 'thread')}, and {barrier.arrivals} have come",
+            (scheduler.waiting_witness(barrier.waiting[0]), repeated),
+            reason="A thread arrived without waiting, and arrived again before the barrier had opened. Its"
+            " second arrival replaced the arrival of another thread.",
+            fix="let the arriving threads also wait: bar.sync at a second barrier before they write again, at"
+            " which the reading threads arrive (bar.arrive) after they have read",
+        )
     elsewhere = {scheduler.waiting_witness(thread).site: thread for thread in reversed(others)}
     return Finding(
         "barrier-divergence",

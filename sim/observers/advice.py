@@ -22,7 +22,7 @@ EITHER, DEPENDS = "Either may come first.", "Either may come first, and the resu
 
 
 # The patterns of races that can be consequences of a divergence.
-DIVERGED = "barrier that some threads miss", "mask of some lanes"
+DIVERGED = "barrier that some threads miss", "mask of some lanes", "named barrier"
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,17 @@ PATTERNS = (
             " reach it."
         ),
         fixes.steps_of_missed_barrier,
+    ),
+    Pattern(
+        DIVERGED[2],
+        lambda facts: facts.incomplete_named_barrier,
+        lambda facts: (
+            f"correct the barrier on line {facts.incomplete_named_barrier} first, as its finding says"
+        ),
+        lambda facts: (
+            f"The named barrier on line {facts.incomplete_named_barrier} would order them, and its arrivals"
+            " do not match."
+        ),
     ),
     Pattern(
         "too few buffers",

@@ -24,6 +24,7 @@ from sim.observers.statements import (
 from sim.observers.words import CPP
 
 ALL_LANES = 0xFFFFFFFF
+NAMED_BARRIER = re.compile(r"\bbar(?:rier)?(?:\.cta)?\.(?:sync|arrive)")
 WARP_MASK = re.compile(r"syncwarp\(\s*(0[xX][0-9a-fA-F]+|\d+)[uU]?\s*\)")
 
 
@@ -125,9 +126,22 @@ class Facts(AccessPair):
             return None
         first, last = (self.loop.first, self.loop.last) if self.loop else (self.low, self.high)
         lines = sorted(line for function, line in self.diverged if function == self.one.function)
-        inside = [line for line in lines if first <= line <= last]
+        inside = [line for line in lines if first <= line <= last and not self.is_named_barrier(line)]
         held = [line for line in inside if self.outline.outermost(self.outline.innermost(line))]
         return min(held, key=lambda line: not self.low < line < self.high, default=None)
+
+    @cached_property
+    def incomplete_named_barrier(self):
+        """The lowest line of a named barrier, between the accesses, that never opens, or None."""
+        if self.outline is None or self.several_blocks:
+            return None
+        lines = [line for function, line in self.diverged if function == self.one.function]
+        inside = [line for line in lines if self.low <= line <= self.high]
+        return min(filter(self.is_named_barrier, inside), default=None)
+
+    def is_named_barrier(self, line):
+        """Return whether a line waits at a named barrier, at which not all threads of the block meet."""
+        return NAMED_BARRIER.search(self.outline.lines[line]) is not None
 
     @cached_property
     def part_of_warp(self):

@@ -3,9 +3,12 @@
 It has the corpus's patterns in C++ terms, and following it removes the race.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from ptx.test_cuda_cpp import module
 from sim import simulate
 
 VIEWS = """
@@ -322,3 +325,18 @@ def test_an_index_of_fresh_memory_names_its_cause(kind, tmp_path):
     cause, consequence = launched(f"{HEADER}{body}}}\n", tmp_path / "k.cu", (1, 32), *arguments).findings
     assert (cause.kind, consequence.kind) == ("uninitialized-read", "out-of-bounds")
     assert consequence.follows and "comes from an undefined value on line" in consequence.reason
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+def test_ring_of_named_barriers_needs_a_second_barrier(waits):
+    """Apply the advice by `waits`: the writing warp then waits until the buffer has been read."""
+    _, kernels = module("named_ring", Path(__file__).with_name("programs"))
+    x, out = np.arange(256, dtype=np.int32).reshape(8, 32), np.zeros((8, 32), np.int32)
+    report = simulate(kernels["ring"], on_finding="report")[1, 64](x, out, np.int32(8), np.int32(waits))
+    if waits:
+        assert not report.findings and np.array_equal(out, x[:, ::-1])
+        return
+    cause, consequence = report.findings
+    assert (cause.kind, consequence.kind) == ("barrier-divergence", "race-shared")
+    assert "arrived again" in cause.reason and "second barrier" in cause.fix
+    assert "first, as its finding says" in consequence.fix
