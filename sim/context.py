@@ -37,9 +37,12 @@ DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress befor
 # after each comparison that finds a change. PATIENCE is the limit for a loop in which something changes.
 FIRST_PATIENCE, PATIENCE = 1.0, 8.0
 # A loop may run for PATIENCE_FACTOR * PATIENCE seconds, or until the log has MAX_LOGGED accesses, if a
-# Forecast predicts that it ends, or if it waits for no other thread and the numbers that it compares wander.
-# The log cannot be flushed within a loop.
-PATIENCE_FACTOR, MAX_LOGGED = 8, 1 << 23
+# Forecast predicts that it ends. The factor is SEARCH_FACTOR if the loop waits for no other thread and the
+# numbers that it compares wander. The log cannot be flushed within a loop.
+PATIENCE_FACTOR, SEARCH_FACTOR, MAX_LOGGED = 8, 1.5, 1 << 23
+# Hooks that are called for each atomic or fence and only record the order. Reading the clock twice would take
+# longer than the hook.
+QUICK = {"atomic_done", "fenced"}
 # A comparison of the threads may prove that nothing changes any more, so it may exceed the limit by this
 # factor.
 COMPARING = 1.5
@@ -146,6 +149,10 @@ class Context:
         """Call the hook of each observer that overrides it, and collect the findings that it returns."""
         if not self.listeners[hook]:
             return
+        if hook in QUICK:
+            for listener in self.listeners[hook]:
+                self.findings.extend(listener(*facts) or ())
+            return
         began, self.in_observer, known = time.process_time(), True, len(self.findings)
         for listener in self.listeners[hook]:
             self.findings.extend(listener(*facts) or ())
@@ -231,14 +238,7 @@ class Context:
         segment = np.repeat(np.arange(first, self.last_segment + 1), lengths)
         thread = np.repeat(np.array([thread.linear for thread in threads], np.int32), lengths)
         position, site = np.arange(len(entries)) + self.logged, (entries >> SITE_SHIFT).astype(np.int32)
-        columns = (
-            thread,
-            segment,
-            position,
-            site,
-            entries & ADDRESS_MASK,
-            (1 << (entries >> ADDRESS_BITS & 15)),
-        )
+        columns = thread, segment, position, site, entries & ADDRESS_MASK, 1 << (entries >> ADDRESS_BITS & 15)
         self.logged += len(entries)
         del self.log[:]
         self.values.clear()
@@ -343,8 +343,6 @@ class Context:
             self.forecast.add(now, check.numbers)
             check.numbers = {}
             self.ends = now - self.moved + self.forecast.seconds_left() <= PATIENCE_FACTOR * PATIENCE
-            # Threads that do not wait for other threads are computing, and may reach the end of a search.
-            self.ends |= self.forecast.wanders and not self.synchronizes
         factor = COMPARING if stuck is None else 1
         late = now - self.moved > factor * PATIENCE and now - self.moved > factor * self.time_limit()
         if stuck or late or stuck is False and len(self.log or ()) > MAX_LOGGED:
@@ -362,7 +360,11 @@ class Context:
         The limit is higher if the Forecast predicts that the loop ends. It is not after an error: on a GPU,
         that error may have ended the launch or caused the endless loop.
         """
-        return PATIENCE_FACTOR * PATIENCE if self.ends and not self.has_errors else PATIENCE
+        if self.has_errors:
+            return PATIENCE
+        # Threads that do not wait for other threads are computing, and may reach the end of a search.
+        searches = self.forecast is not None and self.forecast.wanders and not self.synchronizes
+        return PATIENCE * (PATIENCE_FACTOR if self.ends else SEARCH_FACTOR if searches else 1)
 
     @property
     def activity(self):

@@ -27,10 +27,10 @@ from sim.isa.table import INSTRUCTIONS
 from sim.observers import DEFAULT
 from sim.observers.races import Races
 
-# Budget for all schedules together, in thread resumptions: the maximum of MAX_TURNS and twice the number in
-# the first run.
-MAX_TURNS = 30_000
-MAX_LATER_TURNS = 4_000  # the budget after the first FEW schedules, if they found nothing
+# Budget for all schedules together, in turns: thread resumptions, atomics and fences. It is the maximum of
+# MAX_TURNS and of MAX_TURNS_RATIO times the number in the first run.
+MAX_TURNS, MAX_TURNS_RATIO = 40_000, 1.5
+MAX_LATER_TURNS = 6_000  # the budget after the first FEW schedules, if they found nothing
 # Initial values of unwritten memory: first the usual initial values of flags, states and keys, because loops
 # that wait for them end soonest; then large positive and negative values.
 POISONS = 0, 1, -1, b"\x5a", b"\xda"
@@ -117,7 +117,7 @@ class Reruns:
     def try_schedules(self, findings):
         """Run under adversarial schedules until the budget is spent, and add their findings to `findings`.
         Return notes."""
-        tried, left = 1, max(MAX_TURNS, 2 * self.context.entered)
+        tried, left = 1, max(MAX_TURNS, MAX_TURNS_RATIO * turns(self.context))
         for schedule in adversarial_schedules(self.context.counters["threads"]):
             if tried == FEW + 1:
                 left = 0 if findings else min(left, MAX_LATER_TURNS)
@@ -128,7 +128,7 @@ class Reruns:
             except SimulatorError as error:
                 return [f"under another schedule of its threads: {error}"]
             findings += context.findings
-            left -= context.entered + 1
+            left -= turns(context) + 1
             tried += 1
         self.context.counters["schedules"] = tried
         return [format_undecided(tried)]
@@ -159,6 +159,11 @@ class Reruns:
             for f in findings
             if not reads_absent_lane(f)
         ]
+
+
+def turns(context):
+    """Return the number of thread resumptions, atomics and fences of a run."""
+    return context.entered + context.last_segment + 1
 
 
 def confirmed(findings):

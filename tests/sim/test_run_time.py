@@ -186,7 +186,7 @@ def searches(wanted, out):
 
 
 def test_long_search_is_not_cut_short(monkeypatch):
-    for name, value in (("FIRST_PATIENCE", 0.02), ("PATIENCE", 0.5), ("PATIENCE_FACTOR", 1000)):
+    for name, value in (("FIRST_PATIENCE", 0.02), ("PATIENCE", 0.5), ("SEARCH_FACTOR", 1000)):
         monkeypatch.setattr(context, name, value)
     wanted, out = 6000, np.zeros(1, np.int64)
     report = simulate(searches)[1, 1](wanted, out)
