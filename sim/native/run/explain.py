@@ -94,7 +94,7 @@ class MixedGrid(Grid):
     def __init__(self, attempt, blocks, *given):
         super().__init__(*given)
         self.attempt, self.positions = attempt, dict(zip(map(attempt.index_of, blocks), blocks))
-        self.order = list(self.positions)
+        self.order = [(index,) for index in self.positions]  # kernels with clusters are not compiled
         self.context.wrote = attempt.wrote
 
     def new_block(self, index):
