@@ -12,7 +12,7 @@ from pathlib import Path
 
 from course.bootstrap import ROOT
 
-SOLUTIONS = ROOT / "solutions"
+LESSONS = ROOT / "notebooks"  # the published notebooks; a class may work without the folder solutions/
 COPIES = ROOT / "my_lessons"  # folder with the learner's copies of the lessons
 CHECKS = Path(__file__).parent / "check"
 
@@ -34,17 +34,17 @@ def exercises():
         numbered = re.findall(r"@exercise\(\s*\"([\d.]+)\",\s*\"([^\"]+)\"", file.read_text(encoding="utf-8"))
         in_order = sorted(numbered, key=lambda pair: int(pair[0].partition(".")[2]))
         lesson = file.stem.removeprefix("lesson")
-        parts = sorted(SOLUTIONS.glob(f"{lesson}[a-z_]*.py"))
+        parts = sorted(LESSONS.glob(f"{lesson}[a-z_]*.ipynb"))
         texts = {part.stem.partition("_")[0]: part.read_text(encoding="utf-8") for part in parts[1:]}
         for number, title in in_order:
-            part = next((name for name, text in texts.items() if solution_of(number) in text), lesson)
+            part = next((name for name, text in texts.items() if stub_text(number) in text), lesson)
             found.setdefault(part, {})[number] = title
     return found
 
 
-def solution_of(number):
-    """Return the line that begins the solution of an exercise in a lesson's source."""
-    return f"# BEGIN SOLUTION {number}\n"
+def stub_text(number):
+    """Return the text that marks the stub of an exercise in the file of a published notebook."""
+    return f'NotImplementedError(\\"exercise {number}\\")'
 
 
 def next_exercise(after=None):
@@ -58,7 +58,7 @@ def next_exercise(after=None):
 def place(number):
     """Return the file name of an exercise's notebook in the learner's folder, "01_online_softmax.ipynb"."""
     lesson = next(lesson for lesson, numbers in exercises().items() if number in numbers)
-    return next(file.with_suffix(".ipynb").name for file in sorted(SOLUTIONS.glob(f"{lesson}_*.py")))
+    return next(file.name for file in sorted(LESSONS.glob(f"{lesson}_*.ipynb")))
 
 
 def how_far(number):
@@ -71,7 +71,8 @@ def how_far(number):
     said = [f"{len(done())} of {total} done"]
     if onward:
         said.append(f"next: [{onward}]({place(onward)})")
-    said.append(f"[a solution of {number}](solutions/{place(number)})")
+    if (ROOT / "solutions" / place(number)).exists():
+        said.append(f"[a solution of {number}](solutions/{place(number)})")
     return " · ".join(said)
 
 

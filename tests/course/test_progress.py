@@ -191,3 +191,10 @@ def test_a_notebook_says_how_far_one_is_and_a_terminal_does_not(state_dir, monke
     monkeypatch.setenv("COURSE_QUIET", "1")
     say_how_far("1.2")
     assert len(shown) == 1
+
+
+def test_a_class_can_work_without_the_solutions(monkeypatch, tmp_path, state_dir):
+    """Delete solutions/, as far as the progress list can see: it names the next lesson, and no solution."""
+    monkeypatch.setattr(sys.modules["course.progress"], "ROOT", tmp_path)
+    tick("1.0")
+    assert how_far("1.0").endswith("· next: [1.1](01_online_softmax.ipynb)")
