@@ -87,7 +87,8 @@ print(board)
 # - **Line 1: what happened, and in which thread.** `board[3, 0]` does not exist in a board of 3 x 5. The thread is (0, 3) of block 0, that is, `threadIdx.x = 0` and `threadIdx.y = 3`.
 # - **Line 2: where.** The thread *wrote* in line 5 of the kernel, counted from its `def`. The source of that line follows.
 # - **Line 3: why.** Index 3 along axis 0, the rows, must be below 3. The same happened five more times.
-# - **Last line: a likely fix.** It is only *likely*, because `sim` has seen a bad access and not your intention. Here it suggests a guard against `board.shape[0]`. The kernel has such a guard, but it guards the wrong index.
+# - **Line 4: a likely fix.** It is only *likely*, because `sim` has seen a bad access and not your intention. Here it suggests a guard against `board.shape[0]`. The kernel has such a guard, but it guards the wrong index.
+# - **Last line: a page to read on.** `%run -m sim explain out-of-bounds` prints the page: the rule, the reason, the usual fixes, and a minimal kernel.
 #
 # `shape` is (rows, columns), and x runs along the columns. The guard let y go up to 4, although there are only 3 rows. It let x go only up to 2, so columns 3 and 4 still have the initial value -1.
 #
