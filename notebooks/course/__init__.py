@@ -20,7 +20,7 @@ Read the files in this order:
     command_line, manual, commands   `python notebooks/course COMMAND`
     bootstrap, doctor, processes     the set-up and its diagnosis, with the standard library only
     copies, lab             the learner's copies, and JupyterLab
-    docs                    the documentation as HTML
+    docs                    the site (docs/site)
 """
 
 # Each of `brought`, `live`, `progress` and `progress_bar` is both a module and a function in that module.

@@ -171,7 +171,7 @@ def lint(arguments: list[str]) -> int:
 
 
 def docs(arguments: list[str]) -> int:
-    """Write docstrings and lessons as HTML pages."""
+    """Write the site."""
     from course import docs
 
     return docs.main(arguments)

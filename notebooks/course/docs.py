@@ -1,27 +1,48 @@
-"""Builds the HTML documentation of the public API of sim and kernels (pdoc) and of the lessons, and finds
-dead links.
+"""Builds the site: the pages of docs/site, the lessons with their outputs, the guides, the index of findings
+and the reference of the API, with Sphinx. Then finds dead links.
+
+`stage` copies all pages into one folder and rewrites their links. Sphinx turns the folder into HTML.
 
 Usage: python notebooks/course docs [FOLDER]
 """
 
+import json
+import os
 import re
+import shutil
+import subprocess
 import sys
+import time
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import unquote, urlsplit
 
 from course.bootstrap import ROOT
 
-API = "sim sim.events sim.observers sim.recording sim.report sim.isa sim.viz sim.engine.base kernels".split()
-# internal packages, documented for contributors to sim
-INNER = ["sim.native", "sim.frontend", "sim.memory", "sim.host", "sim.cuda"]
-STYLE = "body{max-width:50em;margin:2em auto;padding:0 1em;font:16px/1.5 system-ui,sans-serif}"
+PAGES = {  # page of the repository -> page of the site; further ones are listed by `pages`
+    "README.md": "index.md",  # links to the README lead to the first page
+    "sim/README.md": "simulator/guide.md",
+    "sim/SANITIZER.md": "simulator/compute-sanitizer.md",
+    "docs/cuda_programs.md": "simulator/cuda-programs.md",
+    "kernels/README.md": "kernels/index.md",
+    "kernels/cuda_cpp/README.md": "kernels/cuda-cpp.md",
+    "kernels/triton/README.md": "kernels/triton.md",
+    "docs/site/index.md": "index.md",
+    "docs/site/lessons.md": "lessons/index.md",
+    "docs/site/findings.md": "findings/index.md",
+}
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(<?([^()\s<>]+(?:\([^()\s]*\))?)>?\)")
+CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+SOLUTION = re.compile(r"^ *# (?:BEGIN SOLUTION [\d.]+|END SOLUTION)\n?", re.MULTILINE)
+INSTALL = "python -m pip install -c constraints.txt -r docs/site/requirements.txt"
 
 
 def main(arguments: list[str]) -> int:
-    """Write the documentation to a folder, by default `site`.
+    """Write the site to a folder, by default `site`.
 
-    Return 1 if a link is dead and 2 if the arguments are invalid.
+    Return 1 if Sphinx fails or a link is dead, and 2 if the arguments are invalid or Sphinx is missing.
     """
     if len(arguments) > 1 or arguments and arguments[0].startswith("-"):
         print(f"docs takes the name of one folder; given: {' '.join(arguments)}", file=sys.stderr)
@@ -30,56 +51,177 @@ def main(arguments: list[str]) -> int:
     if site.exists() and not site.is_dir():
         print(f"{site} is no folder: give the name of one, which may be new", file=sys.stderr)
         return 2
-    print("API, from docstrings")
-    write_api(site / "api")
-    for notebook in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")):
-        print(notebook.stem)
-        write_lesson(notebook, site / "lessons" / f"{notebook.stem}.html")
-    (site / "index.html").write_text(index(site), encoding="utf-8")
+    if missing := [
+        name for name in ("sphinx", "furo", "myst_nb", "sphinx_copybutton") if not find_spec(name)
+    ]:
+        print(f"docs needs {', '.join(missing)}. Install them:\n  {INSTALL}", file=sys.stderr)
+        return 2
+    began = time.monotonic()
+    with TemporaryDirectory() as folder:
+        stage(Path(folder))
+        if status := run_sphinx(Path(folder), site):
+            return status
     dead = dead_links(site)
     print(*dead, sep="\n", file=sys.stderr)
-    print(f"{site / 'index.html'}: {len(list(site.rglob('*.html')))} pages, {len(dead)} dead links")
+    count, links = (
+        len(list(site.rglob("*.html"))),
+        sum(len(Links(p.read_text("utf-8")).targets) for p in site.rglob("*.html")),
+    )
+    seconds = time.monotonic() - began
+    print(f"{site / 'index.html'}: {count} pages, {links:,} links, {len(dead)} dead; {seconds:.0f} s")
     return int(bool(dead))
 
 
-def write_api(folder: Path) -> None:
-    import pdoc
+def run_sphinx(source: Path, site: Path) -> int:
+    """Write the HTML of the staged pages. Return the exit status; a warning is an error."""
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-b",
+        "html",
+        "-W",
+        "--keep-going",
+        "-q",
+        str(source),
+        str(site),
+    ]
+    paths = [str(ROOT), str(ROOT / "notebooks"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    status = subprocess.run([*command, "-d", str(source / ".doctrees")], env=environment).returncode
+    (site / ".buildinfo").unlink(missing_ok=True)
+    return status
 
-    import kernels
 
-    vars(kernels).update(
-        {name: getattr(kernels, name) for name in kernels.__all__}
-    )  # Access the attributes, because `kernels` imports its functions on first use.
-    pdoc.render.configure(docformat="markdown", show_source=False)
-    pdoc.pdoc(*API, *(f"!{name}" for name in INNER), output_directory=folder)
+# --- the folder of pages ------------------------------------------------------------------------------------
 
 
-def write_lesson(notebook: Path, page: Path) -> None:
-    """Write a published lesson as HTML.
+def pages() -> dict[str, str]:
+    """Return {page of the repository: page of the site}, with paths relative to the two roots."""
+    found = dict(PAGES)
+    for path in (ROOT / "docs/site").rglob("*.md"):
+        found.setdefault(relative(path), relative(path).removeprefix("docs/site/"))
+    for path in [*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
+        found.setdefault(relative(path), relative(path))
+    for path in (ROOT / "sim/pages").glob("*.md"):
+        found[relative(path)] = f"findings/{path.name}"
+    for path in (ROOT / "solutions").glob("[0-9]*.ipynb"):
+        found[f"solutions/{path.name}"] = found[f"notebooks/{path.name}"] = f"lessons/{path.name}"
+    return found
 
-    Links to other lessons are kept; links to other project files become plain text.
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def stage(folder: Path, lessons: set[str] | None = None) -> None:
+    """Write the pages that Sphinx reads into a folder.
+
+    lessons: the lessons to include, {"04_what_can_go_wrong"}; all by default.
     """
-    from nbconvert import HTMLExporter
+    places = pages()
+    if lessons is not None:
+        places = {
+            page: place
+            for page, place in places.items()
+            if not place.endswith(".ipynb") or Path(page).stem in lessons
+        }
+    shutil.copytree(ROOT / "docs/site/static", folder / "static", dirs_exist_ok=True)
+    shutil.copy(ROOT / "docs/site/conf.py", folder)
+    for page, place in places.items():
+        if page == "README.md" or page.startswith("notebooks/"):
+            continue
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        if page.endswith(".ipynb"):
+            text = lesson_page(Path(page).stem, places, folder)
+        else:
+            text = rewrite_links((ROOT / page).read_text(encoding="utf-8"), page, places, folder)
+            text = fill_in(text, page, places)
+        (folder / place).write_text(text, encoding="utf-8")
 
-    html, _ = HTMLExporter(embed_images=True).from_filename(str(notebook))
-    html = re.sub(r'href="(\d\d[a-z]?_\w+)\.ipynb', r'href="\1.html', html)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(re.sub(r'<a href="\.\.?/[^"]*"', "<a", html), encoding="utf-8")
+
+def fill_in(text: str, page: str, places: dict[str, str]) -> str:
+    """Return a page of docs/site with its generated part: the lists of lessons and findings, and the finding
+    of the first page."""
+    from sim import pages as index_of_findings
+
+    if page == "docs/site/lessons.md":
+        lessons = sorted(Path(place).stem for name, place in places.items() if name.startswith("solutions/"))
+        return text.replace("{lessons}", tree(lessons))
+    if page == "docs/site/findings.md":
+        names = index_of_findings.names()
+        rows = [f"| [{name}]({name}.md) | {index_of_findings.page(name).meaning} |" for name in names]
+        table = "\n".join(["| name | meaning |", "|---|---|", *rows])
+        return text.replace(
+            "{findings}", f"{table}\n\n{tree([f'{name} <{name}>' for name in names], hidden=True)}"
+        )
+    if page == "docs/site/index.md":
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        return text.replace("{finding}", re.search(r"```\n(KernelBug: .*?)\n```", readme, re.DOTALL)[1])
+    return text
 
 
-def index(site: Path) -> str:
-    """Write the start page, which links to all others."""
+def tree(names, hidden=False) -> str:
+    """Return a table of contents in MyST."""
+    options = ":hidden:\n" if hidden else ":maxdepth: 1\n"
+    return "\n".join(["```{toctree}", options, *names, "```"])
 
-    def links(pages):
-        items = (f'<li><a href="{p.relative_to(site).as_posix()}">{p.stem}</a></li>' for p in pages)
-        return f"<ul>{''.join(items)}</ul>"
 
-    return (
-        f'<!doctype html><meta charset="utf-8"><title>Attention kernels</title><style>{STYLE}</style>'
-        f"<h1>Attention kernels, from a pencil to a GPU</h1>"
-        f"<h2>Lessons</h2>{links(sorted((site / 'lessons').glob('*.html')))}"
-        f"<h2>API</h2>{links([site / 'api' / (name.replace('.', '/') + '.html') for name in API])}"
-    )
+# --- links --------------------------------------------------------------------------------------------------
+
+
+def rewrite_links(text: str, page: str, places: dict[str, str], folder: Path) -> str:
+    """Return a page's Markdown with each link to a file of the repository replaced by a link within the site.
+    A link to a file that is no page of the site becomes plain text. Images are copied into the folder."""
+
+    def replaced(match):
+        image, label, target = match.groups()
+        parts = urlsplit(target)
+        if parts.scheme or not parts.path:
+            return match[0]
+        path = os.path.normpath(f"{Path(page).parent.as_posix()}/{unquote(parts.path)}").replace(os.sep, "/")
+        here = Path(places[page]).parent
+        if image or path.endswith((".png", ".svg")):
+            copy = folder / "files" / path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / path, copy)
+            return f"{image}[{label}]({os.path.relpath(f'files/{path}', here)})"
+        place = (
+            places.get(path)
+            or places.get(f"{path}/README.md")
+            or ("lessons/index.md" * (path == "solutions"))
+        )
+        if not place:
+            return label
+        fragment = f"#{parts.fragment}" if parts.fragment else ""
+        return f"[{label}]({os.path.relpath(place, here).replace(os.sep, '/')}{fragment})"
+
+    pieces = CODE.split(text)
+    # Every second piece is code. Code within a label of a link must stay in its piece.
+    if any(piece.count("[") != piece.count("]") for piece in pieces[::2]):
+        blocks = re.split(r"(^```.*?^```)", text, flags=re.MULTILINE | re.DOTALL)
+        return "".join(b if b.startswith("```") else LINK.sub(replaced, b) for b in blocks)
+    return "".join(piece if number % 2 else LINK.sub(replaced, piece) for number, piece in enumerate(pieces))
+
+
+def lesson_page(stem: str, places: dict[str, str], folder: Path) -> str:
+    """Return a lesson as a notebook: the executed solution, with each exercise's stub before its folded
+    solution."""
+    solved = json.loads((ROOT / f"solutions/{stem}.ipynb").read_text(encoding="utf-8"))
+    posed = json.loads((ROOT / f"notebooks/{stem}.ipynb").read_text(encoding="utf-8"))
+    cells = []
+    for cell, stub in zip(solved["cells"], posed["cells"], strict=True):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            cells.append(cell | {"source": rewrite_links(source, f"solutions/{stem}.ipynb", places, folder)})
+        elif "# BEGIN SOLUTION" in source:
+            cells.append(stub | {"outputs": [], "metadata": {}})
+            folded = cell | {"source": SOLUTION.sub("", source), "metadata": {"tags": ["hide-input"]}}
+            cells.append(folded | {"id": f"{cell['id']}-solution"})
+        else:
+            cells.append(cell | {"metadata": {}})
+    text = json.dumps(solved | {"cells": cells}, ensure_ascii=False)
+    return re.sub(r'((?:href=\\"|\]\()\d\d[a-z]?_\w+)\.ipynb', r"\1.html", text)  # links in outputs
 
 
 class Links(HTMLParser):

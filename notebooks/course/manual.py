@@ -98,7 +98,12 @@ TABLE = (
     ),
     Command("plots", "draw the README's figures from what bench recorded"),
     Command("lint", "check the rules of imports, the style, the spelling and the types of the public API"),
-    Command("docs", "write the API and the lessons as HTML, links checked, into a folder", "DOCS", ("site",)),
+    Command(
+        "docs",
+        "write the site with the lessons and the API into a folder, and check its links",
+        "DOCS",
+        ("site",),
+    ),
     Command("bench-sim", "compare the simulator's speed with that of Numba's own simulator"),
 )
 COMMANDS = {command.name: command for command in TABLE}
