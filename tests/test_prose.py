@@ -23,6 +23,7 @@ PAGES = [
     "docs/glossary.md",
     "docs/measurements.md",
     "docs/validation.md",
+    *(f"docs/site/{path.name}" for path in sorted((ROOT / "docs/site").glob("*.md"))),
     *(f"sim/pages/{path.name}" for path in sorted((ROOT / "sim/pages").glob("*.md"))),
 ]
 # Folders and files whose prose has been rewritten, as patterns below the root.
