@@ -220,8 +220,13 @@ def lesson_page(stem: str, places: dict[str, str], folder: Path) -> str:
             cells.append(folded | {"id": f"{cell['id']}-solution"})
         else:
             cells.append(cell | {"metadata": {}})
-    text = json.dumps(solved | {"cells": cells}, ensure_ascii=False)
-    return re.sub(r'((?:href=\\"|\]\()\d\d[a-z]?_\w+)\.ipynb', r"\1.html", text)  # links in outputs
+    for cell in cells:
+        if cell["cell_type"] == "code":  # Sphinx does not resolve links in outputs
+            text = json.dumps(cell["outputs"])
+            cell["outputs"] = json.loads(
+                re.sub(r'((?:href=\\"|\]\()\d\d[a-z]?_\w+)\.ipynb', r"\1.html", text)
+            )
+    return json.dumps(solved | {"cells": cells}, ensure_ascii=False)
 
 
 class Links(HTMLParser):
