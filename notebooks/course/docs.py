@@ -36,6 +36,10 @@ PAGES = {  # page of the repository -> page of the site; further ones are listed
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(<?([^()\s<>]+(?:\([^()\s]*\))?)>?\)")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 SOLUTION = re.compile(r"^ *# (?:BEGIN SOLUTION [\d.]+|END SOLUTION)\n?", re.MULTILINE)
+HIDDEN = {
+    "tags": ["hide-input"],
+    "mystnb": {"code_prompt_show": "Show the code", "code_prompt_hide": "Hide the code"},
+}
 INSTALL = "python -m pip install -c constraints.txt -r docs/site/requirements.txt"
 
 
@@ -219,7 +223,8 @@ def lesson_page(stem: str, places: dict[str, str], folder: Path) -> str:
             folded = cell | {"source": SOLUTION.sub("", source), "metadata": {"tags": ["hide-input"]}}
             cells.append(folded | {"id": f"{cell['id']}-solution"})
         else:
-            cells.append(cell | {"metadata": {}})
+            hidden = cell["metadata"].get("jupyter", {}).get("source_hidden")  # as in JupyterLab
+            cells.append(cell | {"metadata": HIDDEN if hidden else {}})
     for cell in cells:
         if cell["cell_type"] == "code":  # Sphinx does not resolve links in outputs
             text = json.dumps(cell["outputs"])
