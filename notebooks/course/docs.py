@@ -25,7 +25,9 @@ PAGES = {  # page of the repository -> page of the site; further ones are listed
     "README.md": "index.md",  # links to the README lead to the first page
     "sim/README.md": "simulator/guide.md",
     "sim/SANITIZER.md": "simulator/compute-sanitizer.md",
+    "sim/PACKAGE.md": "simulator/package.md",
     "docs/cuda_programs.md": "simulator/cuda-programs.md",
+    "docs/cuda_programs_ledger.md": "simulator/cuda-programs-ledger.md",
     "kernels/README.md": "kernels/index.md",
     "kernels/cuda_cpp/README.md": "kernels/cuda-cpp.md",
     "kernels/triton/README.md": "kernels/triton.md",

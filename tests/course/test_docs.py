@@ -2,7 +2,9 @@
 builds the pages."""
 
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,18 @@ def test_the_first_page_shows_the_finding_of_the_readme(staged):
     assert "\nKernelBug: race-global: " in page and "\n  → race-global\n```" in page
 
 
+def test_every_page_is_in_a_table_of_contents(staged):
+    listed = set()
+    for page in staged.rglob("*.md"):
+        for block in re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+            names = [re.sub(r".*<(.*)>", r"\1", line) for line in block.split() if line[0] not in ":"]
+            listed |= {(page.parent / name).resolve() for name in re.findall(r"[\w./-]+", " ".join(names))}
+    pages = {
+        page.with_suffix("").resolve() for ending in ("md", "ipynb") for page in staged.rglob(f"*.{ending}")
+    }
+    assert pages - listed == {(staged / "index").resolve()}
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Return the built site with one lesson."""
@@ -113,3 +127,43 @@ def test_the_site_has_a_search_and_links_only_to_missing_lessons(site):
         for dead in docs.dead_links(site)
         if Path(dead.rpartition("/")[2]).stem.split(".")[0] not in lessons
     ] == []
+
+
+# the widths of a laptop and a phone in pixels
+WIDTHS = 1280, 390
+SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Return headless Chromium."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs a browser: pip install playwright")
+    with playwright.sync_playwright() as started:
+        system = shutil.which("chromium") or shutil.which("chromium-browser")
+        chromium = started.chromium.launch(executable_path=system, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_pages_fit_the_window_in_both_themes(site, browser, width, theme):
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
+    for name in ("index", f"lessons/{LESSON}", "findings/race-shared", "simulator/guide", "api/sim"):
+        page.goto((site / f"{name}.html").as_uri())
+        assert page.evaluate(SIDEWAYS) <= 0, name
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        lightness = sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
+        assert lightness > 200 if theme == "light" else lightness < 60, (name, colour)
+        if folder := os.environ.get("COURSE_SCREENSHOTS"):
+            page.screenshot(path=f"{folder}/site-{name.replace('/', '-')}-{width}-{theme}.png")
+    page.close()
+
+
+@pytest.mark.nightly
+def test_the_search_finds_a_page(site, browser):
+    page = browser.new_page()
+    page.goto((site / "search.html").as_uri() + "?q=misaligned")
+    page.wait_for_selector("#search-results a[href*='findings/misaligned-address']", timeout=20_000)
+    page.close()
