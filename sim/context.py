@@ -102,9 +102,9 @@ class Context:
         # (log position where the segment starts, its thread), and the number of the last segment
         self.segments, self.last_segment = [], -1
         self.logged = 0  # number of accesses flushed so far
-        # For loads and stores that copy a structure, by their position in the log (sim.ptx.struct_copies):
-        # (first byte, end) of the structure relative to a load's address, and the load's line in the PTX; and
-        # for a store, its sources as (position of the load, byte in the load, byte in the store, bytes)
+        # For loads that copy a structure, by log position: (first byte, end) of the structure relative to the
+        # address, the line in the PTX, and the bytes with which the kernel computes. For stores: sources as
+        # (position of the load, byte in the load, byte in the store, bytes). See sim.ptx.struct_copies.
         self.copied_loads, self.copied_stores = {}, {}
         # whether one batch may contain interleaved accesses of several blocks
         self.mixes_blocks = not (self.enabled.local or self.enabled.branches)

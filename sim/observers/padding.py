@@ -32,7 +32,12 @@ class Padding:
         if window is None:
             return False
         found = frozenset(byte for byte in range(size) if is_unwritten(byte))
-        if all(is_unwritten(byte) for byte in range(*window[:2])) or self.missing.get(position) == found:
+        computes = not found.isdisjoint(window[3])
+        if (
+            computes
+            or all(is_unwritten(byte) for byte in range(*window[:2]))
+            or self.missing.get(position) == found
+        ):
             return False
         self.missing[position] = found
         return True

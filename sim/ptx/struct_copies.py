@@ -1,8 +1,9 @@
 """Recognition of copies of structures, which include the unwritten bytes between the members (padding).
 
 A compiler copies `struct { char a; int b; }` with a load and a store of 8 bytes. The program writes only the
-members, so the load reads 3 unwritten bytes. This is no fault if the loaded registers are only stored again,
-and if other bytes of the structure are written. The bytes at the destination are then unwritten as well.
+members, so the load reads 3 unwritten bytes. This is no fault if other bytes of the structure are written,
+and if the loaded registers are only stored again or the program computes only with written bytes. The bytes
+at the destination are then unwritten as well.
 
 This module finds such loads and stores in the text. At run time, each of these loads produces a Token, and
 the stores pass it to the observers (`Context.copies`), or to the local and heap memory of this package.
@@ -15,9 +16,10 @@ import numpy as np
 from sim.events import ADDRESS_MASK, LOCAL, SPACE_SHIFT
 from sim.isa.registers import WIDTHS
 from sim.ptx.accesses import Access, access_of, address_text, parts
+from sim.ptx.demanded_bytes import demanded_bytes
 from sim.ptx.regions import WINDOWS
 from sim.ptx.register_kinds import read_and_written, registers_in
-from sim.ptx.syntax import Instruction, Register, Symbol
+from sim.ptx.syntax import Group, Instruction, Register, Symbol
 
 LOADS, STORES = {"ld", "ldu"}, {"st"}
 MAX_SKIPPED = 8  # the maximum number of bytes between loads of one structure that other loads copy
@@ -42,25 +44,76 @@ class StructCopies:
                     written.setdefault(register.name, []).append(item)
             for name in read_and_written(item)[0]:
                 readers.setdefault(name, []).append(item)
-        loads = [item for item in items if is_pure_load(item, written, readers)]
-        for item, window in structure_windows(function.body, {id(item) for item in loads}):
+        loads = [item for item in items if is_weak_load(item, written)]
+        self.readers, self.once = readers, {name for name, by in written.items() if len(by) == 1}
+        sizes = {
+            part.name: WIDTHS[Access(load.opcode).type] // 8
+            for load in loads
+            for part in registers_in(load.operands[0])
+        }
+        demand = demanded_bytes(
+            items, lambda item, name: name in sizes and self.copies(item, name, sizes[name])
+        )
+        chosen = {}  # id(load) -> the offsets of the bytes with which the function computes
+        for load in loads:
+            computed = frozenset(
+                i * sizes[part.name] + byte
+                for i, part in enumerate(parts(load.operands[0]))
+                if isinstance(part, Register)
+                for byte in range(min(demand.get(part.name, 0), sizes[part.name]))
+            )
+            first, end = byte_range(load)
+            if len(computed) < end - first:
+                chosen[id(load)] = computed
+        for item, window in structure_windows(function.body, chosen):
             # Padding requires a store that is narrower than the structure.
             if window[1] - window[0] > narrowest:
-                self.add(item, window, readers)
+                self.add(item, (*window, item.line, chosen[id(item)]))
 
-    def add(self, load, window, readers):
+    def copies(self, item, name, size):
+        """Return whether an instruction only copies a loaded register: it stores the register, or packs it
+        into a wider one that is only stored."""
+        if is_plain_store(item, size, name):
+            return True
+        packed = self.packed(item)
+        whole = packed and WIDTHS[item.names[-1]] // 8
+        return bool(packed) and all(
+            is_plain_store(use, whole, packed.name) for use in self.readers.get(packed.name, ())
+        )
+
+    def packed(self, item):
+        """Return the register into which a mov packs several registers, or None."""
+        if item.names[0] != "mov" or item.guard or not isinstance(item.operands[1], Group):
+            return None
+        to = item.operands[0]
+        return to if isinstance(to, Register) and to.name in self.once else None
+
+    def add(self, load, window):
         """Record a load and the stores of its registers."""
         size = WIDTHS[Access(load.opcode).type] // 8
-        named = [part for part in parts(load.operands[0]) if part is not None]
-        token = self.tokens[id(load)] = named[0]
+        token = self.tokens[id(load)] = next(registers_in(load.operands[0]))
         self.windows[id(load)] = window
         for i, part in enumerate(parts(load.operands[0])):
-            for store in readers.get(getattr(part, "name", None), ()):
-                for j, value in enumerate(parts(store.operands[1])):
-                    if value == part:
-                        found = token, i * size, j * size, size
-                        known = self.sources.setdefault(id(store), [])
-                        known += [found] * (found not in known)
+            for use in self.readers.get(getattr(part, "name", None), ()):
+                self.add_use(use, part, (token, i * size), 0, size)
+
+    def add_use(self, use, register, source, offset, size):
+        """Record a use of a loaded register, or of a register into which it was packed.
+
+        source: (token, byte offset in the load).
+        offset, size: the first byte and the number of bytes of the loaded register in `register`.
+        """
+        if (access := access_of(use, STORES)) is not None:
+            for j, value in enumerate(parts(use.operands[1])):
+                if value == register:
+                    found = *source, j * WIDTHS[access.type] // 8 + offset, size
+                    known = self.sources.setdefault(id(use), [])
+                    known += [found] * (found not in known)
+        elif not offset and (packed := self.packed(use)) is not None:
+            for j, value in enumerate(use.operands[1].parts):
+                if value == register:
+                    for store in self.readers.get(packed.name, ()):
+                        self.add_use(store, packed, source, j * size, size)
 
     # --- statements -----------------------------------------------------------------------------------------
 
@@ -74,7 +127,6 @@ class StructCopies:
         if (token := self.tokens.get(id(item))) is not None:
             access, window = Access(item.opcode), self.windows[id(item)]
             size = access.count * WIDTHS[access.type] // 8
-            window += (item.line,)
             site = writer.module.site("load")
             name = writer.module.new_name(
                 "copied", lambda run: run.memory.struct_copier.make_load(access.space, size, window, site)
@@ -109,31 +161,28 @@ def narrowest_store(items):
     return min(sizes, default=16)
 
 
-def is_pure_load(item, written, readers):
-    """Return whether the registers of a load are set only there, and are read only by stores of equal
-    elements."""
+def is_weak_load(item, written):
+    """Return whether a load can read a structure, and its registers are set only there."""
     access = access_of(item, LOADS)
     if access is None or access.space not in SHARING or access.strong or access.type[0] == "f":
         return False
     named = [part for part in parts(item.operands[0]) if isinstance(part, Register)]
-    uses = [use for register in named for use in readers.get(register.name, ()) if use is not item]
     return (
-        bool(uses)
+        bool(named)
         and isinstance(item.operands[1].base, (Register, Symbol))
         and all(len(written.get(register.name, ())) == 1 for register in named)
-        and all(is_plain_store(use, access, {r.name for r in named}) for use in uses)
     )
 
 
-def is_plain_store(item, loaded, names):
-    """Return whether an instruction stores elements of the width of a load, and does not use the loaded
-    registers otherwise."""
+def is_plain_store(item, nbytes, name):
+    """Return whether an instruction stores a register as an element of `nbytes` bytes, and does not use the
+    register otherwise."""
     access = access_of(item, STORES)
-    if access is None or item.guard and item.guard[0].name in names:
+    if access is None or item.guard and item.guard[0].name == name:
         return False
     address = {register.name for register in registers_in(item.operands[0])}
-    same = WIDTHS[access.type] == WIDTHS[loaded.type] and access.type[0] != "f"
-    return same and not access.strong and access.space in SHARING and not address & names
+    same = WIDTHS[access.type] == 8 * nbytes and access.type[0] != "f"
+    return same and not access.strong and access.space in SHARING and name not in address
 
 
 def structure_windows(body, chosen):
@@ -209,28 +258,33 @@ class StructCopier:
     def make_load(self, space, nbytes, window, site):
         """Return the function (address in the space) that returns the Token of a load.
 
-        window: the first byte and the end of the structure, relative to the address, and the line of the load
-            in the PTX.
+        window: the first byte and the end of the structure, relative to the address; the line of the load in
+            the PTX; and the offsets of the bytes with which the program computes.
         """
-        base, (first, end, _), loads = WINDOWS.get(space, 0), window, self.context.copied_loads
+        base, (first, end, _, computed), loads = WINDOWS.get(space, 0), window, self.context.copied_loads
 
         def load(address):
             address += base
             position = self.last_entry(address)
             if position is not None:
                 loads[position] = window
-            return Token(position, self.missing(address, nbytes, first, end), address, site)
+            return Token(position, self.missing(address, nbytes, first, end, computed), address, site)
 
         return load
 
-    def missing(self, address, nbytes, first, end):
-        """Return the mask of unwritten bytes for a Token."""
+    def missing(self, address, nbytes, first, end, computed):
+        """Return the mask of unwritten bytes for a Token. Return None if the program computes with such a
+        byte."""
         region = self.tracked(address)
         if region is None:
             return None
         at = address - region.base
         found = ~region.written[at : at + nbytes]
-        if not found.any() or not region.written[max(at + first, 0) : at + end].any():
+        if (
+            not found.any()
+            or found[list(computed)].any()
+            or not region.written[max(at + first, 0) : at + end].any()
+        ):
             return None
         # The heap has recorded the load as a suspect.
         if (suspects := getattr(region, "suspects", None)) and suspects[-1][2] == address:

@@ -20,6 +20,9 @@ NESTED = np.dtype(
         "itemsize": 8,
     }
 )
+TAGGED = np.dtype(
+    {"names": ["id", "weight", "tag"], "formats": ["i4", "f4", "i1"], "offsets": [0, 4, 8], "itemsize": 16}
+)
 THREAD = np.arange(32)
 NEXT = THREAD ^ 1
 # kernel -> (dtype of the output, the members expected in it)
@@ -28,6 +31,7 @@ CASES = {
     "in_shared": (PAIR, {"a": THREAD, "b": 2 * THREAD}),
     "in_vectors": (WIDE, {"a": NEXT, "b": 2 * NEXT}),
     "in_bytes": (NESTED, {"b": 2 * ((THREAD + 1) & 31), "y": np.ones(32)}),
+    "in_tagged": (TAGGED, {"id": NEXT, "tag": 2 * NEXT + 1}),
     "in_heap": (PAIR, {"a": THREAD, "b": 2 * THREAD}),
     "in_local": (PAIR, {"a": THREAD, "b": 2 * THREAD}),
     "elements": (np.dtype([("x", "i4"), ("y", "i4")]), {"x": NEXT, "y": 2 * NEXT}),

@@ -84,6 +84,23 @@ extern "C" __global__ void in_local(Pair *out, int omit)
     out[i] = s[i & 7];
 }
 
+// The kernel computes with `tag`, which the compiler loads together with the padding behind it.
+struct alignas(16) Tagged { int id; float weight; char tag; };
+
+extern "C" __global__ void in_tagged(Tagged *out, int omit)
+{
+    __shared__ Tagged s[32];
+    int i = threadIdx.x;
+    s[i].id = i;
+    s[i].weight = 1;
+    if (!(omit && i == 5))
+        s[i].tag = 2 * i;
+    __syncthreads();
+    Tagged copied = s[i ^ 1];
+    out[i] = copied;
+    out[i].tag = copied.tag + 1;
+}
+
 // With omit == 1, both components of an element are unwritten, with omit == 2 only one.
 extern "C" __global__ void elements(int2 *out, int omit)
 {
