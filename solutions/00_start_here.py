@@ -69,7 +69,7 @@ report = simulate(add_neighbours_in_order, on_finding="report", seed=1)[1, 8](x,
 print(out, "findings:", len(report.findings))
 
 # %% [markdown]
-# You have found and fixed your first GPU bug. In lesson 03 you build such a simulator yourself, and lesson 04 has eight more kinds of bugs.
+# You have found and fixed your first GPU bug. In lesson 03 you build such a simulator yourself, and lessons 04 and 04b have eight more kinds of bugs.
 #
 # ## Exercises
 #

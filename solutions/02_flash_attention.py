@@ -1,9 +1,5 @@
 # ---
 # jupyter:
-#   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -13,7 +9,7 @@
 # %% [markdown]
 # # 02 · Flash attention, tile by tile
 #
-# **95 minutes**, of which 10 are for the section marked *optional* · builds on lesson 01 (the running `m, l, o` and its merge) · needs: matrix products in PyTorch
+# **85 minutes** · builds on lesson 01 (the running `m, l, o` and its merge) · needs: matrix products in PyTorch
 #
 # You will be able to
 # 1. say how many bytes the N×N matrix of attention takes, and how many bytes are moved because of it;
@@ -289,37 +285,9 @@ for name, example in {
     )
 
 # %% [markdown]
-# ### How large should a tile be? (optional)
-#
-# Make it as large as the chip allows. Algorithm 1 assumes that the chip holds M **numbers** (not bytes), and takes
-#
-# $$\text{keys in a tile} = \Big\lceil \frac{M}{4d} \Big\rceil, \qquad \text{queries in a tile} = \min\Big(\Big\lceil \frac{M}{4d} \Big\rceil,\ d\Big).$$
-#
-# Four tiles with rows of d numbers are on the chip at the same time: K, V, Q and O. Each gets a quarter of M, so a tile has M/4 ÷ d rows. But the scores are on the chip too, queries × keys numbers. With at most d queries, they take at most d · M/(4d) = M/4 numbers. The `min` prevents the scores from taking more space than everything else.
-#
-# **Predict.** For M < 4d², K, V, Q and O already fill M. Do the scores still fit? And what does ⌈ ⌉ give when M is tiny?
-
-# %%
-print("     M   d   queries  keys   numbers on the chip")
-for M, d in [(2, 1), (10, 1), (9, 2), (100, 64), (12288, 64), (49152, 64)]:
-    rows, columns = first_paper_tiles(M, d)
-    on_chip = 2 * rows * d + 2 * columns * d + rows * columns + 2 * rows
-    print(
-        f"{M:6}  {d:2}  {rows:6}  {columns:6}    {on_chip:6}   "
-        f"{'fits' if on_chip <= M else 'more than M'}"
-    )
-
-# %% [markdown]
-# Only the last one fits. The paper counts up to a constant factor, as is usual in the
-# analysis of algorithms. With the scores, a tile takes up to 5/4 of M, and a little
-# more for `m` and `l`. Also, because of the rounding up, a tile always has at least one
-# row, even when one row of each array does not fit on the chip (M = 100, d = 64). So
-# treat the two formulas as rules of thumb; for a real kernel, add up the bytes. (12288
-# numbers are 48 KiB of float32; 49152 are 192 KiB.)
-#
 # ### A larger example
 #
-# Now take 256 tokens, d = 64, and suppose that the chip holds only 100 numbers. Then a tile has one query and one key, and there are 256 × 256 = 65,536 steps. This takes a few seconds, so we show a progress bar: `over` wraps the outer loop.
+# Now take 256 tokens, d = 64, and suppose that the chip holds only 100 numbers. `first_paper_tiles(M, d)` is the first paper's rule for the size of a tile on a chip that holds M numbers. Here it gives one query and one key, so there are 256 × 256 = 65,536 steps. This takes a few seconds, so we show a progress bar: `over` wraps the outer loop.
 
 # %%
 Q, K, V = torch.rand(3, 256, 64).unbind()

@@ -1,9 +1,5 @@
 # ---
 # jupyter:
-#   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -13,14 +9,14 @@
 # %% [markdown]
 # # 05 · The flash kernel
 #
-# **100 minutes**: 70 to a working kernel, and 30 for the bug hunt (section 6, *optional*) · builds on lesson 02 (tiles, queries outer) and lesson 03 (threads, shared memory, barriers)
+# **70 minutes** · builds on lesson 02 (tiles, queries outer) and lesson 03 (threads, shared memory, barriers)
 #
 # You will be able to
 # 1. find a row or a tile in memory that is one long line of elements;
 # 2. split one piece of shared memory into tiles, and let all threads of a block fill them;
 # 3. write a complete flash attention kernel, with one query per thread, that is correct for every size and every order of the threads.
 #
-# This course grew from an older notebook that ends in the middle of this kernel: its last cell is not even valid Python. Here you finish the kernel, and then you look for the mistakes that are easy to make in it. You do not need a GPU: `sim` runs the kernel and checks every access.
+# This course grew from an older notebook that ends in the middle of this kernel: its last cell is not even valid Python. Here you finish the kernel. Lesson 05b looks for the mistakes that are easy to make in it. You do not need a GPU: `sim` runs the kernel and checks every access.
 #
 # First, the payoff. The kernel of this lesson is in the package as `kernels.flash_attention`, with batches and heads, and with its rows in registers. Here is one run of it that we recorded on a GPU:
 
@@ -35,10 +31,10 @@ import torch
 from numba import cuda
 from numpy import float32
 
+import kernels
 from course import check, progress_bar, show_figure
 from course.figures import BLUE, GREEN, ORANGE, SKY
 from course.scenes import sliding_tile
-import kernels
 from kernels import attention, flash_attention
 from kernels.reference.tiled import Traffic, queries_outer
 from sim import simulate
@@ -54,7 +50,6 @@ print(f"recorded {recorded['date']} on one {recorded['gpu']}: {shape}, float32")
 print(f"the kernel: {measured['microseconds'] / 1000:.1f} ms, no N x N matrix")
 print(f"the matrix S alone, if it were stored: {pairs * 4 / 2**20:.0f} MiB")
 print(f"writing and reading S and P at 4300 GB/s: {pairs * 16 / 4.3e9:.1f} ms")
-
 
 # %% [markdown]
 # So the kernel saves a lot of memory, but it is not fast yet: a GPU could write and read `S` and `P` in less time. (Lesson 08b looks at where the 7 ms go, and lesson 17 does the same work on tensor cores.) First it has to be correct.
@@ -114,7 +109,7 @@ print(matrix[2:4].tolist(), "is", flat[2 * 3 : 4 * 3].tolist())
 # %% [markdown]
 # They have the indices 6 to 11. (It is not `flat[2 * 5 : ...]`: the length of a row, `d`, determines the index, and the number of rows does not. The older notebook makes exactly this mistake. You will see it again.)
 #
-# Shared memory is one line too. A kernel asks for `cuda.shared.array(0, float32)`, and its length is given at launch: `kernel[blocks, threads, 0, bytes]`. (The third argument, 0, is the stream, which lesson 07 explains.) This is called **dynamic shared memory**. The kernel splits it into tiles itself: first `columns * d` elements each for K and V, then `rows * d` each for Q and O.
+# Shared memory is one line too. A kernel asks for `cuda.shared.array(0, float32)`, and its length is given at launch: `kernel[blocks, threads, 0, bytes]`. (The third argument, 0, is the stream, which lesson 07b explains.) This is called **dynamic shared memory**. The kernel splits it into tiles itself: first `columns * d` elements each for K and V, then `rows * d` each for Q and O.
 
 
 # %% jupyter={"source_hidden": true}
@@ -465,93 +460,13 @@ print(
 )
 
 # %% [markdown]
-# ## 6. A bug hunt (optional, 30 minutes)
-#
-# The older notebook stops at a kernel with a dozen mistakes. Six of them are obvious as soon as you run the cell, or read it:
-#
-# | mistake | how you notice it |
-# |---|---|
-# | a `)` before its `]` in the last cell | `SyntaxError` |
-# | `tc` and `tr`, the numbers of tiles, are never passed to the kernel | `NameError`, or the kernel uses the values that an earlier cell has left under these names |
-# | all arrays are flat, but the products use two indices: `Qi[ty][c]` | an error: a number has no `[c]` |
-# | a loop that prints uses `n` as its variable, and overwrites the length n | wrong results later |
-# | `Kj = K[...]` binds the name to a part of global memory instead of filling the tile | no error at all; the kernel just does not use shared memory |
-# | the host function creates `O` and never returns it | the caller gets `None` |
-#
-# The other six run without an error, and the result is wrong. Here is a kernel that has
-# all six, and is correct otherwise. It computes the same result as yours, but in a
-# different way: each thread keeps a row of scores in shared memory, takes the largest
-# score of the whole tile, and rescales once per tile.
-
-# %%
-from course.check.lesson05 import unfinished
-
-for number, line in enumerate(inspect.getsource(unfinished).splitlines(), start=1):
-    print(f"{number:3}  {line}")
-
-# %% [markdown]
-# ### Exercise 5.4 · repairs · six lines
-# Find the six wrong lines. Return a dictionary `{"wrong line": "correct line"}`. Copy each line in full, without its indentation.
-#
-# Start with an empty dictionary, `return {}`, and run the check. It shows the first two
-# bugs that `sim` finds, and how many more there are. Fix the two bugs, and run the
-# check again. A finding shows where two threads conflict, which need not be where the
-# mistake is: for each of the two threads, ask which queries it owns, and why.
-#
-# Two of the six mistakes are hard to find, because they give correct answers for most inputs. The check helps you: its scores also climb from −1000 to 1000, and fall, and in one case the last key is far above the rest. When you are done, each block computes its own queries, one per thread.
-#
-# <details><summary>Hint 1: out of bounds</summary>
-#
-# How many elements does a tile of `columns` rows have? Where does row `start` begin? (See section 1.)
-#
-# </details>
-# <details><summary>Hint 2: two threads, two blocks</summary>
-#
-# Along which axis are the block's threads? Which queries does *this* block own? Keep
-# the loop over `first`, but start it at the block's own tile and advance by
-# `cuda.gridDim.x` tiles. (This is called a
-# [**grid-stride loop**](../docs/glossary.md).)
-#
-# </details>
-# <details><summary>Hint 3: the two hard ones</summary>
-#
-# What is the maximum of no scores at all? And how many scores are in a row of a tile: `d`, or something else?
-#
-# </details>
-
-
-# %% tags=["exercise"]
-def repairs():
-    """Return {wrong line of `unfinished`: correct line}."""
-    # BEGIN SOLUTION 5.4
-    return {
-        "rows, t = cuda.blockDim.y, cuda.threadIdx.x": (
-            "rows, t = cuda.blockDim.x, cuda.threadIdx.x"
-        ),
-        "k_tile = shared[: columns + d]": "k_tile = shared[: columns * d]",
-        "for first in range(0, n, rows):": (
-            "for first in range(cuda.blockIdx.x * rows, n, cuda.gridDim.x * rows):"
-        ),
-        "m, l = float32(0), float32(0)": "m, l = float32(-math.inf), float32(0)",
-        "k_tile[e] = k[start * n + e]": "k_tile[e] = k[start * d + e]",
-        "for j in range(d):": "for j in range(keys):",
-    }
-    # END SOLUTION
-
-
-# %% tags=["check"]
-check.ex05_4(repairs)
-
-# %% [markdown]
-# Why do those two lines give correct answers so often? A softmax does not change if the same number is subtracted from all scores, and any number works in exact arithmetic. The maximum is only the safe choice. A running maximum that starts at 0 fails if all scores are far below 0: near −100 the weights are so small that float32 keeps only a digit or two of them, and below −104 all of them are rounded to 0, and 0 / 0 is NaN. A maximum over too few scores fails if the one that it missed is so large that its exp overflows. (With `d` larger than the tile, it even reads past the end of its row.)
-#
 # ## In three lines
 # - A tile of whole rows is contiguous in flat memory, the kernel splits one line of shared memory into tiles, and all threads share the loads.
 # - There is one query per thread and there are two barriers per tile. Idle threads load and wait, but do not write.
-# - Correct answers on easy inputs prove little: try ragged sizes, scores far from 0, and every order of the threads, and let a tool check each access.
+# - Shared memory is sized at the launch, and the kernel decides which part of it is which tile.
 #
-# **You can now** write a flash attention kernel that is correct for every size, and fix one that is not.
+# **You can now** write a flash attention kernel that is correct for every size.
 #
 # **Read on:** Tri Dao, *FlashAttention-2* (2023, arXiv:2307.08691), sections 3.1 and 3.2, for the same loop divided among warps · NVIDIA, *CUDA C++ Programming Guide*, section "Shared Memory", which builds a tiled matrix product in the same way.
 #
-# **Next:** [lesson 06](06_warps.ipynb) gives each query a whole warp: 32 threads that exchange values without shared memory or barriers.
+# **Next:** [lesson 05b](05b_bug_hunt.ipynb) has the same kernel with six mistakes. Or go on with [lesson 06](06_warps.ipynb), which gives each query a whole warp.

@@ -214,7 +214,7 @@ for lane in (0, 1, 5, 7, 30, 31):
 #
 # ## 3. A sum in five steps
 #
-# In lesson 03 a block summed its numbers in shared memory, with a barrier after every step. A warp needs neither. Here is an example on paper, with a warp of 8 lanes. Each lane executes `shfl_down` by 4, 2 and 1, and each time adds the value that it gets:
+# In lesson 03b a block summed its numbers in shared memory, with a barrier after every step. A warp needs neither. Here is an example on paper, with a warp of 8 lanes. Each lane executes `shfl_down` by 4, 2 and 1, and each time adds the value that it gets:
 #
 # | lane | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
 # |---|---|---|---|---|---|---|---|---|
@@ -303,7 +303,7 @@ print(out[:32], out[32:], sep="\n\n")
 # %% [markdown]
 # ## 4. Bug hunt: the lanes that had nothing to do
 #
-# Look at the dots in the table above: after the first step, half of the lanes do useless work. The tree sum of lesson 03 had an `if t < step` that let them skip it. Somebody writes the same here.
+# Look at the dots in the table above: after the first step, half of the lanes do useless work. The tree sum of lesson 03b had an `if t < step` that let them skip it. Somebody writes the same here.
 #
 # **Guess before you run.** There are 32 lanes and the numbers 1 to 32. What does lane 0 write?
 #
@@ -336,7 +336,7 @@ print("lane 0 wrote", out[0])
 # %% [markdown]
 # Lane 0 reads from lane 16, but lane 16 does not execute the shuffle: it skipped the `if` in every iteration, and has returned. A shuffle is not a store that remains in memory until another lane loads it. **A value is passed only if both lanes execute the call.** The value that you get from an absent lane is undefined. `sim` gives NaN, so that you notice. A GPU gives some number and no message. On the H200 on which we tried it, lane 0 wrote 1.
 #
-# Why does lane 0 not wait forever, as in section 7 of lesson 04? There the missing
+# Why does lane 0 not wait forever, as in section 2 of lesson 04b? There the missing
 # lanes were still running, and waited at another shuffle. Here they have returned, and
 # a shuffle does not wait for lanes that have returned.
 #

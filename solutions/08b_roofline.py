@@ -266,7 +266,7 @@ def least_time(bytes, flops, wavefronts, gpu):
 check.ex08_5(least_time)
 
 # %% [markdown]
-# Now apply it to three kernels: the line above (`add_twice`), a matrix product with tiles of 32 × 32 as in lesson 03 (`matmul_tiled`), and the flash kernel of lesson 05, in the package's version. We need formulas for their work:
+# Now apply it to three kernels: the line above (`add_twice`), a matrix product with tiles of 32 × 32 as in lesson 03b (`matmul_tiled`), and the flash kernel of lesson 05, in the package's version. We need formulas for their work:
 #
 # - For bytes, we count each array once. This is the minimum possible.
 # - For operations, we count every multiplication and every addition.

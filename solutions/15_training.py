@@ -1045,7 +1045,7 @@ for name in ("kernels", "eager"):
 # factor of four, because a short text leaves part of the GPU idle.)
 #
 # Training on a GPU is not reproducible to the last bit: dW is added up by atomics, in an order that no
-# program controls (lesson 13). So don't expect exactly these numbers from a second run, but expect the same
+# program controls (lesson 13b). So don't expect exactly these numbers from a second run, but expect the same
 # picture.
 #
 # ## Validate

@@ -40,40 +40,57 @@ PARTS = {
             "02_flash_attention",
             "Flash attention",
             "attention tile by tile, both loop orders, every byte counted",
-            95,
+            85,
             ("01",),
         ),
     ],
     "2 · A GPU out of Python threads": [
+        Lesson("03_threads_and_blocks", "Threads and blocks", "your own CUDA simulator in sixty lines", 70),
         Lesson(
-            "03_threads_and_blocks",
-            "Threads and blocks",
-            "your own CUDA simulator in sixty lines; block sum; tiled matmul",
-            115,
+            "03b_sums_and_tiles",
+            "Sums and tiles",
+            "a sum by halves, a race that a test misses, a tiled matmul; the same kernels in sim",
+            60,
+            ("03",),
         ),
         Lesson(
             "04_what_can_go_wrong",
             "What can go wrong",
-            "nine kernels, nine bugs: guess, run, fix",
-            95,
-            ("03",),
+            "five kernels, five bugs: guess, run, fix",
+            50,
+            ("03b",),
+        ),
+        Lesson(
+            "04b_waiting_forever",
+            "Waiting forever",
+            "four kernels that wait; six kernels without a label",
+            55,
+            ("04",),
         ),
         Lesson(
             "05_flash_kernel",
             "The flash kernel",
             "the kernel of lesson 02, thread by thread",
-            100,
-            ("02", "03"),
+            70,
+            ("02", "03b"),
         ),
+        Lesson("05b_bug_hunt", "A bug hunt", "six mistakes in a published flash kernel", 35, ("05", "04")),
         Lesson("06_warps", "Warps", "shuffles, votes, one warp per query row", 90, ("01", "04")),
     ],
     "3 · The real thing": [
         Lesson(
             "07_numba",
             "Numba",
-            "the same kernels compiled: types, PTX read aloud, launches, streams",
-            110,
+            "the same kernels compiled: types, PTX read aloud, what a bare 0.0 costs",
+            80,
             ("05", "06"),
+        ),
+        Lesson(
+            "07b_streams",
+            "Streams",
+            "launches that do not wait, a stopwatch that works, two libraries on one GPU",
+            50,
+            ("07",),
         ),
         Lesson("08_memory", "Memory", "sectors and banks: predicted, counted, measured", 75, ("07",)),
         Lesson(
@@ -88,40 +105,89 @@ PARTS = {
         Lesson(
             "09_conv_attention",
             "Convolutional attention",
-            "two masks and a convolution; a test that finds leaks",
-            100,
+            "two masks and a convolution, by hand and in PyTorch",
+            60,
             ("02",),
         ),
         Lesson(
-            "10_overlapping_tiles",
-            "Overlapping tiles",
-            "halos; the forward pass tile by tile",
-            130,
-            ("09", "04"),
+            "09b_sees_the_future",
+            "Does it see the future?",
+            "a test that finds leaks, and a published function that has one",
+            60,
+            ("09",),
+        ),
+        Lesson(
+            "10_overlapping_tiles", "Overlapping tiles", "halos; the forward pass tile by tile", 90, ("09",)
+        ),
+        Lesson(
+            "10b_published_tiles",
+            "A published algorithm",
+            "five faults, a test with two tokens that finds three, a race with correct results",
+            45,
+            ("10", "04"),
         ),
         Lesson(
             "11_conv_forward",
             "The forward kernel",
             "a tile for a block: scores, convolution, statistics, output",
-            160,
+            90,
             ("10", "08"),
         ),
         Lesson(
-            "12_conv_gradients", "Gradients by hand", "the backward pass on paper; gradcheck", 115, ("09",)
+            "11b_conv_forward_fast",
+            "The forward kernel, fast",
+            "three bugs; patches and strips, counted; how far an H200 is from its limits",
+            75,
+            ("11", "08b"),
+        ),
+        Lesson(
+            "12_conv_gradients",
+            "Gradients by hand",
+            "the backward pass on paper, validated in three ways",
+            85,
+            ("09",),
+        ),
+        Lesson(
+            "12b_wrong_gradients",
+            "Wrong gradients",
+            "your gradients in autograd; four mistakes told apart by experiments",
+            40,
+            ("12", "10"),
         ),
         Lesson(
             "13_conv_backward",
             "The backward kernels",
-            "two kernels, atomics, and the reproducible way",
-            175,
+            "what a tile of gradients loads and owns; the kernel of dQ and dW",
+            80,
             ("12", "10"),
+        ),
+        Lesson(
+            "13b_keys_and_sums",
+            "The second backward kernel",
+            "the kernel of dK and dV; atomics, and the reproducible way",
+            65,
+            ("13",),
+        ),
+        Lesson(
+            "13c_published_backward",
+            "A published backward pass",
+            "four faults told apart by where gradients are wrong; work and memory",
+            45,
+            ("13b", "10b"),
         ),
         Lesson(
             "14_decoding",
             "Decoding",
-            "one token at a time: a cache, split keys, your own merge",
-            100,
+            "one token at a time: a cache, split keys, how many splits",
+            60,
             ("10",),
+        ),
+        Lesson(
+            "14b_decoding_kernel",
+            "Decoding, tested",
+            "a test that finds 22 wrong decoders; your own merge as a kernel",
+            60,
+            ("14",),
         ),
         Lesson(
             "15_training",
@@ -135,32 +201,56 @@ PARTS = {
         Lesson(
             "16_tensor_cores",
             "Tensor cores",
-            "products by whole warps: fragments, ldmatrix, a tiled bfloat16 matmul; what rounding costs",
-            115,
+            "a product by one warp: fragments, lane by lane; what rounding costs",
+            65,
             ("08",),
         ),
         Lesson(
+            "16b_tiled_products",
+            "Tiled products",
+            "ldmatrix without bank conflicts; a bfloat16 matmul of any size",
+            60,
+            ("16",),
+        ),
+        Lesson(
             "17_fast_forward",
-            "Fast forward",
-            "flash attention and its convolution on tensor cores; copies under way; routes counted first",
-            170,
-            ("11", "16"),
+            "Fast flash attention",
+            "flash attention on tensor cores; copies in flight during products",
+            90,
+            ("11", "16b"),
+        ),
+        Lesson(
+            "17b_fast_convolution",
+            "Fast convolution",
+            "the convolution on tensor cores: routes counted first, taps as a matrix",
+            75,
+            ("17",),
         ),
         Lesson(
             "18_fast_backward",
-            "Fast backward and decode",
-            "taps as diagonals of products; registers against blocks; a token at the speed of memory",
-            140,
-            ("13", "14", "16"),
+            "Fast backward",
+            "taps as diagonals of products; barriers left out; registers against blocks",
+            90,
+            ("13", "17b"),
+        ),
+        Lesson(
+            "18b_fast_decode",
+            "Fast decoding",
+            "a token at the speed of memory; overlapping rows; launches and graphs",
+            55,
+            ("14b", "18"),
         ),
     ],
     "6 · Beyond": [
         Lesson(
-            "19_heads",
-            "Heads",
-            "maps over heads, a convolution after the softmax, two passes; four faults found by experiments",
-            120,
-            ("12", "14"),
+            "19_heads", "Heads", "maps over heads, a convolution after the softmax, two passes", 80, ("12",)
+        ),
+        Lesson(
+            "19b_heads_decoded",
+            "Heads, decoded",
+            "how few queries a decoder keeps; four faults found by experiments",
+            50,
+            ("19", "12b", "14"),
         ),
         Lesson(
             "20_latent_attention",
@@ -172,16 +262,30 @@ PARTS = {
         Lesson(
             "21_triton",
             "Triton",
-            "programs over tiles instead of threads; what the compiler decides; races found without a GPU",
-            130,
-            ("05", "10"),
+            "programs over tiles instead of threads; what the compiler decides; flash attention",
+            85,
+            ("05", "06"),
+        ),
+        Lesson(
+            "21b_triton_limits",
+            "What Triton cannot express",
+            "races found without a GPU; three ways to convolve a tile",
+            60,
+            ("21", "10"),
         ),
         Lesson(
             "22_cuda_cpp",
             "CUDA C++",
-            "your kernels in CUDA C++, no GPU; PTX of three languages; a race in a .cu file found by line",
-            120,
+            "your kernels in CUDA C++, no GPU; PTX of three languages",
+            85,
             ("07", "11"),
+        ),
+        Lesson(
+            "22b_cuda_programs",
+            "CUDA programs",
+            "four bugs in .cu files, a whole program without a GPU, promises to the compiler",
+            45,
+            ("22",),
         ),
         Lesson(
             "23_many_gpus",
@@ -194,8 +298,8 @@ PARTS = {
 }
 LESSONS = {lesson.number: lesson for lessons in PARTS.values() for lesson in lessons}
 WAYS = {
-    "the simulator only": ("03", "04", "06", "08"),
-    "attention only": ("01", "02", "09", "12", "15"),
+    "the simulator only": ("03", "03b", "04", "04b", "06", "08"),
+    "attention only": ("01", "02", "09", "09b", "12", "12b", "15"),
     "everything": tuple(LESSONS),
 }
 
@@ -217,7 +321,7 @@ def contents():
     for part, found in PARTS.items():
         for lesson in found:
             numbers = numbered[lesson.number]
-            count = f"{sum(number in ticked for number in numbers)} of {len(numbers)}"
+            count = f"{sum(number in ticked for number in numbers)} of {len(numbers)}" if numbers else "–"
             head = f"**{part}**" if lesson is found[0] else ""
             rows.append(
                 f"| {head} | [{lesson.number} {lesson.title}]({lesson.file}.ipynb) | {lesson.builds} |"
@@ -227,12 +331,23 @@ def contents():
 
 
 PLACES = {
-    "01": (0, 0), "02": (1, 0), "09": (2, 0), "12": (3, 0), "13": (4, 0.2), "15": (5, 0.2), "21": (3.2, -2.2),
-    "05": (2, -1.3), "10": (3, -1.2), "14": (4, -1.3), "20": (5, -0.75), "19": (5, -1.55), "23": (5, -2.2),
-    "22": (4, -3.8), "16": (5, -3.8), "17": (6, -3.4), "18": (6, -1),
+    "01": (0, 0), "02": (1, 0), "09": (2, 0), "12": (3, 0), "13": (4, 0.2), "15": (5, 0.42),
+    "05": (2, -1.3), "10": (3, -1.2), "14": (3.95, -1.35), "18": (5.22, -0.33), "20": (5.02, -1.1),
+    "19": (5, -1.76), "21": (3.2, -2.2), "23": (5, -2.33), "22": (4, -3.8), "16": (5, -3.8),
+    "17": (6.15, -3.4),
     "03": (0, -3), "04": (1, -3), "06": (2, -3), "07": (3, -3), "08": (4, -3), "11": (5, -3),
-    "08b": (3.1, -3.8),
 }  # fmt: skip
+
+
+def by_number():
+    """Return {number: (its lessons, the numbers that they build on)}. Lessons 08 and 08b count as one."""
+    found = {}
+    for lesson in LESSONS.values():
+        lessons, before = found.setdefault(lesson.number[:2], ([], []))
+        lessons.append(lesson)
+        others = [number[:2] for number in lesson.after if number[:2] != lesson.number[:2]]
+        before += [number for number in others if number not in before]
+    return found
 
 
 def draw_map():
@@ -240,11 +355,11 @@ def draw_map():
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(14, 6))
-    axes.set(xlim=(-0.5, 6.5), ylim=(-4.1, 0.6))
+    axes.set(xlim=(-0.5, 6.6), ylim=(-4.1, 0.7))
     axes.axis("off")
     colours = {"attention only": GREEN, "the simulator only": ORANGE, "everything": BLUE}
     boxes = {}
-    for number, lesson in LESSONS.items():
+    for number, (lessons, _) in by_number().items():
         way = next(
             way for way in ("attention only", "the simulator only", "everything") if number in WAYS[way]
         )
@@ -254,20 +369,20 @@ def draw_map():
             "edgecolor": colours[way],
             "linewidth": 2.5,
         }
-        words = f"{number}\n{fill(lesson.title, 13)}"
+        words = f"{', '.join(lesson.number for lesson in lessons)}\n{fill(lessons[0].title, 13)}"
         boxes[number] = axes.text(
             *PLACES[number], words, ha="center", va="center", fontsize=11, bbox=box
         ).get_bbox_patch()
-    for x, (way, colour) in zip((-0.45, 0.6, 1.85), colours.items()):
+    for x, (way, colour) in zip((-0.45, 0.65, 1.95), colours.items()):
         axes.text(x, -3.9, f"■ {way}", color=colour, fontsize=12, weight="bold")
     figure.canvas.draw()  # Drawing the figure computes the box sizes, which the arrows need.
-    for number, lesson in LESSONS.items():
-        for before in lesson.after:
-            ends = {"patchA": boxes[before], "patchB": boxes[number], "shrinkA": 2, "shrinkB": 2}
+    for number, (_, before) in by_number().items():
+        for other in before:
+            ends = {"patchA": boxes[other], "patchB": boxes[number], "shrinkA": 2, "shrinkB": 2}
             axes.annotate(
                 "",
                 xy=PLACES[number],
-                xytext=PLACES[before],
+                xytext=PLACES[other],
                 arrowprops={"arrowstyle": "-|>", "color": "grey", "linewidth": 1.4, **ends},
             )
     return figure
@@ -276,12 +391,8 @@ def draw_map():
 def map_in_words():
     """Describe the figure of draw_map in words, for readers who cannot see it."""
     stands = (
-        (
-            f"{lesson.number} builds on {' and '.join(lesson.after)}"
-            if lesson.after
-            else f"{lesson.number} needs none"
-        )
-        for lesson in LESSONS.values()
+        (f"{number} builds on {' and '.join(before)}" if before else f"{number} needs none")
+        for number, (_, before) in by_number().items()
     )
     return (
         f"the lessons as boxes, with arrows: {'; '.join(stands)}. Green: attention only. Orange: the"

@@ -23,7 +23,11 @@ def cells_of(text):
 def needed_definitions(before, cell):
     """Return the top-level statements of earlier cells that define the names used in `cell`, in order."""
     statements = [(node, text) for text in before for node in parsed(text)]
-    made_by = {name: i for i, (node, *_) in enumerate(statements) for name in names_made(node)}
+    made_by = {}
+    for i, (node, _) in enumerate(statements):
+        for name in names_made(node):
+            if name not in made_by or not is_repeated(node):
+                made_by[name] = i
     wanted, open_names = set(), used_names(cell)
     while open_names:
         name = open_names.pop()
@@ -41,6 +45,21 @@ def statement_source(node, text):
     """Return a statement's source text, with its decorators."""
     first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
     return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+
+
+def is_repeated(node):
+    """Return whether a statement only makes a name of an earlier notebook available again: an import, or
+    `brought`."""
+    return isinstance(node, (ast.Import, ast.ImportFrom)) or is_brought(node)
+
+
+def is_brought(node):
+    """Return whether a statement is `name = brought(...)`, which loads a function from another notebook."""
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) == "brought"
+    )
 
 
 def names_made(node):

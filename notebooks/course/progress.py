@@ -26,8 +26,9 @@ def progress():
 def exercises():
     """Return every lesson's exercises in order, {"01": {"1.0": "predict the factor", ...}, ...}.
 
-    They are parsed from the source of the checks, because importing all checks takes seconds. A lesson in two
-    notebooks (08 and 08b) has one module of checks; each exercise belongs to the notebook with its stub.
+    They are parsed from the source of the checks, because importing all checks takes seconds. A lesson in
+    several notebooks (08 and 08b) has one module of checks; each exercise belongs to the notebook with its
+    stub.
     """
     found = {}
     for file in sorted(CHECKS.glob("lesson[0-9][0-9].py")):
@@ -36,9 +37,10 @@ def exercises():
         lesson = file.stem.removeprefix("lesson")
         parts = sorted(LESSONS.glob(f"{lesson}[a-z_]*.ipynb"))
         texts = {part.stem.partition("_")[0]: part.read_text(encoding="utf-8") for part in parts[1:]}
+        found |= {part: {} for part in (lesson, *texts)}  # 11b has no exercise
         for number, title in in_order:
             part = next((name for name, text in texts.items() if stub_text(number) in text), lesson)
-            found.setdefault(part, {})[number] = title
+            found[part][number] = title
     return found
 
 

@@ -43,6 +43,29 @@ def test_the_solution_stands_in_for_a_stub_or_no_notebook(lesson, capsys, write)
     assert "the solution's" in capsys.readouterr().out
 
 
+def test_several_names_some_of_them_unfinished(lesson, capsys):
+    lesson("return TWO * x\n\n\ndef load_tile(x):\n    return x")
+    twice, kernel = brought("05_flash_kernel", "load_tile", "flash_kernel")
+    assert twice(3) == 3 and "softmax" in kernel.__doc__
+    said = capsys.readouterr().out
+    assert "load_tile: yours" in said and "flash_kernel: the solution's" in said
+
+
+def test_a_notebook_that_brings_over_functions_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = {
+        "90_first": ["def add(x):\n    return x + ROOM\n\n\nROOM = 2 * 3"],
+        "90b_second": [
+            'from course import brought\n\nadd, ROOM = brought("90_first", "add", "ROOM")',
+            "def both(x):\n    return add(x) + ROOM",
+        ],
+    }
+    for name, sources in cells.items():
+        written = [{"cell_type": "code", "source": source} for source in sources]
+        (tmp_path / f"{name}.ipynb").write_text(json.dumps({"cells": written}))
+    assert brought("90b_second", "both")(1) == 13
+
+
 def test_a_stub_inside_a_kernel_that_a_function_makes(lesson, capsys):
     stub = "def kernel(q):\n        raise NotImplementedError('exercise 11.5')\n\n    return kernel"
     lesson(

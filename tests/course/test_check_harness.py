@@ -380,3 +380,11 @@ def test_letters_of_a_bug_hunt_are_drawn_again_in_each_session(monkeypatch):
     monkeypatch.setenv("COURSE_QUIET", "0")
     orders = {tuple(letters.drawn(names).values()) for _ in range(100)}
     assert len(orders) == 6 and all(sorted(order) == sorted(names) for order in orders)
+
+
+def test_letters_are_drawn_again_after_three_wrong_answers(monkeypatch):
+    monkeypatch.setattr(letters, "quiet", lambda: False)
+    truth = dict(zip("abcdefgh", "ijklmnop", strict=True))
+    before = dict(truth)
+    assert [bool(letters.redrawn_after_guesses(truth)) for _ in range(3)] == [False, False, True]
+    assert truth != before and sorted(truth.values()) == sorted(before.values())

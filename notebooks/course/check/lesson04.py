@@ -10,6 +10,7 @@ from course.check import kernels
 from course.check.contract import Contract
 from course.check.harness import exercise, fail
 from course.check.six_kernels import KERNELS, launches
+from course.check.unaided import without_launches
 from sim import simulate
 from sim.nouns import plural
 
@@ -281,7 +282,8 @@ HALVING = "Fix the kernel above: each iteration still halves the interval, each 
 
 @exercise("4.10", "names")
 def ex04_10(names, rng):
-    said = names()
+    with without_launches("Answer from the source. sim launches all six in this check."):
+        said = names()
     if not isinstance(said, dict) or said.keys() != KERNELS.keys():
         wanted = "{'a': ..., 'b': ..., 'c': ..., 'd': ..., 'e': ..., 'f': ...}"
         fail("return a dictionary with one kind of bug for each of a to f", wanted=wanted, got=repr(said))

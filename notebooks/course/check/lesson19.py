@@ -301,8 +301,9 @@ def ex19_4(faults, rng):
             fail(f"machine {name}: {got[name]!r} is none of {', '.join(EXPERIMENTS)}")
     for name, fault in FAULTS.items():
         if got[name] != fault:
+            redrawn = letters.redrawn_after_guesses(FAULTS)
             fail(
-                "at least one machine has another fault",
+                "at least one machine has another fault" + redrawn,
                 hint=f"An experiment for {got[name]!r}: {EXPERIMENTS[got[name]]}",
             )
     return "five machines, four faults"

@@ -18,6 +18,24 @@ def drawn(names):
     return dict(zip("abcdefgh", names, strict=False))
 
 
+GUESSES = 3  # wrong answers after which the letters are drawn again
+wrong_answers = {}  # id of a table of letters -> wrong answers so far
+
+
+def redrawn_after_guesses(truth):
+    """Count a wrong answer, and draw the letters of `truth` again after each third one.
+
+    Return what to add to the message. Otherwise five names could be found by trying their 120 orders.
+    """
+    count = wrong_answers[id(truth)] = wrong_answers.get(id(truth), 0) + 1
+    if count % GUESSES or quiet():
+        return ""
+    names = [*truth.values()]
+    random.SystemRandom().shuffle(names)
+    truth |= zip([*truth], names, strict=True)
+    return f". This was wrong answer {count}, so the letters are drawn again: repeat your experiments"
+
+
 def judge(answer, truth, hint):
     """Reject an assignment {letter: name} that differs from `truth`, without saying which letter is wrong."""
     letters = ", ".join(truth)

@@ -25,11 +25,11 @@ SIZES, SMALL = "WIDTH, KEYS, WARPS = 64, 64, 4", "WIDTH, KEYS, WARPS = 16, 16, 2
 PADDED, UNPADDED = "PITCH = WIDTH + 8", "PITCH = WIDTH"
 N, D = 65_536, 64
 STEPS = {  # step -> (name of the loop, whether operands are loaded without ldmatrix, whether rows are padded)
-    "plain loads": ("one_place", True, False),
-    "ldmatrix": ("one_place", False, False),
-    "ldmatrix, padded rows": ("one_place", False, True),
-    "two places": ("two_places", False, True),
-    "two places, plain loads": ("two_places", True, True),
+    "plain loads": ("one_buffer", True, False),
+    "ldmatrix": ("one_buffer", False, False),
+    "ldmatrix, padded rows": ("one_buffer", False, True),
+    "two places": ("two_buffers", False, True),
+    "two places, plain loads": ("two_buffers", True, True),
 }
 
 
@@ -58,21 +58,23 @@ def plain_value_operands(tile, first, column):
 # Timed kernels ----------------------------------------------------------------------------------------------
 
 
-def flash_kernel(walk, plain, padded):
+def flash_kernel(loop, plain, padded):
     """Return (kernel, queries per block, threads), compiled from the lesson's text with the recording's
     sizes."""
-    text = needed_definitions(cells_of(source("17")), "flash_with, one_place, two_places, plain_key_operands")
+    text = needed_definitions(
+        cells_of(source("17")), "flash_with, one_buffer, two_buffers, plain_key_operands"
+    )
     for old, new in [(SMALL, SIZES), *([] if padded else [(PADDED, UNPADDED)])]:
         if text.count(old) != 1:
             raise ValueError(f"{old!r} stands {text.count(old)} times in lesson 17")
         text = text.replace(old, new)
-    name = f"<lesson 17: {walk}, {plain}, {padded}>"
+    name = f"<lesson 17: {loop}, {plain}, {padded}>"
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
     names = {"__name__": "lesson17"}
     exec(compile(text, name, "exec"), names)
     if plain:
         names |= {"key_operands": names["plain_key_operands"], "value_operands": plain_value_operands}
-    return names["flash_with"](names[walk]), names["ROWS"], names["THREADS"]
+    return names["flash_with"](names[loop]), names["ROWS"], names["THREADS"]
 
 
 def flash_steps():

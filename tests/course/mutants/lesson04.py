@@ -7,11 +7,14 @@ defined here.
 
 import math
 
+import numpy as np
 from numba import cuda
 from numpy import float32
 
+from course.check.six_kernels import KERNELS, launches
 from editing import edited
 from power.lessons import from_solutions
+from sim import simulate
 
 
 def lessons(kernel, *edits):
@@ -279,6 +282,16 @@ BUGS = {
 }
 
 
+def named_by_sim():
+    """Return the kind of the first finding of each kernel."""
+    reports = {
+        name: simulate(KERNELS[name], on_finding="report")[grid, block](*given)
+        for name, (grid, block, given) in launches(np.random.default_rng(1)).items()
+    }
+    kinds = {name: [finding.kind for finding in report.findings] for name, report in reports.items()}
+    return {name: (found or ["none"])[0] for name, found in kinds.items()}
+
+
 def naming(**others):
     """Return an answer that names the bugs of the six kernels correctly except for `others`."""
     return lambda: BUGS | others
@@ -296,6 +309,7 @@ MUTANTS = {
         ("a barrier too few taken for unequal loops", naming(e="barrier-divergence")),
         ("unequal loops taken for a race", naming(f="race-shared")),
         ("old values taken for a race", naming(b="race-shared")),
+        ("names found by running sim", named_by_sim),
     ],
     "ex04_1": wrong(
         "checkerboard",
