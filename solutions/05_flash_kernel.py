@@ -34,6 +34,7 @@ from numpy import float32
 import kernels
 from course import check, progress_bar, show_figure
 from course.figures import BLUE, GREEN, ORANGE, SKY
+from course.ladder import show_ladder, time_rung
 from course.scenes import sliding_tile
 from kernels import attention, flash_attention
 from kernels.reference.tiled import Traffic, queries_outer
@@ -460,6 +461,27 @@ print(
 )
 
 # %% [markdown]
+# ## The ladder
+#
+# How fast is your kernel? From here to lesson 18, every kernel that you write becomes a rung of one ladder. Each rung has two bars:
+#
+# - **transactions**, counted in `sim` with your own kernel: how many wavefronts of shared memory and sectors of global memory it needs for 1,000 useful multiply-adds. (Lesson 08 explains wavefronts and sectors. For now, each is one trip to a memory.)
+# - **speed**, once it has been recorded on a GPU: as a fraction of the **limit**. The limit is the least time that the hardware needs for the multiply-adds, or for the bytes that have to be read and written, whichever is longer. A mark shows PyTorch on the same task.
+#
+# **Predict.** For one multiply-add a thread reads two numbers, and a wavefront serves 32 threads. How many wavefronts is that for 1,000 multiply-adds, if nothing is wasted? `___`
+
+# %% tags=["uses-exercise"]
+show_ladder("05", flash_kernel)
+
+# %% [markdown]
+# With a GPU, the next cell times your own kernel on it:
+
+# %% tags=["gpu"]
+time_rung("05", flash_kernel)
+
+# %% [markdown]
+# Nothing wasted would be 63. Your kernel needs about thirteen times as many: a multiply-add for the output also reads and writes the row of `o_tile`, and threads whose rows begin a multiple of 32 numbers apart want the same bank at the same time (lesson 08). It is correct, and that comes first. Every later rung changes one thing.
+#
 # ## In three lines
 # - A tile of whole rows is contiguous in flat memory, the kernel splits one line of shared memory into tiles, and all threads share the loads.
 # - There is one query per thread and there are two barriers per tile. Idle threads load and wait, but do not write.
@@ -467,6 +489,6 @@ print(
 #
 # **You can now** write a flash attention kernel that is correct for every size.
 #
-# **Read on:** Tri Dao, *FlashAttention-2* (2023, arXiv:2307.08691), sections 3.1 and 3.2, for the same loop divided among warps · NVIDIA, *CUDA C++ Programming Guide*, section "Shared Memory", which builds a tiled matrix product in the same way.
+# **Read on:** Tri Dao, *FlashAttention-2* (2023, arXiv:2307.08691), section 3, for the same loop divided among warps · NVIDIA, *CUDA C++ Programming Guide*, section "Shared Memory", which builds a tiled matrix product in the same way.
 #
 # **Next:** [lesson 05b](05b_bug_hunt.ipynb) has the same kernel with six mistakes. Or go on with [lesson 06](06_warps.ipynb), which gives each query a whole warp.

@@ -100,6 +100,7 @@ from numba import cuda
 from numpy import float32
 
 from course import check
+from course.ladder import show_ladder, time_rung
 from course.pictures import draw_divergence
 from sim import simulate
 from sim.observers import DEFAULT, Trace
@@ -795,6 +796,22 @@ print(
 )
 
 # %% [markdown]
+# ## The ladder
+#
+# Here is the same task, with a warp for each query. **Predict**: does it need more transactions than the kernel of lesson 05, or fewer? (Who reads K and V from global memory, and how often?) `___`
+
+# %% tags=["uses-exercise"]
+show_ladder("06", warp_attention)
+
+# %% [markdown]
+# With a GPU, the next cell times your own kernel on it:
+
+# %% tags=["gpu"]
+time_rung("06", warp_attention)
+
+# %% [markdown]
+# More: each warp reads every key from global memory by itself, where a block of lesson 05 shares it. An idea that saves one thing (barriers, shared memory) can cost more of another.
+#
 # ## In three lines
 # - The 32 lanes of a warp run together and exchange values with shuffles: after five rounds of `shfl_xor`, every lane has the sum, or the merged state.
 # - Every lane in the mask must execute the shuffle or vote. Keep it out of branches in which lanes diverge, and give idle lanes a neutral value.

@@ -40,6 +40,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import kernels
 from course import check, live, progress_bar, show_figure
 from course.figures import BLUE, SKY
+from course.ladder import show_ladder, time_rung
 from kernels import reference
 from kernels.common.launch import launch, output, simulated
 from kernels.common.tiles import MINUS_INFINITY, weight
@@ -693,6 +694,22 @@ def both_kernels_live():
 
 
 # %% [markdown]
+# ## The ladder
+#
+# Now the task has a convolution. PyTorch has no kernel for it, so its mark stands for plain PyTorch, step by step with whole matrices. **Predict**: are there more transactions per multiply-add than in lesson 05, or fewer? `___`
+
+# %% tags=["uses-exercise"]
+show_ladder("11", conv_kernel)
+
+# %% [markdown]
+# With a GPU, the next cell times your own kernel on it:
+
+# %% tags=["gpu"]
+time_rung("11", conv_kernel)
+
+# %% [markdown]
+# Fewer, because a row of threads shares each row of a tile. Each multiply-add still needs two values from memory. Lesson 11b shows how to need half of one.
+#
 # ## In three lines
 #
 # - There is one thread per score. It computes S0 for query i0 − P_q + y, and then T, P and one element of O

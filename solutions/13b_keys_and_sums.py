@@ -32,6 +32,7 @@ from numba import cuda
 from numpy import float32
 
 from course import brought, check, progress_bar
+from course.ladder import show_ladder, time_rung
 from kernels.common.launch import launch, simulated
 from kernels.conv.backward import conv_backward
 from kernels.conv.forward import conv_forward
@@ -400,6 +401,22 @@ for deterministic in (False, True):
     )
 
 # %% [markdown]
+# ## The ladder
+#
+# Both kernels together are the next rung, on the task of the backward pass. PyTorch's mark stands for autograd through plain PyTorch, which has stored its matrices in the forward pass. **Predict**: are there more transactions per useful multiply-add than in lesson 11, or fewer? (From where does `products` read q and k? And how many scores does a tile load for each one that it owns?) `___`
+
+# %% tags=["uses-exercise"]
+show_ladder("13b", queries_kernel, keys_kernel)
+
+# %% [markdown]
+# With a GPU, the next cell times your own kernel on it:
+
+# %% tags=["gpu"]
+time_rung("13b", queries_kernel, keys_kernel)
+
+# %% [markdown]
+# More, for two reasons. `products` reads q, k, v and dO from global memory for every multiply-add. And the small tiles of this count own 4 × 4 of 16 × 16 scores, so most of the work is done for other tiles' halos. (On a GPU the rung uses tiles of 32 × 32.) The package's kernels take the same steps with larger tiles in shared memory (lesson 13c).
+#
 # ## In three lines
 #
 # - The block of keys sums over rows, so here the halo rows must not be counted.

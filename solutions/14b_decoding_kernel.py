@@ -39,6 +39,7 @@ from numpy import float32
 from course import brought, check, progress_bar, show_figure, show_table
 from course.check import lesson14
 from course.figures import BLUE, GREEN, ORANGE, RED, SKY
+from course.ladder import show_ladder, time_rung
 from kernels import ConvAttention, KVCache, conv_attention_decode, reference
 from kernels.bench.timing import least_us
 from kernels.common.data import DATA
@@ -631,6 +632,22 @@ print(
 )
 
 # %% [markdown]
+# ## The ladder
+#
+# A token is limited by bytes, not by multiply-adds: its limit is the time to read the cache once. The rung is the package's kernel of splits with *your* merge. **Predict**: how many transactions does it need for 1,000 useful multiply-adds, compared with lesson 11? `___`
+
+# %% tags=["uses-exercise"]
+show_ladder("14b", merge_splits)
+
+# %% [markdown]
+# With a GPU, the next cell times your own kernel on it:
+
+# %% tags=["gpu"]
+time_rung("14b", merge_splits)
+
+# %% [markdown]
+# About as many as in lesson 11, and here that is no fault: with one query, each key is used for a few multiply-adds only, so reading it is most of the work. A kernel that has to read a lot can come close to its limit without tricks: see the column "kernels / floor" above.
+#
 # ## In three lines
 #
 # - Test every number of splits, from one to more than there are keys, and caches from one token on.

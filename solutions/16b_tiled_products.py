@@ -29,6 +29,7 @@ from numpy import float32, int16, uint32
 
 from course import brought, check, show_table
 from course.fragments import bank_map
+from course.ladder import show_ladder, time_rung
 from kernels.common.data import DATA
 from kernels.tensor_cores.instructions import ldmatrix_x4, ldmatrix_x4_trans, mma_bf16
 from sim import simulate
@@ -384,6 +385,22 @@ on_this_machine(matmul)[(-(-n // 32), -(-m // 32)), 128](bits(a), bits(b), c)
 print("error below 1e-5:", bool(np.abs(c - rounded_a @ rounded_b).max() < 1e-5))
 
 # %% [markdown]
+# ## The ladder
+#
+# The next rung runs on a different machine, the tensor cores. Their limit is fifteen times as high, and PyTorch's mark stands for its library's matmul. **Predict** the transactions per 1,000 multiply-adds: fewer than in lesson 11, and by what factor? `___`
+
+# %% tags=["uses-exercise"]
+show_ladder("16b", matmul)
+
+# %% [markdown]
+# With a GPU, the next cell times your own kernel on it:
+
+# %% tags=["gpu"]
+time_rung("16b", matmul)
+
+# %% [markdown]
+# An `mma` does 2,048 multiply-adds with operands that a few wavefronts loaded. Every rung from here on uses it.
+#
 # ## In three lines
 # - `ldmatrix` takes the address of one row from each lane and returns fragments. Rows with an odd number of 16-byte chunks avoid bank conflicts, and `.trans` loads a row-major B.
 # - A warp that uses each fragment for several products needs fewer wavefronts for each multiply-add.

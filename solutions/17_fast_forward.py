@@ -32,6 +32,7 @@ from numpy import float32, int16, int32, uint32
 from course import brought, check, show_figure, show_table
 from course.check.lesson17 import Flights
 from course.figures import BLUE, GREEN, ORANGE, PINK, RED, SKY
+from course.ladder import show_ladder, time_rung
 from kernels.common.data import DATA
 from kernels.common.tiles import MINUS_INFINITY, reciprocal
 from kernels.tensor_cores.instructions import (
@@ -820,6 +821,22 @@ show_table(
 #   11's patches did.
 
 # %% [markdown]
+# ## The ladder
+#
+# Here is attention again, the task of lessons 05 and 06, on tensor cores and causal. The simulator counts your kernel with 16 numbers per row. On a GPU the same source runs with `WIDTH, KEYS, WARPS = 64, 64, 4`, read from your saved notebook. **Predict**: by what factor do the transactions fall, compared with lesson 05? `___`
+
+# %% tags=["uses-exercise"]
+show_ladder("17", flash_with, two_buffers)
+
+# %% [markdown]
+# With a GPU, the next cell times your own kernel on it:
+
+# %% tags=["gpu"]
+time_rung("17", flash_with, two_buffers)
+
+# %% [markdown]
+# That factor is what fragments, `ldmatrix` and the padding bought, step by step.
+#
 # ## In three lines
 #
 # - The accumulator layout of `mma` is its left-operand layout: scores become weights, and weights become an operand, without leaving their lanes.

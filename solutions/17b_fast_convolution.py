@@ -33,6 +33,7 @@ from numpy import float32, int16, uint32
 
 from course import brought, check, show_figure, show_table
 from course.figures import GREEN, ORANGE, SKY
+from course.ladder import show_ladder, time_rung
 from kernels import reference
 from kernels.common.data import DATA
 from kernels.common.tiles import MINUS_INFINITY
@@ -524,6 +525,23 @@ for shape in shapes:
 # | 168 registers, three blocks per multiprocessor | more warps to hide latency | 0.278 |
 #
 # Strips of 8 would have saved a fifth of the multiply-adds, but took nearly three times as long. They need more registers than a thread can have, and the compiler spills the rest to memory. Counting shows which routes are worth trying, but not how well a compiler handles them. Lesson 18 is about that limit.
+
+# %% [markdown]
+# ## The ladder
+#
+# The convolution on tensor cores is the next rung. **Predict**: does the band matrix, most of whose products are with zeros, cost more transactions per *useful* multiply-add than plain attention in lesson 17? `___`
+
+# %% tags=["uses-exercise"]
+show_ladder("17b", conv_kernel)
+
+# %% [markdown]
+# With a GPU, the next cell times your own kernel on it:
+
+# %% tags=["gpu"]
+time_rung("17b", conv_kernel)
+
+# %% [markdown]
+# No, fewer. Zeros cost arithmetic, not memory: the taps are in registers, and a shift of rows is another register.
 #
 # ## In three lines
 #

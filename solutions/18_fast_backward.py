@@ -31,6 +31,7 @@ from numba import cuda
 from numpy import float32, int16
 
 from course import brought, check, show_table
+from course.ladder import show_ladder, time_rung
 from kernels import reference
 from kernels.common.data import DATA
 from kernels.conv import tensor_backward as conv_tensor_backward
@@ -136,7 +137,7 @@ def tap_gradient(s_tile, g_tile, c_q, c_k):
 check.ex18_1(tap_gradient)
 
 # %% [markdown]
-# Note what a row shift keeps: 16 × 8 accumulators, **for the whole kernel**. Tiles change, but the diagonals are read only once, at the end. In a warp, 16 × 8 accumulators are four registers per lane.
+# Each row shift keeps 16 × 8 accumulators **for the whole kernel**. The tiles change, but you read the diagonals only once, at the end. In a warp, 16 × 8 accumulators are four registers per lane.
 #
 # ## 2. By one warp
 #
@@ -380,7 +381,7 @@ print("different results:", len(results))
 #
 # The second kernel, for dK and dV, is the same with rows and columns exchanged, but does not compute dW. S0 and dT are in *ring buffers* of 64 columns: the 32 columns of the previous iteration, which the next windows still need, plus the 32 new ones.
 #
-# At a barrier, fast warps wait for slow ones. So which barriers are needed? Check your reasoning: leave one out and let `sim` look for a race. The next two cells take the package's source, replace one `cuda.syncthreads()` with `pass`, and run a backward pass of 44 tokens in `sim`, with two warps per block.
+# At a barrier, fast warps wait for slow ones. Which of the three barriers are needed? To check your reasoning, leave one out and let `sim` look for a race. The next two cells take the package's source, replace one `cuda.syncthreads()` with `pass`, and run a backward pass of 44 tokens in `sim`, with two warps per block.
 #
 # **Predict** for each barrier that is left out, in the kernel of dQ and dW: in which array is the race? A `___` B `___` C `___` And does the kernel of dK and dV need C? `___`
 
@@ -455,7 +456,7 @@ print("dK and dV, unchanged (no barrier C):", mine[True][1] or "nothing found")
 #
 # ## 4. Sixteen bits on the way
 #
-# S0 and dT go through shared memory rounded to bfloat16, with 8 significant bits. `mma` takes that format. It is also what fits. **Predict**: how many bytes of shared memory would a block need, with 8 warps, d = 64 and 7 × 7 taps, if S0 and dT were float32? `___` How many such blocks would fit a multiprocessor, which has 228 KiB? `___`
+# S0 and dT go through shared memory rounded to bfloat16, with 8 significant bits. `mma` takes that format, and float32 would not fit. **Predict**: how many bytes of shared memory would a block need, with 8 warps, d = 64 and 7 × 7 taps, if S0 and dT were float32? `___` How many such blocks would fit a multiprocessor, which has 228 KiB? `___`
 
 
 # %%
@@ -496,7 +497,7 @@ share = ((rounded - right).abs() / bound).max().item()
 print("below the bound:", share <= 1, "  below a thirtieth of it:", share <= 1 / 30)
 
 # %% [markdown]
-# Roundings go up as often as down, and thousands of them nearly cancel. On the GPU, for 17 queries and more, the errors of all four gradients were at most 1.06 times those of PyTorch eager in bfloat16 (`docs/log/2026-11.md`, 2026-11-22).
+# Values are rounded up as often as down, so thousands of rounding errors nearly cancel. On the GPU, for 17 queries and more, the errors of all four gradients were at most 1.06 times those of PyTorch eager in bfloat16 (`docs/log/2026-11.md`, 2026-11-22).
 #
 # ## 5. How many fit
 #
@@ -588,7 +589,7 @@ show_table(
 #
 # ### The attempts that failed
 #
-# Such kernels are found by trying. Here is the list of attempts for this one, from the project's log (`docs/log/2026-11.md`, 2026-11-22; one H200, milliseconds, for 1, 8, 4096, 64 and 4, 16, 2048, 64). The first version took **1.26 and 1.79**. Our first estimate assumed that shared-memory bandwidth was the limit: 0.9 ms for the second shape. So most attempts reduce the bytes read from shared memory.
+# Nobody finds such a kernel at the first try. Here are the attempts for this one, from the project's log (`docs/log/2026-11.md`, 2026-11-22; one H200, milliseconds, for 1, 8, 4096, 64 and 4, 16, 2048, 64). The first version took **1.26 and 1.79**. Our first estimate assumed that shared-memory bandwidth was the limit: 0.9 ms for the second shape. So most attempts reduce the bytes read from shared memory.
 #
 # **Predict** for each attempt: was it faster or slower? `___`
 #
@@ -684,6 +685,22 @@ for shape in dict.fromkeys(shape for shape, _ in backward_ms):
 # The convolution triples the multiply-adds of plain attention's backward pass. Where does the rest of the time go? The profiler shows two reasons (`docs/measurements.md`). In the backward kernels the shared-memory pipe is busy for 56 to 70 % of the time. And the three phases of an iteration need each other's rows, so each iteration has up to three barriers, with only 16 warps per multiprocessor to hide the waits. There is also a limit that no schedule removes: on Hopper GPUs `mma.sync` alone reaches about 65 % of the peak (642 TFLOP/s). Kernels that go further use `wgmma`, which multiplies operands that are still in shared memory, and TMA, which copies whole tiles while the warps compute (lesson 17b). Numba does not expose these instructions. `kernels/tensor_cores/instructions.py` shows how to add an instruction to Numba.
 
 # %% [markdown]
+# ## The ladder
+#
+# The gradient of the taps is the last rung so far. A block computes one tile of 32 × 32. On a GPU there are 8,192 tiles at a time, with your two functions, and the limit is the time to read the tiles once. **Predict**: more transactions than lesson 17b, or fewer? `___`
+
+# %% tags=["uses-exercise"]
+show_ladder("18", add_products, sum_diagonals)
+
+# %% [markdown]
+# With a GPU, the next cell times your own kernel on it:
+
+# %% tags=["gpu"]
+time_rung("18", add_products, sum_diagonals)
+
+# %% [markdown]
+# From the first rung to this one, the number of transactions per useful multiply-add fell by a factor of forty. That is most of the story of these lessons: load less often what you use many times, and let another warp work while one waits.
+#
 # ## In three lines
 #
 # - The gradient of the taps is the diagonals of a matrix product. More than half of that product is wasted, and it is still the fastest way.

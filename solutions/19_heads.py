@@ -57,7 +57,7 @@ for variant in dict.fromkeys(run["variant"] for run in reversed(runs)):
 #
 # ## 1. Why heads mix
 #
-# A head looks for one thing. Suppose that a query looks for a *black cat*. One head gives high scores to "black", and another gives high scores to "cat". The table shows `T`, the convolved scores of three heads for one query and three keys, and a map `M`. (The third head prefers keys that are near.)
+# Each head looks for one thing. Suppose that a query looks for a *black cat*. One head gives high scores to "black", and another gives high scores to "cat". The table shows `T`, the convolved scores of three heads for one query and three keys, and a map `M`. (The third head prefers keys that are near.)
 #
 # | T | black dog | white cat | black cat | | M | black | cat | near |
 # |---|---:|---:|---:|---|---|---:|---:|---:|
@@ -118,7 +118,7 @@ def mixed_tile(t, head_map, i0, j0):
 check.ex19_1(mixed_tile)
 
 # %% [markdown]
-# A block of threads that owns a tile of one head now needs the same tile of every other head. In a kernel, this is what a map costs: tiles of 16 heads at a time.
+# A block of threads that owns a tile of one head now needs the same tile of every other head. This is the cost of a map in a kernel: a block needs the tiles of 16 heads at a time.
 #
 # ## 2. Why two passes
 #
@@ -142,7 +142,7 @@ check.ex19_1(mixed_tile)
 #
 # </details>
 #
-# (You could keep the parts separate, with one accumulator for every row and every head that contributes to an output. With 6 rows and 16 heads that would be 96 accumulators.) The usual solution is **two passes**. The first pass computes only the log-sum-exp of each row, `L = log Σ e^T'`: one number per row and head. In the second pass, `P = e^(T' − L)` is final *as soon as it is computed*, and `O` is a plain sum over tiles, without a maximum and without rescaling.
+# (You could keep the parts separate, with one accumulator for every row and every head that contributes to an output. With 6 rows and 16 heads that would be 96 accumulators.) The usual solution has **two passes**. The first pass computes only the log-sum-exp of each row, `L = log Σ e^T'`: one number per row and head. In the second pass, `P = e^(T' − L)` is final *as soon as it is computed*, and `O` is a plain sum over tiles, without a maximum and without rescaling.
 #
 # The first pass is given, and uses your `mixed_tile`. Two functions come from the package: `halo(taps)` returns `(above, left, right)`, and `convolved(s, taps)` convolves a tile without padding, so its result is smaller than `s` by the halo. Two functions are in the next cell:
 #

@@ -93,7 +93,7 @@ print(f"queries kept: {kept.shape[1]} of {n}")
 #
 # **Delta.** Lesson 12's backward pass needs one number per row, which FlashAttention calls **delta**: `D_i = Σ_j P_ij · dP_ij`. If `O = P V`, it equals `dO_i · O_i`, and flash-attention kernels compute it in this way. But here a convolution and a map come between `P` and `O`. Suppose that the second map *swaps* two heads: `U'_0 = P_1` and `U'_1 = P_0`. Then the gradient of `P_0` comes from output 1, and `D` of head 0 is `dO_1 · O_1`, not `dO_0 · O_0`. So `D` needs a separate pass.
 #
-# This mistake is hard to see. Summed over *all* rows and heads, both values are equal (`Σ P · dP = Σ U' · dU'`, because U' is linear in P). And if nothing follows the softmax, they are equal row by row.
+# You can easily miss this mistake. Summed over *all* rows and heads, both values are equal (`Σ P · dP = Σ U' · dU'`, because U' is linear in P). And if nothing follows the softmax, they are equal row by row.
 #
 # **Documents.** In training, several short documents are packed into one sequence, and no document may see another. In plain attention a mask is enough. With a convolution it is not. Take two documents, tokens 0–5 and 6–11. The score `S[5, 5]` is inside the first document, so the mask keeps it. **Predict**: with 3 × 3 taps, which entries of `T` in the *second* document read it? `___`
 #

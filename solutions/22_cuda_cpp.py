@@ -72,7 +72,7 @@ show_table(
 )
 
 # %% [markdown]
-# In the convolution, the C++ kernels are the fastest of the three. In plain flash attention it is Triton, because `tl.dot` gives each thread a patch of the scores instead of one row (lesson 21). None of these flash kernels is fast in itself: the C++ version reaches 7 % of the GPU's float32 peak of 67 TFLOP/s. They are written to be read; lessons 16 to 18 show how to come closer. In this lesson you write the first of these kernels in C++.
+# In the convolution, the C++ kernels are the fastest of the three. In plain flash attention it is Triton, because `tl.dot` gives each thread a patch of the scores instead of one row (lesson 21). None of these flash kernels is fast: the C++ version reaches 7 % of the GPU's float32 peak of 67 TFLOP/s. They are written to be read; lessons 16 to 18 show how to come closer. In this lesson you write the first of these kernels in C++.
 #
 # **You need no GPU.** NVIDIA's compiler NVRTC turns C++ into PTX on any Linux or Windows machine, and `sim` runs the PTX. There is no NVRTC for macOS. There, the lesson uses PTX that was recorded when the lesson was built. If your code differs from the solution, it cannot be checked on macOS, and the cell says so.
 #
@@ -156,7 +156,7 @@ print("equal, bit by bit:", np.array_equal(by_numba, by_cpp))
 #
 # ## 2. Numbers in C++
 #
-# The syntax is quick to learn. The rules that look like Python's but differ take longer:
+# You learn the syntax quickly. Some rules look like Python's and differ, and these take longer:
 #
 # - `/` of two `int`s is an `int`, rounded **towards 0**. `%` is the remainder of that division, so it has the sign of its left operand.
 # - `int(x)` also rounds towards 0.
@@ -526,7 +526,7 @@ languages = {
 show_ptx("y[i] = left + t + right", languages)
 
 # %% [markdown]
-# Three things to notice:
+# Notice three differences:
 #
 # - **Numba** has the most. `setp.lt … 0` and `selp` before an address implement negative indices: `x[-1]` is the last element, so each access tests its index (lesson 07). `bar.sync`, `add.f32` and `st.global` are the same as in C++. An array is passed as seven values, a pointer as one.
 # - **C++** has a jump (`bra`) around each guarded load. So has Numba.

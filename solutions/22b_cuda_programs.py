@@ -56,7 +56,7 @@ for launch in [("c", 20, 8), ("c", 20, 5), ("d", 30), ("d", 61)]:
     lesson22.hunted(*launch)
 
 # %% [markdown]
-# Four kernels, three kinds of evidence:
+# The four kernels give three kinds of evidence:
 #
 # - **a** and **c** give wrong values, and `sim` reports why.
 # - **b** gives correct values, in this run and in any other that you will see. It may read an element too late, after another block has changed it, but it never uses that element. It is a race all the same, and a wasted load.

@@ -60,7 +60,7 @@ show_table(
 #
 # **You need no GPU for this lesson.** Four processes on your laptop take the place of four GPUs.
 #
-# The vocabulary comes from `torch.distributed`. A **rank** is one process of a group, numbered from 0. On a cluster, each rank has its own GPU. A rank cannot read another rank's memory: ranks **send** and **receive**.
+# The terms come from `torch.distributed`. A **rank** is one process of a group, numbered from 0. On a cluster, each rank has its own GPU. A rank cannot read another rank's memory: ranks **send** and **receive**.
 #
 # ## 1. The rows that a rank must fetch
 #
@@ -423,7 +423,7 @@ check.ex23_4(faults)
 # %% [markdown]
 # ### A leak test across ranks
 #
-# Now repeat lesson 09's leak test. Change the last token, which is on the last rank. No earlier row may change, on any rank. The first rank is as far away from the change as possible.
+# Now repeat lesson 09b's leak test. Change the last token, which is on the last rank. No earlier row may change, on any rank. The first rank is as far away from the change as possible.
 
 
 # %%
@@ -527,7 +527,7 @@ print("work of the ranks, zigzag:", [sum(both) for both in halves])
 # %% [markdown]
 # ## 6. The cost of communication
 #
-# The ring can send while it computes: the next K/V block is already on its way while a rank attends to the current one. As long as computing takes longer than sending, sending costs no time. Only the part that is longer than computing is felt. It is called **exposed communication**:
+# The ring can send while it computes: the next K/V block is already on its way while a rank attends to the current one. As long as computing takes longer than sending, sending costs no time. Only the part that takes longer than computing costs time. It is called **exposed communication**:
 #
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(1, 2, figsize=(9.5, 2.2), layout="constrained")

@@ -13,6 +13,7 @@ Read the files in this order:
     progress, contents      the progress list, and the map of the lessons
     brought, definitions    functions and definitions that another lesson defines
     live, record/           cells that need a GPU, and programs that record their output
+    ladder, rungs           the speed of the learner's own kernels, lesson by lesson
     ptx, cuda_cpp           compiler output of a kernel, and kernels in CUDA C++ strings
     ranks                   local process groups for torch.distributed
     find_the_block          the training task of lesson 15
