@@ -50,7 +50,8 @@ letters = np.array([0, 1, 0, 2, 0, 1, 0, 0], dtype=int32)
     histogram_fixed,
 ) = brought(
     "04_what_can_go_wrong",
-    *"checkerboard_fixed previous_fixed block_max_fixed running_sum_fixed histogram_fixed".split(),
+    *"checkerboard_fixed previous_fixed block_max_fixed".split(),
+    *"running_sum_fixed histogram_fixed".split(),
 )
 
 # %% [markdown]

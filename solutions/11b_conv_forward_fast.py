@@ -50,6 +50,7 @@ from kernels.reference.tiled import Traffic
 from sim import native, simulate
 from sim.observers import COUNTERS, DEFAULT
 
+# %% jupyter={"source_hidden": true}
 torch.manual_seed(11)
 RECORDED = json.loads(
     (Path(kernels.__file__).parent / "data" / "bench.json").read_text("utf-8")

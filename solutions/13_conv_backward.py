@@ -334,7 +334,59 @@ show_figure(
 # | `s_tile` | query i0 − P_q, key j0 − (c_k − 1) | size × size |
 # | `p_tile`, `d_t_tile` | query i0, key j0 − P_r | size − P_q × size − (c_k − 1) |
 # | `d_s_tile` | query i0, key j0 | rows × columns |
-#
+
+
+# %% jupyter={"source_hidden": true}
+def draw_origins(i0, j0, rows, columns, c_q, c_k):
+    """Draw the three arrays of a tile over the scores, each with its entry (0, 0)."""
+    above, right = c_q - 1, c_k - 1 - (c_k - 1) // 2
+    arrays = [  # name, first query, first key, height, width, colour
+        (
+            "s_tile",
+            i0 - above,
+            j0 - (c_k - 1),
+            rows + 2 * above,
+            columns + 2 * (c_k - 1),
+            SKY,
+        ),
+        ("p_tile, d_t_tile", i0, j0 - right, rows + above, columns + c_k - 1, ORANGE),
+        ("d_s_tile", i0, j0, rows, columns, BLUE),
+    ]
+    figure, axes = plt.subplots(figsize=(8, 5.6), layout="constrained")
+    for place, (name, query, key, height, width, colour) in enumerate(arrays):
+        axes.add_patch(
+            plt.Rectangle((key, query), width, height, facecolor=colour, alpha=0.45)
+        )
+        axes.plot(key + 0.5, query + 0.5, "o", color="black", markersize=7)
+        axes.annotate(
+            f"{name}[0, 0]:\nquery {query}, key {key}",
+            (key + 0.5, query + 0.5),
+            (j0 + columns + c_k, i0 - 1 + 2.6 * place),
+            arrowprops={"arrowstyle": "-", "color": "grey"},
+            fontsize=11,
+            va="center",
+        )
+    axes.set(
+        xlim=(j0 - c_k + 0.5, j0 + columns + c_k + 4.7),
+        ylim=(i0 + rows + above + 0.5, i0 - above - 0.5),
+        xlabel="key",
+        ylabel="query",
+        aspect="equal",
+    )
+    axes.set_xticks([j0 - 3, j0 - 2, j0, j0 + 4, j0 + 7])
+    axes.set_yticks([i0 - 2, i0, i0 + 4, i0 + 6])
+    return figure
+
+
+show_figure(
+    draw_origins(8, 9, 4, 4, 3, 4),
+    "three nested rectangles for a tile that owns the queries 8 to 11 and the keys 9 "
+    "to 12, with 3 × 4 taps. The largest, s_tile, begins at query 6 and key 6 and has "
+    "8 × 10 entries. p_tile and d_t_tile begin at query 8 and key 7, with 6 × 7 "
+    "entries. The smallest, d_s_tile, begins at query 8 and key 9, with 4 × 4.",
+)
+
+# %% [markdown]
 # **On paper.** T at (i, j) of its tile is Σ w[a, b] · s_tile[?, ?]. What are the two indices? And which
 # column of `d_t_tile` is the owned column j?
 #

@@ -40,6 +40,7 @@ from kernels.reference import conv_tiled
 from kernels.reference.conv_tiled import halo_of, owned
 from kernels.reference.tiled import Traffic
 
+# %% jupyter={"source_hidden": true}
 torch.manual_seed(13)
 WIDTH = 16  # the largest d
 (

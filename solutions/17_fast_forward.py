@@ -695,6 +695,7 @@ def loop_b(k, v, k_tile, v_tile, seen, mine):
         stage = KEYS - stage
 
 
+# %%
 @cuda.jit(device=True)
 def loop_c(k, v, k_tile, v_tile, seen, mine):
     send_tiles(k, v, k_tile, v_tile, 0, 0)

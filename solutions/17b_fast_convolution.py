@@ -45,6 +45,7 @@ from kernels.tensor_cores.instructions import (
 )
 from sim import simulate
 
+# %% jupyter={"source_hidden": true}
 bench = json.loads((DATA / "bench.json").read_text("utf-8"))
 shapes = [(1, 8, 4096, 64), (4, 16, 2048, 64)]
 taken = {
@@ -70,7 +71,8 @@ WIDTH, KEYS, ROWS, THREADS, WORDS, SUMS, STAGE_ROWS, PITCH, LOG2E = brought(
     by_lesson11,
 ) = brought(
     "17_fast_forward",
-    *"load_queries mask update store make_scores add_values copy bf16 exact by_lesson11".split(),
+    *"load_queries mask update store make_scores add_values copy bf16".split(),
+    *"exact by_lesson11".split(),
 )
 
 # %% [markdown]
@@ -264,7 +266,47 @@ print("numbers that are not 0:", np.count_nonzero(b), "of", b.size)
 # | row a = 0 of the taps | r = 0 | r = 1 |
 # | a = 1 | r = 1 | r = 2 |
 # | a = 2 | r = 2 | r = 3 |
-#
+
+
+# %% jupyter={"source_hidden": true}
+def draw_strip(c_q=3):
+    """Draw the rows of S0 that a quad computes, and which of them each T reads."""
+    figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    rows = c_q + 1
+    for r in range(rows):
+        y = rows - 1 - r
+        own = r >= c_q - 1
+        axes.add_patch(
+            plt.Rectangle((0, y), 3.4, 0.8, facecolor=SKY if own else "#DDDDDD")
+        )
+        query = f"query 2g + {r - c_q + 1}" if own else f"query 2g - {c_q - 1 - r}"
+        axes.text(1.7, y + 0.4, f"S0, r = {r}: {query}", ha="center", va="center")
+    for t, colour in enumerate((GREEN, ORANGE)):
+        y = rows - 1.9 - 1.4 * t
+        axes.add_patch(plt.Rectangle((6, y), 3, 0.8, facecolor=colour, alpha=0.6))
+        axes.text(7.5, y + 0.4, f"T of query 2g + {t}", ha="center", va="center")
+        for a in range(c_q):
+            start = (3.45, rows - 1 - (t + a) + 0.4)
+            axes.annotate(
+                "",
+                (5.95, y + 0.4),
+                start,
+                arrowprops={"arrowstyle": "->", "color": colour},
+            )
+    axes.set(xlim=(-0.1, 9.2), ylim=(-0.2, rows + 0.1))
+    axes.axis("off")
+    return figure
+
+
+show_figure(
+    draw_strip(),
+    "left, the four rows of S0 that a quad computes with three rows of taps: r = 0 and "
+    "1 are the queries above its strip, r = 2 and 3 its own queries 2g and 2g + 1. "
+    "Right, T of query 2g with arrows from r = 0, 1 and 2, and T of query 2g + 1 with "
+    "arrows from r = 1, 2 and 3.",
+)
+
+# %% [markdown]
 # All of these rows are in the registers of the same four lanes. In the left operand of `mma`, row g of A is the quad's query 2g, and row g + 8 is its query 2g + 1.
 #
 # Now the columns. `s[r, block]` is a register with two neighbouring entries of S0, rounded to bfloat16. A block is 8 columns wide, and there are three blocks next to each other. 8 keys of T need two blocks: T of the first 8 keys uses blocks 0 and 1, and T of the next 8 keys uses blocks 1 and 2.

@@ -141,7 +141,30 @@ check.ex19_1(mixed_tile)
 # So far it is 1 + 1 = 2, and at the end it is 1/2 + 3/4 = 1.25. Row 4 needs the factor 1/2, and row 5 needs the factor 3/4. But the two parts are already added: from the 2 alone you cannot tell which part came from which row.
 #
 # </details>
-#
+
+# %% jupyter={"source_hidden": true}
+figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
+for x, row_4, row_5 in [(0, 1, 1), (2, 1 / 2, 3 / 4)]:
+    axes.bar(x, row_4, width=0.8, color=BLUE)
+    axes.bar(x, row_5, width=0.8, bottom=row_4, color=ORANGE)
+    axes.text(
+        x, row_4 / 2, f"row 4: {row_4:g}", ha="center", va="center", color="white"
+    )
+    axes.text(x, row_4 + row_5 / 2, f"row 5: {row_5:g}", ha="center", va="center")
+axes.annotate("", (1.55, 0.25), (0.45, 0.5), arrowprops={"arrowstyle": "->"})
+axes.annotate("", (1.55, 0.9), (0.45, 1.5), arrowprops={"arrowstyle": "->"})
+axes.text(1, 0.46, "times 1/2", ha="center")
+axes.text(1, 1.32, "times 3/4", ha="center")
+axes.set(xlim=(-0.6, 2.6), ylim=(0, 2.15), ylabel="U[5, 0]")
+axes.set_xticks([0, 2], ["so far: 2", "at the end: 1.25"])
+show_figure(
+    figure,
+    "U[5, 0] as two stacked parts. So far, row 4 contributes 1 and row 5 contributes "
+    "1, 2 in total. At the end they contribute 1/2 and 3/4, 1.25 in total: the part of "
+    "row 4 has to be multiplied by 1/2, the part of row 5 by 3/4.",
+)
+
+# %% [markdown]
 # (You could keep the parts separate, with one accumulator for every row and every head that contributes to an output. With 6 rows and 16 heads that would be 96 accumulators.) The usual solution has **two passes**. The first pass computes only the log-sum-exp of each row, `L = log Σ e^T'`: one number per row and head. In the second pass, `P = e^(T' − L)` is final *as soon as it is computed*, and `O` is a plain sum over tiles, without a maximum and without rescaling.
 #
 # The first pass is given, and uses your `mixed_tile`. Two functions come from the package: `halo(taps)` returns `(above, left, right)`, and `convolved(s, taps)` convolves a tile without padding, so its result is smaller than `s` by the halo. Two functions are in the next cell:

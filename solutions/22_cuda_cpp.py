@@ -235,7 +235,40 @@ check.ex22_2(LOAD_TILE)
 # | K tile | V tile | Q tile | O tile |
 # |---|---|---|---|
 # | columns · d floats | columns · d floats | rows · d floats | rows · d floats |
-#
+
+
+# %% jupyter={"source_hidden": true}
+def draw_layout(columns, rows, d):
+    """Draw the four tiles in one array of shared memory, with the index of each."""
+    figure, axes = plt.subplots(figsize=(10, 1.7), layout="constrained")
+    start = 0
+    for name, height, shade in [
+        ("K", columns, SKY),
+        ("V", columns, ORANGE),
+        ("Q", rows, SKY),
+        ("O", rows, ORANGE),
+    ]:
+        for e in range(height * d):
+            axes.add_patch(
+                plt.Rectangle((start + e, 0), 0.94, 1, facecolor=shade, alpha=0.7)
+            )
+            words = f"{name}\n{e // d},{e % d}"
+            axes.text(start + e + 0.47, 0.5, words, ha="center", va="center")
+        pointer = f"{name.lower()}_tile = shared + {start}"
+        axes.text(start, 1.2, pointer, fontsize=10)
+        start += height * d
+    axes.set(xlim=(-0.2, start + 0.2), ylim=(-0.1, 1.6))
+    axes.axis("off")
+    return figure
+
+
+show_figure(
+    draw_layout(2, 2, 3),
+    "24 floats in a row, for columns = 2, rows = 2, d = 3: K from index 0 on, V from "
+    "6, Q from 12 and O from 18, with six floats each, row by row.",
+)
+
+# %% [markdown]
 # **Predict**, for columns = 4, rows = 3, d = 2, the index in `shared` at which each tile begins: K `___`, V `___`, Q `___`, O `___`
 #
 # <details><summary>Answer</summary>

@@ -335,6 +335,38 @@ def unpacked(block):
 # `reference.conv_attention_part` is lesson 09's forward pass for one K/V block. An `Extent` describes the block with three numbers: how many of the query rows are halo, how many of the first keys are halo, and the distance from the block's first token to the rank's first token. For rank 2 with the keys of rank 1, as in the picture above, it is `Extent(2, 1, 4)`.
 
 
+# %% jupyter={"source_hidden": true}
+def draw_extent():
+    """Draw the tokens that rank 2 reads of its queries and of the keys of rank 1."""
+    figure, axes = plt.subplots(figsize=(8.5, 2.6), layout="constrained")
+    for y, name, tokens, owned in [
+        (1.6, "queries of rank 2", range(6, 12), range(8, 12)),
+        (0, "keys of rank 1", range(3, 10), range(4, 8)),
+    ]:
+        for token in tokens:
+            shade = BLUE if token in owned else SKY
+            axes.add_patch(plt.Rectangle((token, y), 0.94, 0.8, facecolor=shade))
+            ink = "white" if token in owned else "black"
+            axes.text(token + 0.47, y + 0.4, token, ha="center", va="center", color=ink)
+        axes.text(2.7, y + 0.4, name, ha="right", va="center")
+    axes.text(6.94, 2.5, "2 rows of halo", ha="center")
+    axes.text(3.0, -0.35, "1 key of halo", ha="left", va="center")
+    axes.annotate("", (8, 1.2), (4, 1.2), arrowprops={"arrowstyle": "<->"})
+    axes.text(6, 1.3, "distance 4", ha="center")
+    axes.set(xlim=(-0.3, 12.2), ylim=(-0.6, 2.85))
+    axes.axis("off")
+    return figure
+
+
+show_figure(
+    draw_extent(),
+    "two rows of tokens. Rank 2 reads the queries 6 to 11 and owns 8 to 11, so 2 rows "
+    "are halo. Of rank 1's block it reads the keys 3 to 9 and the block owns 4 to 7, "
+    "so 1 key on the left is halo. From the block's first token, 4, to the rank's "
+    "first, 8, the distance is 4.",
+)
+
+
 # %%
 def my_rank(n, d, c_q, c_k, halo, ring, merge):
     """Return one rank's rows of O (n / R, d), and the bytes that it sent."""

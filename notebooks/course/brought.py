@@ -26,7 +26,7 @@ def brought(lesson, *names):
     """
     mine, solution = (folder / f"{lesson}.ipynb" for folder in (Path.cwd(), ROOT / "solutions"))
     found = {}
-    if mine.exists() and any(f"def {name}(" in (text := definitions(mine)) for name in names):
+    if mine.exists() and any(name in (text := definitions(mine)) for name in names):
         yours = execute_definitions(text, mine)
         written = [name for name in names if name in yours]
         found = {name: yours[name] for name in written if not is_unfinished(yours[name], set())}
