@@ -404,7 +404,7 @@ simulate(block_sum, observers=[*DEFAULT, Trace])[1, 8](x, out).timeline()
 # **Predict.** Launch `add` with 4096 threads, in your simulator and in `sim` with `fibers`. Which is faster?
 
 
-# %% tags=["uses-exercise"]
+# %%
 def seconds(call):
     """Return the shortest time of three calls."""
     times = []

@@ -30,7 +30,7 @@ from ml_dtypes import bfloat16
 from numba import cuda
 from numpy import float32, int16
 
-from course import brought, check, show_table
+from course import brought, check, progress_bar, show_table
 from course.ladder import show_ladder, time_rung
 from kernels import reference
 from kernels.common.data import DATA
@@ -432,7 +432,8 @@ def gradients(of_keys, without=None):
 
 
 # %%
-for letter, number in {"A": 1, "B": 2, "C": 3}.items():
+barriers = {"A": 1, "B": 2, "C": 3}
+for letter, number in progress_bar(barriers.items(), desc="barriers"):
     found, lines = gradients(of_keys=False, without=number)[1], set()
     print(f"dQ and dW without {letter}:")
     for finding in found:

@@ -15,6 +15,7 @@ from course.check.harness import compare, exercise, explained, fail, instance, n
 from course.check.inputs import FAR
 from course.check.tensors import Counted, OffChip, within
 from course.check.trial import tried
+from course.progress_bar import progress_bar
 from kernels.common.tiles import weight
 from kernels.conv.decode import decode_arguments
 from kernels.reference import conv_attention_decode, conv_scores
@@ -594,7 +595,7 @@ def judge(is_right):
     for name, decode in ACCEPTED.items():
         if not answered(is_right, decode):
             fail(f"your test rejects a correct decoder: {name}", wanted="True", got="False", hint=TOO_STRICT)
-    for name, (decode, hint) in REJECTED.items():
+    for name, (decode, hint) in progress_bar(REJECTED.items(), desc="wrong decoders", leave=False):
         if answered(is_right, decode):
             fail(f"your test accepts a wrong decoder: {name}", wanted="False", got="True", hint=hint)
 
