@@ -73,25 +73,35 @@ class ClusterAccesses:
                 yield rows[keep]
 
     def lifetimes(self, order):
-        """Yield a finding for each access to a block that may not have started, or may have ended."""
-        seen = set()
+        """Yield a finding for each site that accesses a block which may not have started, or may have ended.
+        It
+        names the lowest thread."""
+        checked, found = set(), {}
         for rows in (rows for parts in self.rows.values() for rows in parts):
             for i in range(len(rows)):
                 owner, row = self.owner(rows, i), rows.row(i)
-                if owner == row.block or (row.segment, owner) in seen or row.site in seen:
+                if owner == row.block or (row.segment, owner, row.site) in checked:
                     continue
-                seen.add((row.segment, owner))
-                passes = self.passes.get((row.block, row.thread), ())
-                if not any(last < row.segment for last, _ in passes) and not started(order, row, owner):
-                    state = "has started", START
-                elif not any(
-                    last >= row.segment and phase in self.phases.get(owner, ()) for last, phase in passes
-                ) and not any(order.before(row, end) for end in self.ends.get(owner, ())):
-                    state = "has not ended", END
-                else:
-                    continue
-                seen.add(row.site)
-                yield self.finding(row, int(rows.address[i]), owner, *state)
+                checked.add((row.segment, owner, row.site))
+                state = self.state(order, row, owner)
+                rank = self.names[row.block][::-1], row.thread, int(rows.address[i])
+                if state and rank < found.get(row.site, (((1 << 32,),),))[0]:
+                    found[row.site] = rank, row, int(rows.address[i]), owner, state
+        for _, row, address, owner, state in found.values():
+            yield self.finding(row, address, owner, *state)
+
+    def state(self, order, row, owner):
+        """Return (missing property, fix) if an access to the memory of a block is not ordered after the start
+        of
+        the block and before its end. Return None if it is."""
+        passes = self.passes.get((row.block, row.thread), ())
+        if not any(last < row.segment for last, _ in passes) and not started(order, row, owner):
+            return "has started", START
+        phases = self.phases.get(owner, ())
+        if any(last >= row.segment and phase in phases for last, phase in passes):
+            return None
+        ends = self.ends.get(owner, ())
+        return None if any(order.before(row, end) for end in ends) else ("has not ended", END)
 
     def owner(self, rows, i):
         rank = (int(rows.address[i]) >> RANK_SHIFT & 15) - 1

@@ -32,7 +32,7 @@ def arrival(run, place, releases):
 
     def arrive():
         thread = context.thread
-        if block_cluster(thread).arrive(context, releases or thread.fenced):
+        if thread.block.barrier.arrive(context, releases or thread.fenced):
             run.scheduler.woken = True
 
     return run.with_site(arrive, place[1])
@@ -41,18 +41,7 @@ def arrival(run, place, releases):
 def wait(run, place, acquires):
     """Return the function that waits at the barrier of the cluster."""
     at = run.wait_point(place)
-    return run.with_site(lambda: block_cluster(run.context.thread).wait(run.scheduler, at), place[1])
-
-
-def block_cluster(thread):
-    """Return the Cluster of a thread. Raise ValueError if the launch has none."""
-    if thread.block.barrier is None:
-        raise ValueError(
-            "barrier.cluster in a launch without clusters: launch with simulate(kernel, cluster=...), or"
-            " compile with"
-            " __cluster_dims__"
-        )
-    return thread.block.barrier
+    return run.with_site(lambda: run.context.thread.block.barrier.wait(run.scheduler, at), place[1])
 
 
 def mapa(writer, item):

@@ -168,7 +168,8 @@ class Kernel(base.Kernel):
         context.hoisted = program.hoisted
         context.invalidates = "mbarrier_inval" in program.used
         context.cluster = launch.cluster
-        context.clustered = self.cluster is not None or prod(launch.cluster) > 1
+        # Without an explicit cluster launch, each block is a cluster by itself.
+        context.clustered = prod(launch.cluster) > 1 or "barrier.cluster" in program.used
         context.asynchronous = bool(program.used & ASYNCHRONOUS)
         context.space.packs_shared = any(isinstance(INSTRUCTIONS.get(name), Product) for name in program.used)
         run = Run(context, scheduler, program, launch)

@@ -330,7 +330,7 @@ class Program:
 
     def cluster(self, make):
         """Return the name of a function for an instruction of clusters, which `make(run)` returns."""
-        return self.new_name("cluster", make)
+        return self.used.add("barrier.cluster") or self.new_name("cluster", make)
 
     def barrier(self, number, count, vote):
         """Return the name of the function for a barrier with a vote. Raise Missing for a named barrier."""

@@ -2,6 +2,7 @@
 generated source."""
 
 import functools
+from math import prod
 
 import numpy as np
 
@@ -241,7 +242,7 @@ class Run:
         if name == "nclusterid":
             return self.launch.grid["xyz".index(axis)] // self.launch.cluster["xyz".index(axis)]
         if name == "is_explicit_cluster":
-            return int(self.context.clustered)
+            return int(self.launch.function.cluster is not None or prod(self.launch.cluster) > 1)
         if name == "nwarpid":
             return -(-self.launch.threads // 32)
         return self.launch.shared + (name != "dynamic_smem_size") * self.declared_bytes["shared"]

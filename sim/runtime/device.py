@@ -108,6 +108,7 @@ class Device:
     error: the last error of a call; the next cudaGetLastError returns it.
     sticky: the error that every call returns after a kernel has aborted; 0 if none has.
     pending: the launch configurations that `<<<...>>>` has pushed.
+    cluster: the blocks per cluster of the current launch.
     """
 
     options: Options
@@ -129,6 +130,7 @@ class Device:
     graphs: Graphs = field(default_factory=Graphs)
     could_not_run: bool = False
     limits: dict[int, int] = field(default_factory=dict)
+    cluster: tuple[int, int, int] = (1, 1, 1)
     launch_site: CallSite | None = None
     text: Any = None
 
@@ -260,6 +262,7 @@ class Device:
             observers=options.observers,
             spec=self.spec,
             max_steps=options.max_steps,
+            cluster=self.cluster,
         )
         return simulation[grid, block, 0, shared]
 

@@ -17,6 +17,10 @@ from sim.runtime.handlers_memory import write_int, write_pointer
 from sim.runtime.memory import DeviceBuffer, map_at
 
 MAX_DYNAMIC_SHARED = 8  # cudaFuncAttributeMaxDynamicSharedMemorySize
+CLUSTER_DIMENSION, ATTRIBUTE_BYTES = (
+    4,
+    72,
+)  # cudaLaunchAttributeClusterDimension; size of a cudaLaunchAttribute
 
 
 def read_text(address):
@@ -116,10 +120,17 @@ cudaLaunchKernel_ptsz, __cudaLaunchKernel_ptsz = cudaLaunchKernel, __cudaLaunchK
 
 def cudaLaunchKernelExC(device, configuration, kernel, arguments):
     """Launch a kernel with a cudaLaunchConfig_t, which contains the grid, the block, the bytes of dynamic
-    shared memory, ..."""
-    shared, stream = struct.unpack("<QQ", ctypes.string_at(configuration + 24, 16))
+    shared memory, the stream and attributes. Of these, only the size of the cluster has an effect."""
+    shared, stream, attributes, count = struct.unpack("<QQQI", ctypes.string_at(configuration + 24, 28))
+    for position in range(count):
+        kind, value = struct.unpack("<I4x12s", ctypes.string_at(attributes + ATTRIBUTE_BYTES * position, 20))
+        if kind == CLUSTER_DIMENSION:
+            device.cluster = struct.unpack("<3I", value)
     grid, block = configuration, configuration + 12
-    return cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream)
+    try:
+        return cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream)
+    finally:
+        device.cluster = (1, 1, 1)
 
 
 def cudaLaunchHostFunc(device, stream, function, data):

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from ptx import hopper_corpus as corpus
-from sim import load_ptx
+from sim import LaunchError, load_ptx, simulate
 from sim.ptx import nvrtc
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -72,3 +72,16 @@ def test_ptx_without_one_fence_or_wait(name, instruction, replacement, wanted):
         ptx = text(name)[: place.start()] + replacement + text(name)[place.end() :]
         found = kinds(name, ptx)[0]
         assert found == wanted if wanted else found, place
+
+
+def test_a_kernel_with_cluster_barriers_runs_without_clusters():
+    """Without a cluster launch, each block is a cluster by itself."""
+    ptx = re.sub(r"\.(explicitcluster|reqnctapercluster [\d, ]+)", "", text("cluster sum"))
+    (_, threads), arguments, _ = corpus.LAUNCHES["cluster sum"]
+    x, y = arguments()
+    assert not simulate(load_ptx(ptx)["k"])[8, threads](x, y).findings
+    assert y.tolist() == x.reshape(8, -1).sum(1).tolist()
+    report, right = corpus.run("cluster sum", load_ptx(ptx), cluster=4)
+    assert right and not report.findings
+    with pytest.raises(LaunchError, match="clusters of"):
+        corpus.run("cluster sum", load_ptx(text("cluster sum")), cluster=2)
