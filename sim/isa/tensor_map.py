@@ -43,7 +43,7 @@ class TensorMap:
     sizes: the elements per dimension.
     strides: the bytes between elements, for all dimensions except the innermost.
     box: the size of the box in elements, before element strides.
-    element_strides: the box takes every n-th element.
+    element_strides: the box takes every n-th element. The GPU ignores the one of the innermost dimension.
     swizzle: one of SWIZZLES.
     """
 
@@ -65,7 +65,8 @@ class TensorMap:
     @property
     def counts(self):
         """The elements of a box per dimension."""
-        return tuple(-(-n // step) for n, step in zip(self.box, self.element_strides))
+        steps = (1, *self.element_strides[1:])
+        return tuple(-(-n // step) for n, step in zip(self.box, steps))
 
     @property
     def nbytes(self):
@@ -128,18 +129,14 @@ class TensorMap:
         in_box, in_tensor, valid = (np.zeros(1, kind) for kind in (np.int64, np.int64, bool))
         valid[:] = True
         steps = (size, *self.strides)
-        # With an element stride, the elements of a row are not adjacent.
-        first = 1 if self.element_strides[0] == 1 else 0
-        for axis in range(len(counts) - 1, first - 1, -1):
+        for axis in range(len(counts) - 1, 0, -1):
             index = coordinates[axis] + np.arange(counts[axis]) * self.element_strides[axis]
             inside = (index >= 0) & (index < self.sizes[axis])
             in_box = (in_box[:, None] + np.arange(counts[axis]) * pitches[axis]).ravel()
             in_tensor = (in_tensor[:, None] + index * steps[axis]).ravel()
             valid = (valid[:, None] & inside).ravel()
-        begin, end = (0, 1)
-        if first:
-            begin, end = max(0, -coordinates[0]), min(counts[0], self.sizes[0] - coordinates[0])
-            in_box, in_tensor = in_box + begin * size, in_tensor + (coordinates[0] + begin) * size
+        begin, end = max(0, -coordinates[0]), min(counts[0], self.sizes[0] - coordinates[0])
+        in_box, in_tensor = in_box + begin * size, in_tensor + (coordinates[0] + begin) * size
         if end <= begin:
             valid[:] = False
         chosen = np.flatnonzero(valid)

@@ -33,7 +33,8 @@ def tensor_map(
     array: a numpy array of 1 to 5 dimensions, whose last axis is contiguous.
     box: the shape of the box that one instruction copies, axis by axis like array.shape.
     swizzle: 0, 32, 64 or 128 bytes.
-    element_strides: the box takes every n-th element along each axis, axis by axis like array.shape.
+    element_strides: the box takes every n-th element along each axis, axis by axis like array.shape. A GPU
+        ignores the stride of the last axis.
     fill: the elements outside the array: "zeros" or "nan".
     dtype: "tf32", "tf32_ftz" or "f32_ftz" for a float32 array, if the copy rounds it.
 
