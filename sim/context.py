@@ -116,7 +116,7 @@ class Context:
         self.invalidating = set()  # log segments that invalidate an mbarrier
         self.asynchronous = False  # whether the kernel may use the async proxy (bulk copies, wgmma)
         self.async_segments = set()  # log segments of operations of the async proxy
-        self.cluster, self.clustered = (1, 1, 1), False  # blocks per cluster; whether clusters matter
+        self.cluster, self.clustered = (1, 1, 1), False  # blocks per cluster; whether more than 1
         self.tensor_maps = {}  # bytes of a tensor map -> its Located (sim.memory.tensor_map)
         # atomics of scope .cta -> LOAD or STORE; for other blocks they count as plain accesses
         self.block_scoped = {}

@@ -117,7 +117,7 @@ class Block:
         """Return (block, address within it) for an address in shared memory, which can belong to another
         block of
         the cluster. The block is None if the cluster is smaller."""
-        rank = cluster_rank(address)
+        rank = cluster_rank(address) if len(self.cluster) > 1 else None
         if rank is None:
             return self, address
         return self.cluster[rank] if rank < len(self.cluster) else None, local_address(address)
@@ -246,8 +246,8 @@ class Grid:
         `reserve`."""
         self.reserve(len(unit))
         blocks = tuple(self.new_block(index) for index in unit)
-        if len(blocks) > 1 or self.context.clustered:
-            Cluster(cluster_index(unit[0], self.context.cluster), blocks)
+        # Without an explicit cluster launch, each block is a cluster by itself.
+        Cluster(cluster_index(unit[0], self.context.cluster), blocks)
         for thread in (thread for block in blocks for thread in block.threads):
             thread.fiber = self.free.pop()
             thread.fiber.begin(thread, self.kernel, self.arguments)

@@ -96,6 +96,7 @@ class AddressSpace:
     """
 
     gap = 0  # the number of unused bytes before each allocation
+    clustered = False  # whether addresses in shared memory contain the rank of their block
     # Whether shared arrays lie close together at low addresses: a matrix descriptor has room for 18 bits.
     packs_shared = False
 
@@ -154,13 +155,17 @@ class AddressSpace:
 
     def find(self, address):
         """Return the allocation that contains an address."""
-        address = local_address(address)
+        address = self.within_block(address)
         return next(a for a in self.allocations if a.base <= address < a.base + a.root.size * a.copies)
 
     def element(self, address):
         """Return the Element at an address."""
         allocation = self.find(address)
-        return Element(allocation.name, allocation.index(local_address(address)))
+        return Element(allocation.name, allocation.index(self.within_block(address)))
+
+    def within_block(self, address):
+        """Return the address within its block of an address that can belong to another block of a cluster."""
+        return local_address(address) if self.clustered else address
 
 
 class Empty(np.ndarray):

@@ -18,7 +18,7 @@ from sim.observers.async_findings import AsyncFindings, inside
 from sim.observers.clocks import merge
 from sim.observers.copies import NEVER, precedes
 from sim.observers.order import HappensBefore, bulk_thread
-from sim.sites import cluster_rank, local_address
+from sim.sites import cluster_rank
 
 GRAINS = {SHARED: 16, GLOBAL: 2}  # state space -> bytes per unit of the state below
 # Findings after which a block ends before its operations.
@@ -179,11 +179,11 @@ class AsyncProxy:
         space = address >> SPACE_SHIFT
         owner = None
         if space == SHARED:
-            rank = cluster_rank(address)
+            rank = cluster_rank(address) if self.context.clustered else None
             owner = (
                 block if rank is None else self.number(self.context.cluster_blocks(self.names[block])[rank])
             )
-            address = local_address(address)
+            address = self.context.space.within_block(address)
         allocation = self.context.space.find(address)
         key = id(allocation), owner
         if key not in self.units:
@@ -357,7 +357,7 @@ class AsyncProxy:
         unless
         the operation only writes to the shared memory of another block."""
         block = operation.issued.block
-        ranks = {cluster_rank(address) for address, _ in operation.writes}
+        ranks = {cluster_rank(address) for address, _ in operation.writes if self.context.clustered}
         if any(address >> SPACE_SHIFT == SHARED for address, _ in operation.reads) or ranks <= {None}:
             return block
         return self.context.cluster_blocks(block)[max(rank for rank in ranks if rank is not None)]

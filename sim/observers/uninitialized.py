@@ -80,8 +80,7 @@ class Uninitialized(OrderingObserver):
 
     def accesses(self, batch):
         """Mark the bytes that the batch writes in other blocks, and drop its accesses there."""
-        far = remote(batch)
-        if far.any():
+        if self.context.clustered and (far := remote(batch)).any():
             blocks = self.context.cluster_blocks(batch.block)
             for i in np.flatnonzero(far & (batch.action != LOAD)).tolist():
                 address, size = int(batch.address[i]), int(batch.size[i])

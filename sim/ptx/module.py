@@ -168,8 +168,7 @@ class Kernel(base.Kernel):
         context.hoisted = program.hoisted
         context.invalidates = "mbarrier_inval" in program.used
         context.cluster = launch.cluster
-        # Without an explicit cluster launch, each block is a cluster by itself.
-        context.clustered = prod(launch.cluster) > 1 or "barrier.cluster" in program.used
+        context.clustered = context.space.clustered = prod(launch.cluster) > 1
         context.asynchronous = bool(program.used & ASYNCHRONOUS)
         context.space.packs_shared = any(isinstance(INSTRUCTIONS.get(name), Product) for name in program.used)
         run = Run(context, scheduler, program, launch)
@@ -188,7 +187,8 @@ class Kernel(base.Kernel):
             opened = context.listeners["barrier_opened"]
             context.listeners["barrier_opened"] = [*opened, lambda *_: context.barrier_opened()]
         context.listeners["launch_finished"] = [run.heap.finish, *context.listeners["launch_finished"]]
-        waits = scheduler.atomics_yield or context.clustered or program.used & (SUSPENDING | {NAMED_BARRIER})
+        suspending = SUSPENDING | {NAMED_BARRIER, "barrier.cluster"}
+        waits = scheduler.atomics_yield or context.clustered or program.used & suspending
         thread_program = ThreadProgram(fiber if waits else None, program.used, (), ())
         kernel = namespace[python_name(self.function.name, "run")]
         limit = resident_blocks(launch, program.used)

@@ -14,7 +14,7 @@ from sim import LaunchError, load_ptx, simulate
 from sim.events import SPACES
 from sim.memory.spaces import ALIGNMENT, AddressSpace, bind_arguments, round_up, window_end
 from sim.ptx.module import Module
-from sim.ptx.regions import GAP, NARROW_GAP, PERSISTENT_SPACES, Addresses, PaddedSpace
+from sim.ptx.regions import GAP, NARROW_GAP, PERSISTENT_SPACES, SHARED_GAP, Addresses, PaddedSpace
 
 THREADS, LENGTH = 64, 60
 NBYTES = 4 * LENGTH
@@ -198,7 +198,7 @@ def test_ptx_kernels_at_the_limit(space, fault, engine, monkeypatch):
         return simulate(kernel, engine=engine, on_finding="report")[1, THREADS](x)
 
     allocations = 2 if space == "global" else 1  # The two allocations are x and the variable.
-    gap = NARROW_GAP if space in PERSISTENT_SPACES else GAP
+    gap = NARROW_GAP if space in PERSISTENT_SPACES else SHARED_GAP if space == "shared" else GAP
     room = allocations * (gap + round_up(NBYTES * copies, ALIGNMENT) + ALIGNMENT)
     check_at_the_limit(monkeypatch, run, space, room, KINDS[fault].format(space))
 

@@ -6,12 +6,15 @@ findings). PRELUDE (cuda/hopper.cuh) wraps the PTX instructions."""
 from pathlib import Path
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 import sim
+from ptx.wgmma_corpus import HELPERS
 from sim import tensor_map
 
 PRELUDE = (Path(__file__).parent / "cuda" / "hopper.cuh").read_text(encoding="utf-8")
 
+PRELUDE += f"namespace wg {{{HELPERS}}}\n"
 # name -> the body of the kernel `k`, without the prelude
 KERNELS = {
     # adds 1 to 256 integers per block, by a copy to shared memory and one back
@@ -96,6 +99,43 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(const int* x, int* y, int
     }
     __syncwarp();
     meet();
+}""",
+    # a warp loads tiles of A and B through two stages, and a warp group multiplies them
+    "product": r"""
+extern "C" __global__ void k(const __grid_constant__ Map a, const __grid_constant__ Map b, float* y, int n) {
+    __shared__ __align__(1024) unsigned short tile_a[2][64 * 64], tile_b[2][16 * 64];
+    __shared__ u64 full[2], empty[2];
+    int t = threadIdx.x;
+    if (t == 0) {
+        for (int s = 0; s < 2; s++) { init(&full[s], 1); init(&empty[s], 1); }
+        init_fence();
+    }
+    __syncthreads();
+    if (t == 128) {
+        for (int i = 0; i < n; i++) {
+            int s = i % 2, phase = i / 2 % 2;
+            wait(&empty[s], phase ^ 1);
+            expect(&full[s], 8192 + 2048);
+            load_box(tile_a[s], &a, 64 * i, 0, &full[s]);
+            load_box(tile_b[s], &b, 64 * i, 0, &full[s]);
+        }
+    } else if (t < 128) {
+        float d[8];
+        for (int i = 0; i < 8; i++) d[i] = 0;
+        for (int i = 0; i < n; i++) {
+            int s = i % 2, phase = i / 2 % 2;
+            wait(&full[s], phase);
+            wg::keep(d);
+            wg::arrive();
+            for (int k = 0; k < 64; k += 16)
+                wg::product(d, wg::swizzled(tile_a[s] + k), wg::swizzled(tile_b[s] + k), 1);
+            wg::commit();
+            wg::wait<0>();
+            wg::keep(d);
+            if (t == 0) arrive(&empty[s]);
+        }
+        wg::store(y, d, t);
+    }
 }""",
     # copies boxes of 32 columns and 8 rows of a matrix
     "box": r"""
@@ -215,11 +255,18 @@ def sums(n, tile):
     return numbers(n * tile).reshape(-1, 32).sum(0)
 
 
+def box_of_rows(a):
+    return tensor_map(a, (len(a), 64), swizzle=128)
+
+
+FACTORS = [np.random.default_rng(0).integers(-2, 3, (rows, 256)).astype(bfloat16) for rows in (64, 16)]
+PRODUCT = FACTORS[0].astype(np.float32) @ FACTORS[1].astype(np.float32).T
 MATRIX = numbers(16 * 64).reshape(16, 64)
 # name -> (configuration, function that returns new arguments, the wanted contents of the array written)
 LAUNCHES = {
     "tile": ((2, 64), lambda: (numbers(512), zeros(512)), numbers(512) + 1),
     "pipeline": ((1, 64), lambda: (numbers(768), zeros(32), 6), sums(6, 128)),
+    "product": ((1, 160), lambda: (*map(box_of_rows, FACTORS), np.zeros((64, 16), np.float32), 4), PRODUCT),
     "multicast": ((2, 64), lambda: (numbers(384), zeros(64), 6), np.tile(sums(6, 64), 2)),
     "box": (((2, 2), 64), lambda: (box_of(MATRIX.copy()), box_of(0 * MATRIX)), MATRIX + 1),
     "cluster sum": (
@@ -300,6 +347,20 @@ PAIRS = {
     "multicast, and the count has room for one block": (
         "multicast", "init(&empty[s], 2)", "init(&empty[s], 1)", COPY),
     "no warp barrier before one lane arrives": ("multicast", "            __syncwarp();\n", "", COPY),
+    # --- with wgmma
+    "products wait for the phase too late": (
+        "product", "            wait(&full[s], phase);\n            wg::keep(d);\n           "
+            " wg::arrive();\n",
+        "            wg::keep(d);\n            wg::arrive();\n", COPY),
+    "products spin in place of a wait": ("product", "wait(&full[s], phase);", SPIN, COPY),
+    "the stage is released before the products are complete": (
+        "product", "            wg::wait<0>();\n            wg::keep(d);\n            if (t == 0)"
+            " arrive(&empty[s]);\n",
+        "            if (t == 0) arrive(&empty[s]);\n            wg::wait<0>();\n            wg::keep(d);\n",
+        COPY),
+    "the producer does not wait for products": ("product", "            wait(&empty[s], phase ^ 1);\n",
+                                                "", COPY),
+    "the bytes of B are not expected": ("product", "8192 + 2048", "8192", [*COPY, "deadlock"]),
     # --- bulk stores
     "the store is never waited for": ("tile", "        wait_read();\n", "", COPY),
     "the store is never committed": ("tile", "        commit();\n", "", COPY),
@@ -356,5 +417,5 @@ def run(name, module, **options):
     configuration, arguments, wanted = LAUNCHES[kernel]
     given = arguments()
     report = sim.simulate(module["k"], on_finding="report", **options)[configuration](*given)
-    result = given[1].tensor if kernel == "box" else given[1]
+    result = given[1].tensor if kernel == "box" else given[2 if kernel == "product" else 1]
     return report, bool((result == wanted).all())
