@@ -75,7 +75,7 @@ def test_tensor_map_refuses_what_the_driver_refuses(shape, box, options, message
 
 
 def test_the_stride_of_the_last_axis_is_ignored():
-    """As on an H100, where a copy with it never completes a phase that expects fewer bytes."""
+    """Compare two maps. On an H100, a copy with that stride has all bytes of the row."""
     array = np.zeros((64, 64), np.float32)
     maps = [tensor_map(array, (8, 32), element_strides=(3, step)) for step in (1, 2)]
     described = [TensorMap.decode(made.tobytes()) for made in maps]
