@@ -38,7 +38,7 @@ def deadlock_finding(context, running, loop, waits):
     barrier = next(iter(waits.values()))[0]
     element = context.space.element(barrier.address)
     arrived = barrier.expected - barrier.pending
-    if barrier.tx:
+    if barrier.tx and not barrier.pending:  # before all arrivals, bytes can come before they are expected
         return missing_bytes_finding(barrier, waits, witnesses, element)
     return Finding(
         "deadlock",

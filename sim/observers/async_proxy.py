@@ -336,21 +336,23 @@ class AsyncProxy:
 
     def launch_finished(self):
         """Return the findings of the launch."""
-        findings = [make(*found) for _, make, found in self.reported.values() if make]
+        # A block that was ended early did not get to its waits.
+        ended_early = any(finding.kind in FATAL for finding in self.context.findings)
+        findings = [
+            make(*found)
+            for (_, *_, what), (_, make, found) in self.reported.items()
+            if make and not (what == "end" and ended_early)
+        ]
         self.reported.clear()
         return findings
 
     def block_ended(self, block):
-        """Yield a finding for each operation of a block that nothing has waited for."""
-        if any(finding.kind in FATAL for finding in self.context.findings):
-            return
+        """Note the operations of a block that nothing has waited for."""
         for operation, ends in self.ends.items():
-            if ends or self.read_ends[operation] or self.home(operation) != block:
-                continue
+            awaited = ends or self.read_ends[operation] or self.home(operation) != block
             # An access that is too early explains the missing wait.
-            if operation.site not in {site for site, *_ in self.reported}:
-                self.reported[operation.site, "end"] = None, None, None
-                yield self.findings.left(operation)
+            if not awaited and operation.site not in {site for site, *_ in self.reported}:
+                self.reported[operation.site, "end"] = None, self.findings.left, (operation,)
 
     def home(self, operation):
         """Return the index of the block that must not end before an operation. It is the block that sends,

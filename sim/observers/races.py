@@ -169,7 +169,9 @@ class Races(OrderingObserver):
         findings = super().block_ended(block, epoch)
         if self.cluster:
             self.cluster.block_ended(block, prod(self.context.block_shape))
-        return [*findings, *(self.proxy.block_ended(block) if self.proxy else ())]
+        if self.proxy:
+            self.proxy.block_ended(block)
+        return findings
 
     def between_blocks(self):
         """Return the races between blocks since the last grid barrier."""
