@@ -192,7 +192,6 @@ def test_numbers_that_do_not_fit_end_the_launch(body, message):
         "bar.sync;",
         "bar.sync 1, 64, 3;",
         "bar.red.popc.u32 %r8, 1, 32, %p1;",
-        "barrier.cluster.arrive;",
     ],
 )
 def test_what_is_not_there_is_refused_by_name_and_line(body):
