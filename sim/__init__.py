@@ -27,11 +27,14 @@ kernel modifies the arrays in place. The output is a Report. Read the files in t
     cuda           a replacement for `numba.cuda` when Numba is not installed
     __main__       the command line, for .cu and .ptx files
     diagnostics    findings for GitHub Actions, SARIF and JSON
-    pytest_plugin  pytest --cuda-sim, which uses `host` as the CUDA driver; pytest_options has its options
+    pytest_plugin  pytest --cuda-sim and --triton-sim, which use `host` and `triton_host` as drivers;
+                   pytest_options has their options, and session_pages their HTML pages
+    sessions       the options of a session, and launches that run once per seed
     magic          %%simulate, for notebooks
 
 The packages are isa (instructions), memory, engine (threads and barriers), frontend (Python kernels), ptx
-(PTX kernels), native (compiled kernels), observers, host (a simulated CUDA driver) and viz (figures).
+(PTX kernels), native (compiled kernels), observers, host (a simulated CUDA driver), triton_host (a simulated
+driver for Triton) and viz (figures).
 
 Exported names are imported on first use. Otherwise the pytest plug-in would slow down every pytest run on a
 machine where `sim` is installed.
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from sim.ptx.module import load_ptx
     from sim.ptx.nvrtc import load_cuda
     from sim.report import Report
+    from sim.triton_host.session import triton
 
 __version__ = "0.2.0"
 TYPES = tuple(
@@ -63,9 +67,10 @@ HOMES = {  # exported name -> module that defines it
     "load_ptx": "ptx.module",
     "simulate": "launch",
     "tensor_map": "memory.tensor_map",
+    "triton": "triton_host.session",
 }
 __all__ = ["DeviceSpec", "KernelBug", "LaunchError", "Report", "SimulatorError", "ThreadError"]
-__all__ += ["cuda", "empty", "load_cuda", "load_ptx", "simulate", "tensor_map", *TYPES]
+__all__ += ["cuda", "empty", "load_cuda", "load_ptx", "simulate", "tensor_map", "triton", *TYPES]
 
 
 def __getattr__(name: str) -> Any:

@@ -138,6 +138,10 @@ def main(given=None):
         from sim import pages
 
         return pages.main(given[1:])
+    if given[:1] == ["triton"]:
+        from sim.triton_host import command
+
+        return command.main(given[1:])
     options = make_parser().parse_intermixed_args(given)
     try:
         diagnostics.check_options(options)

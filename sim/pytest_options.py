@@ -16,10 +16,15 @@ def pytest_addoption(parser):
         help="simulate every launch of a numba.cuda kernel; no GPU is needed, and findings fail tests",
     )
     group.addoption(
+        "--triton-sim",
+        action="store_true",
+        help="simulate every launch of a Triton kernel, on CPU tensors; the options --cuda-sim-... apply",
+    )
+    group.addoption(
         "--cuda-sim-engine",
         choices=ENGINES,
-        default="native",
-        help="native compiles kernels for the CPU, and leaves to fibers what it cannot compile",
+        help="native compiles kernels for the CPU, and leaves to fibers what it cannot compile; it is the"
+        " default, but with --triton-sim alone, small launches are not compiled",
     )
     group.addoption(
         "--cuda-sim-seeds",

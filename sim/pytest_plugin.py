@@ -1,17 +1,16 @@
-"""The pytest plug-in for `pytest --cuda-sim`, which tests `@cuda.jit` kernels without a GPU.
+"""The pytest plug-in for `pytest --cuda-sim` and `pytest --triton-sim`, which test `@cuda.jit` and
+`@triton.jit` kernels without a GPU.
 
 Each launch is simulated and checked by observers. A finding fails the test. An exception in a thread also
 fails it, even if a GPU would not report the exception to the host.
 
-The project under test needs no changes: Numba's host API keeps working, on top of a simulated driver
-(sim.host). Mark a test that needs a real GPU with `@pytest.mark.cuda_sim(off=True)`. The mark also accepts
-`engine`, `seeds`, `tools`, `max_steps` and `allow` (kinds of findings), which override the command-line
-options.
+The project under test needs no changes: the host APIs of Numba and Triton keep working, on top of simulated
+drivers (sim.host, sim.triton_host). The options --cuda-sim-... apply to both. Mark a test that needs a real
+GPU with `@pytest.mark.cuda_sim(off=True)`. The mark also accepts `engine`, `seeds`, `tools`, `max_steps` and
+`allow` (kinds of findings), which override the command-line options.
 """
 
 import itertools
-import sys
-import traceback
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,8 +32,9 @@ MARK = (
 def pytest_load_initial_conftests(early_config):
     """Install the simulated GPU before the project's modules are imported, because many check for a GPU at
     import."""
-    if early_config.known_args_namespace.cuda_sim:
-        session = SimulatedSession(early_config.known_args_namespace)
+    known = early_config.known_args_namespace
+    if known.cuda_sim or known.triton_sim:
+        session = SimulatedSession(known)
         early_config.pluginmanager.register(session, "cuda-sim-session")
 
 
@@ -107,39 +107,38 @@ class SimulatedSession:
     """A pytest session with a simulated GPU, installed before collection and removed at the end."""
 
     def __init__(self, options):
-        try:
-            from sim.host import Host, Options
-        except ImportError as error:
-            raise pytest.UsageError(
-                f"--cuda-sim: {error}. It needs numba-cuda: pip install numba-cuda[cu13]"
-            ) from error
-        except RuntimeError as error:
-            raise pytest.UsageError(f"--cuda-sim: {error}") from error
+        from sim.sessions import Options
+
         self.arguments, self.tally = options, LaunchTally()
+        self.label = "cuda-sim" if options.cuda_sim else "triton-sim"
         self.unlogged = []  # Counts of attempts whose report was not logged because the test is run again.
         self.page = "", []  # The name of a test, and the reports of all its attempts.
         self.options = Options(
-            options.cuda_sim_engine,
+            options.cuda_sim_engine or ("native" if options.cuda_sim else "auto"),
             options.cuda_sim_seeds,
             select_observers(options.cuda_sim_tools),
             max_steps=options.cuda_sim_max_steps,
         )
-        self.host = Host(self.options)
-        self.host.record_launch = self.record_launch
-        self.host.install()
+        makers = [(options.cuda_sim, make_numba_host), (options.triton_sim, make_triton_host)]
+        self.hosts = [make(self.options) for wanted, make in makers if wanted]
+        for host in self.hosts:
+            host.record_launch = self.record_launch
+            host.install()
 
     def record_launch(self, outcome, report):
         """Count a completed launch. `report` is None if there is no report."""
         self.tally.outcomes[outcome] += 1
         if report is None:
             return
+        from sim.sessions import launch_site
+
         # the native engine adds a note when it falls back to the interpreter
         left = any(note.startswith("interpreted") for note in report.notes)
         self.tally.engines["fibers" if left else report.engine] += 1
         if self.arguments.cuda_sim_report:
             self.tally.reports.append(report)
         for finding in report.findings:
-            first, where, count = self.tally.findings.get(finding.key, (finding, launching_line(), 0))
+            first, where, count = self.tally.findings.get(finding.key, (finding, launch_site(), 0))
             self.tally.findings[finding.key] = entry = first, where, count + 1
             if self.arguments.cuda_sim_format and not count:
                 self.tally.diagnostics[finding.key] = diagnostic_of(entry, report)
@@ -158,14 +157,16 @@ class SimulatedSession:
         Each launch since the previous test counts for this test. Launches at import count for the first one.
         """
         mark = settings_of(item)
-        self.host.options, off = replace(self.options, **mark["options"]), mark["off"]
-        if off:
-            self.host.uninstall()
+        off = self.hosts if mark["off"] else []
+        for host in self.hosts:
+            host.options = replace(self.options, **mark["options"])
+        for host in off:
+            host.uninstall()
         try:
             return (yield)
         finally:
-            if off:
-                self.host.install()
+            for host in off:
+                host.install()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
@@ -181,7 +182,7 @@ class SimulatedSession:
             if report.outcome == "passed":
                 report.outcome, report.longrepr = "failed", text
             else:
-                report.sections.append(("cuda-sim", text))
+                report.sections.append((self.label, text))
         if call.when == "teardown":
             tally.forget_diagnostics(allowed)
             self.attach_counts(item.nodeid, report)
@@ -200,7 +201,7 @@ class SimulatedSession:
             return
         report.cuda_sim = add_counts(self.unlogged)
         if self.arguments.cuda_sim_report:
-            from sim.host.pages import write_test
+            from sim.session_pages import write_test
 
             earlier = self.page[1] if self.page[0] == nodeid else []
             self.page = nodeid, earlier + tally.reports
@@ -232,18 +233,18 @@ class SimulatedSession:
         for entry in self.tally.failures(self.arguments.cuda_sim_allow):
             terminalreporter.write_line(format_entry(entry))
         tests = plural(len(counts_of), "test") + (" and outside tests" if outside else "")
-        terminalreporter.write_line(f"cuda-sim: {total_line(everything, tests)}")
+        terminalreporter.write_line(f"{self.label}: {total_line(everything, tests)}")
         if self.arguments.cuda_sim_format:
             terminalreporter.write_line(self.write_diagnostics(everything["diagnostics"]))
         if self.arguments.cuda_sim_report and counts_of:
-            from sim.host.pages import write_index
+            from sim.session_pages import write_index
 
             rows = {
                 nodeid: add_counts(attempts) | {"page": attempts[-1]["page"]}
                 for nodeid, attempts in counts_of.items()
             }
             index = write_index(self.arguments.cuda_sim_report, rows)
-            terminalreporter.write_line(f"cuda-sim: reports in {index}")
+            terminalreporter.write_line(f"{self.label}: reports in {index}")
 
     def write_diagnostics(self, found):
         """Write the diagnostics to the file of --cuda-sim-output. Return the text for the terminal."""
@@ -257,12 +258,38 @@ class SimulatedSession:
         return f"cuda-sim: {plural(len(found), 'finding')} in {output}"
 
     def pytest_unconfigure(self):
-        self.host.uninstall()
+        for host in reversed(self.hosts):
+            host.uninstall()
+
+
+def make_numba_host(options):
+    """Return the simulated host side of numba.cuda. Raise UsageError if it cannot be used here."""
+    try:
+        from sim.host import Host
+    except ImportError as error:
+        raise pytest.UsageError(
+            f"--cuda-sim: {error}. It needs numba-cuda: pip install numba-cuda[cu13]"
+        ) from error
+    except RuntimeError as error:
+        raise pytest.UsageError(f"--cuda-sim: {error}") from error
+    return Host(options)
+
+
+def make_triton_host(options):
+    """Return the simulated host side of Triton. Raise UsageError if Triton is not installed."""
+    from sim import LaunchError, triton
+
+    try:
+        session = triton(on_finding="report")
+    except LaunchError as error:
+        raise pytest.UsageError(f"--triton-sim: {error}") from error
+    session.options = options
+    return session
 
 
 def total_line(counts, tests):
     """Return a sentence with the number of launches, split by outcome."""
-    from sim.host import OUTCOMES
+    from sim.sessions import OUTCOMES
 
     outcomes = counts["outcomes"]
     parts = " + ".join(f"{outcomes[name]:,} {name}" for name in OUTCOMES if outcomes.get(name))
@@ -274,7 +301,7 @@ def total_line(counts, tests):
 
 def settings_of(item):
     """Return the settings in a test's mark: {"off": bool, "allow": kinds, "options": fields of
-    sim.host.Options}.
+    sim.sessions.Options}.
 
     Raise UsageError for an invalid mark.
     """
@@ -319,15 +346,3 @@ def diagnostic_of(entry, report):
     file, _, line = entry[1].rpartition(":")
     found["places"] = found["places"] or [diagnostics.place(file, int(line), text="launched")] * bool(file)
     return found
-
-
-def launching_line():
-    """Return file:line for the innermost caller outside the simulator and Numba."""
-    for frame in reversed(traceback.extract_stack(sys._getframe(1))):
-        if not any(part in frame.filename for part in NOT_LAUNCHING):
-            return f"{frame.filename}:{frame.lineno}"
-    return "?"
-
-
-# Paths of files whose frames are not the launch itself.
-NOT_LAUNCHING = (str(Path(__file__).parent), "numba_cuda", "contextlib")

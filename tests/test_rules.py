@@ -114,7 +114,7 @@ PACKAGES = "course stands on kernels and sim, which know nothing of each other"
 @pytest.mark.parametrize(
     ("module", "line", "broken"),
     [
-        ("sim/errors.py", "import torch", "no torch in sim"),
+        ("sim/errors.py", "import torch", "no torch in sim, outside triton_host"),
         pytest.param("sim/errors.py", "import numba", "no numba in sim, outside native", marks=nightly),
         pytest.param("sim/events.py", "import sim.engine", LAYERS, marks=nightly),
         pytest.param("sim/observers/__init__.py", "import sim.memory", TOOLS, marks=nightly),

@@ -8,7 +8,6 @@ Read the files in this order:
 
     driver      functions of the CUDA driver, with host memory as device memory
     launches    Host: replacements inside Numba, and the simulation of each launch
-    pages       HTML pages for --cuda-sim-report
 """
 
 from numba.cuda.core import config
@@ -18,6 +17,6 @@ if config.ENABLE_CUDASIM:
         "NUMBA_ENABLE_CUDASIM is set, so numba.cuda is Numba's own simulator in this process; unset it"
     )
 
-from sim.host.launches import OUTCOMES, Host, Options
+from sim.host.launches import Host
 
-__all__ = ["OUTCOMES", "Host", "Options"]
+__all__ = ["Host"]

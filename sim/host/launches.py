@@ -14,15 +14,13 @@ from numba.cuda.core import sigutils
 from numba.cuda.cudadrv import devicearray, devices, driver, nvvm
 from numba.cuda.np import numpy_support
 
-from sim.device import DeviceSpec
 from sim.errors import LaunchError, ThreadError
 from sim.events import Finding
 from sim.host.driver import Device, Functions, Memory
 from sim.isa.conversions import cast
-from sim.launch import simulate
-from sim.memory.argument import arrays_of, classify, host_array, of_parts
-from sim.observers import DEFAULT
+from sim.memory.argument import host_array, of_parts
 from sim.report import Report, merge_findings
+from sim.sessions import Options, run_seeds
 
 try:
     from numba.cuda import testing
@@ -30,25 +28,9 @@ except ImportError:  # This attribute needs filecheck, which numba-cuda does not
     testing = None
 
 NUMBER_TYPES = types.Number, types.Boolean
-# Every launch has exactly one of these outcomes. "unwatched": there was no observer, or the simulator failed.
-OUTCOMES = "clean", "with findings", "raised", "refused", "unwatched"
 THREADS_PER_BLOCK = 128  # `forall` uses this number by default.
 # These modules contain Numba's internal kernels, which are not observed.
 NUMBA_MODULES = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options for simulated launches; see `simulate`.
-
-    seeds: each launch runs once per seed. The arrays keep the results for the first seed.
-    """
-
-    engine: str = "native"
-    seeds: tuple[int, ...] = (0,)
-    observers: tuple = DEFAULT
-    spec: DeviceSpec = DeviceSpec()
-    max_steps: int | None = None
 
 
 class Uncompiled:
@@ -243,31 +225,6 @@ class Host:
             array = self.memory.as_array(value)
             return array[()] if isinstance(value, devicearray.DeviceRecord) else array
         return value
-
-
-def run_seeds(function, options, configuration, values):
-    """Return the Report of one launch: the report for the first seed, with the findings from all seeds."""
-    how = dict(observers=options.observers, spec=options.spec, max_steps=options.max_steps)
-
-    def one(seed):
-        simulation = simulate(function, engine=options.engine, seed=seed, on_finding="report", **how)
-        return simulation[configuration](*values)
-
-    first, *further = options.seeds
-    if not further:
-        return one(first)
-    classified = [classify(f"argument {i}", value) for i, value in enumerate(values)]
-    arrays = [array for array in arrays_of(classified).values() if array.flags.writeable]
-    before, others = [array.copy() for array in arrays], []
-    for seed in further:
-        others += one(seed).findings
-        for array, old in zip(arrays, before):
-            array[...] = old
-    report = one(first)
-    # Equal findings appear once, in the form found by the first seed.
-    merged = {finding.key: finding for finding in (*others, *report.findings)}
-    findings = sorted(merged.values(), key=lambda finding: finding.severity != "error")
-    return replace(report, findings=tuple(findings))
 
 
 def is_debugged(kernel):

@@ -3,6 +3,7 @@
 Source: PTX ISA, chapter 4, "Syntax", and chapter 11, "Directives".
 """
 
+import re
 from dataclasses import replace
 
 from sim.errors import LaunchError
@@ -26,9 +27,13 @@ LIMITS = {
 SKIPPED = {".pragma", ".calltargets", ".abi_preserve", ".abi_preserve_control"}
 
 
+INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.S)
+
+
 def parse(text):
     """Return the Text of a PTX module. Raise LaunchError with the first line that cannot be parsed."""
-    return Parser(text).module()
+    # LLVM repeats the location in inline assembly, and adds the number of the line within the assembly.
+    return Parser(INLINE.sub(lambda asm: re.sub(r"(?m)^\s*\.loc\b.*$", "", asm[0]), text)).module()
 
 
 class Parser(Operands):

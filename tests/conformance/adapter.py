@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 from numba.cuda.core import config
 
-from sim.host import Host, Options
+from sim.host import Host
+from sim.sessions import Options
 
 
 def install(engine):

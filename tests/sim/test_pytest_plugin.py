@@ -7,7 +7,7 @@ import pytest
 
 from course.doctor import gpu_names
 from plugin_project import PROJECT, RACE, parts, total
-from sim.pytest_plugin import OBSERVER_NAMES, parse_max_steps, parse_words
+from sim.pytest_options import OBSERVER_NAMES, parse_max_steps, parse_words
 
 pytest_plugins = ["pytester"]
 

@@ -1,0 +1,53 @@
+"""Triton kernels for the tests of sim.triton(). They are written like users' kernels."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    tl.store(out + i, tl.load(x + i, mask=mask) + tl.load(y + i, mask=mask), mask=mask)
+
+
+@triton.jit
+def double_without_mask(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + i)
+    tl.store(out + i, 2 * values, mask=i < n)
+
+
+@triton.jit
+def row_sums(x, out, stride, COLUMNS: tl.constexpr):
+    row = tl.program_id(0)
+    tl.store(out + row, tl.sum(tl.load(x + row * stride + tl.arange(0, COLUMNS)), 0))
+
+
+@triton.jit
+def total_without_atomic(x, out, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out, tl.load(out) + tl.sum(tl.load(x + i), 0))
+
+
+@triton.autotune(
+    [triton.Config({"BLOCK": n}, num_warps=w) for n, w in ((16, 1), (64, 2), (128, 4))], key=["n"]
+)
+@triton.heuristics({"EVEN": lambda given: given["n"] % given["BLOCK"] == 0})
+@triton.jit
+def tuned(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    tl.static_assert(BLOCK > 32)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if EVEN:
+        tl.store(out + i, tl.load(x + i) + 1)
+    else:
+        tl.store(out + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+
+
+@triton.jit
+def checked(x, limit, step, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    values = tl.load(x + i)
+    tl.device_print("value", values)
+    tl.device_assert(values < limit, "too large")
+    tl.store(x + i, (values * step).to(x.dtype.element_ty))
