@@ -39,6 +39,7 @@ from sim.observers.pairs import (
     unordered_pairs,
     write_equal_values,
 )
+from sim.observers.replicas import replicated_loads
 
 # The maximum number of racy cells examined per block, and between blocks. Beyond this limit, only one cell
 # per pattern is examined, and the others are counted. A missing barrier in a loop, for example, causes the
@@ -51,10 +52,12 @@ class Races(OrderingObserver):
     """An observer that reports `race-shared` and `race-global`.
 
     allow_equal_writes: whether to ignore races between writes of equal values. Otherwise, they are warnings.
+    allow_replicas: whether to ignore races of a load with a store by a thread of the block that has made the
+        same load before, as in Triton programs (sim.observers.replicas).
     """
 
-    def __init__(self, allow_equal_writes: bool = False) -> None:
-        self.allow_equal_writes = allow_equal_writes
+    def __init__(self, allow_equal_writes: bool = False, allow_replicas: bool = False) -> None:
+        self.allow_equal_writes, self.allow_replicas = allow_equal_writes, allow_replicas
 
     def launch_started(self, context):
         super().launch_started(context)
@@ -162,6 +165,8 @@ class Races(OrderingObserver):
         if rows is None:
             return findings
         self.global_accesses.append(rows.of_global_memory(once=not self.order_matters))
+        if self.allow_replicas:
+            rows = rows[~replicated_loads(rows)]
         several = len(written) and (rows.thread != rows.thread[0]).any()
         return findings + self.races(rows, rows.thread, self.number(block)) if several else findings
 

@@ -10,6 +10,8 @@ from sim.observers import Bounds, Misuse, Races, Uninitialized
 from sim.sessions import Options, run_seeds
 
 OBSERVERS = Bounds, Races, Uninitialized, Misuse
+# Several threads can hold the same element of a tile: all of them load it, and one or all of them store it.
+FOR_TRITON = Races(allow_equal_writes=True, allow_replicas=True)
 
 
 def triton(
@@ -31,8 +33,8 @@ def triton(
     architecture: the compute capability for which Triton compiles: 80, 86, 89 or 90.
     engine: as for simulate(); by default, "native" if Numba is installed, otherwise "fibers".
     seeds: each launch runs once for each of these orders of threads.
-    observers: as for simulate(). `Races` does not report equal values that several threads store, because
-        Triton lets all threads that hold an element store it.
+    observers: as for simulate(). `Races` does not report equal values that several threads of a program
+        store, nor replicated loads (sim.observers.replicas), because several threads can hold an element.
     on_finding: "raise" raises KernelBug at a launch with an error; "report" only records it.
     benchmarks: whether benchmarks of triton.testing.perf_report run, each once with its first size. By
         default they are skipped.
@@ -154,10 +156,8 @@ class Session:
 
     def launch(self, launcher, grid, names, values):
         """Simulate a launch and record its outcome. Raise KernelBug for an error if the session says so."""
-        observers = (
-            Races(allow_equal_writes=True) if each is Races else each for each in self.options.observers
-        )
-        options = replace(self.options, observers=tuple(observers))
+        observers = tuple(FOR_TRITON if each is Races else each for each in self.options.observers)
+        options = replace(self.options, observers=observers)
         try:
             kernel = launcher.kernel.named(names)
             report = run_seeds(kernel, options, launcher.configuration(grid), values)

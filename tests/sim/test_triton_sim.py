@@ -56,6 +56,21 @@ def test_findings_name_the_python_line(session):
     assert {f.kind for f in session.reports[-1].findings} == {"race-global"}
 
 
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_replicated_loads_do_not_race_with_the_store(engine):
+    """Several warps load each element and one stores it. A load of another element, or after the store, races."""
+    x = torch.ones(32)
+    with sim.triton(engine=engine) as session:
+        kernels.double_in_place[(1,)](x, BLOCK=32)
+        kernels.count_up[(1,)](x)
+        assert x[:2].tolist() == [3, 2] and not any(report.findings for report in session.reports)
+        session.on_finding = "report"
+        kernels.shift_in_place[(1,)](x, BLOCK=32)
+        kernels.store_and_reverse[(1,)](torch.zeros(512), torch.zeros(512), BLOCK=512)
+        for report in session.reports[2:]:
+            assert [finding.kind for finding in report.findings] == ["race-global"]
+
+
 @pytest.mark.parametrize("n, even", [(128, True), (100, False)])
 def test_autotuning_takes_the_first_valid_configuration(session, capsys, n, even):
     x, out = torch.zeros(n), torch.empty(n)

@@ -51,3 +51,27 @@ def checked(x, limit, step, BLOCK: tl.constexpr):
     tl.device_print("value", values)
     tl.device_assert(values < limit, "too large")
     tl.store(x + i, (values * step).to(x.dtype.element_ty))
+
+
+@triton.jit
+def double_in_place(x, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, 2 * tl.load(x + i))
+
+
+@triton.jit
+def count_up(x):
+    tl.store(x, tl.load(x) + 1)
+
+
+@triton.jit
+def shift_in_place(x, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + (i + 1) % BLOCK))
+
+
+@triton.jit
+def store_and_reverse(x, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, i)
+    tl.store(out + i, tl.load(x + BLOCK - 1 - i))
