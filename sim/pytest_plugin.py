@@ -13,7 +13,6 @@ GPU with `@pytest.mark.cuda_sim(off=True)`. The mark also accepts `engine`, `see
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 

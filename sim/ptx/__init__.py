@@ -33,6 +33,7 @@ Read the files in this order:
     regions, region_table, foreign   memory regions; the checks of an address; reasons why it is invalid
     special_registers  special registers as Python expressions
     undefined         undefined values, from a load of unwritten local memory to their first use
-    copies, heap, variables, device_runtime   cp.async, malloc, __device__ variables, printf
+    copies, heap, variables, pointers, device_runtime   cp.async, malloc, __device__ variables, arrays behind
+                      pointers in memory, printf
     origin            lines and names in the .cu or .py file from which the PTX was compiled
 """

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from math import prod
 from os import PathLike
+from typing import Any
 
 from sim.context import Context
 from sim.engine import base
@@ -58,6 +59,7 @@ class Module:
         self.text = parse(text)
         self.origin = Origin(self.text, source, headers, path)
         self.store = Store(self.text, self.origin)
+        self.store.release_at_end()
 
     @property
     def constant(self) -> Variables:
@@ -76,6 +78,18 @@ class Module:
         Examples: `module.variable["counter"] = 0`, `int(module.variable["counter"])`.
         """
         return Variables(self.store, "global")
+
+    def pointer(self, array: Any, name: str = "array") -> int:
+        """Return the address of an array, to store in a structure or in an array of pointers.
+
+        All later launches of the module can access the array, whether or not it is an argument.
+
+        array: a numpy array or a CPU tensor. For an element in the middle, pass a view: `pointer(x[10:])`.
+        name: the name of the array in findings.
+
+        Example: `record["data"] = module.pointer(x, "x")`
+        """
+        return self.store.pinned.address(array, name)
 
     @property
     def names(self) -> list[str]:

@@ -1,5 +1,6 @@
 """Compilation of CUDA C++ to PTX with NVRTC, NVIDIA's runtime compiler, which needs no GPU."""
 
+import copy
 import functools
 import importlib.util
 import os
@@ -8,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sim.errors import LaunchError
-from sim.ptx.module import Module
+from sim.ptx.module import Kernel, Module
+from sim.ptx.origin import Origin
+from sim.ptx.parse import parse
 
 INSTALL = (
     "pip install cuda-bindings nvidia-cuda-nvrtc (numba-cuda[cu13] brings both), or give PTX to load_ptx"
@@ -23,6 +26,9 @@ HEADERS = (
 def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80") -> Module:
     """Return the Module of a .cu file, compiled by NVRTC with line numbers.
 
+    `module["name"]` is a kernel, and `module["name<float, 64>"]` an instance of a template. Templates are
+    instantiated when they are first asked for.
+
     path: the file.
     options: further options of NVRTC, such as "-Imy_headers" or "-DWIDTH=8". The headers of the CUDA toolkit,
         such as <cooperative_groups.h>, are found in NVIDIA's Python packages or in CUDA_HOME.
@@ -34,8 +40,43 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
     path = Path(path)
     source, options = path.read_text(encoding="utf-8"), (*options, f"-I{path.parent}")
     folders = [Path(option[2:]) for option in options if option.startswith("-I") and len(option) > 2]
-    text = compile_ptx(source, path.name, *options, architecture=architecture)
-    return Module(text, source, tuple(own_headers(source, folders, set())), os.path.abspath(path))
+    return CudaModule(path, source, options, architecture, tuple(own_headers(source, folders, set())))
+
+
+class CudaModule(Module):
+    """The kernels of a .cu file. All instances of its templates share the variables of the module."""
+
+    def __init__(
+        self, path: Path, source: str, options: tuple[str, ...], architecture: str, headers: tuple[str, ...]
+    ) -> None:
+        self.compile = functools.partial(
+            compile_program, source, path.name, *options, architecture=architecture
+        )
+        self.sources = source, headers, os.path.abspath(path)
+        self.instances: dict[str, Kernel] = {}
+        super().__init__(self.compile()[0], *self.sources)
+
+    def __getitem__(self, name: str) -> Kernel:
+        expression = " ".join(name.split())
+        if not re.search("<|::", expression) or expression in self.names:
+            return super().__getitem__(name)
+        if expression not in self.instances:
+            self.instances[expression] = self.instantiate(expression)
+        return self.instances[expression]
+
+    def instantiate(self, expression: str) -> Kernel:
+        """Return the kernel that a C++ expression names, such as "scale<64>" or "space::kernel"."""
+        text, lowered = self.compile(expressions=(expression,))
+        module = copy.copy(self)
+        module.text = parse(text)
+        module.origin = Origin(module.text, *self.sources)
+        self.store.add_variables(module.text)
+        function = module.text.functions.get(lowered[expression])
+        if function is None or not function.entry:
+            raise LaunchError(f"{expression} is no kernel; the module has {', '.join(self.names) or 'none'}")
+        kernel = Kernel(module, function)
+        kernel.__name__ = expression
+        return kernel
 
 
 def own_headers(text: str, folders: list[Path], seen: set[Path]) -> Iterator[str]:
@@ -56,6 +97,18 @@ def compile_ptx(source: str, name: str, *options: str, architecture: str = "comp
     source: the text of the source.
     name: the name of its file, for messages and findings.
     """
+    return compile_program(source, name, *options, architecture=architecture)[0]
+
+
+def compile_program(
+    source: str, name: str, *options: str, architecture: str = "compute_80", expressions: tuple[str, ...] = ()
+) -> tuple[str, dict[str, str]]:
+    """Return (the PTX for CUDA C++ source, {expression: name in the PTX}).
+
+    expressions: kernels in C++, such as "scale<64>". A template is instantiated if an expression names it.
+
+    Raise LaunchError with the compiler's message.
+    """
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
@@ -69,12 +122,16 @@ def compile_ptx(source: str, name: str, *options: str, architecture: str = "comp
         _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
     except RuntimeError as error:  # cuda.bindings is installed, but the NVRTC library is not
         raise LaunchError(f"{name} needs NVRTC, which cannot be loaded: {error}\n  {INSTALL}") from error
+    for expression in expressions:
+        nvrtc.nvrtcAddNameExpression(program, expression.encode())
     (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = read_result(nvrtc, "ProgramLog", program)
         hint = f"\n  {HEADERS}" if "open source file" in log else ""
-        raise LaunchError(f"NVRTC does not compile {name}:\n{log}{hint}")
-    return strip_folder(read_result(nvrtc, "PTX", program), name)
+        what = f"{', '.join(expressions)} in {name}" if expressions else name
+        raise LaunchError(f"NVRTC does not compile {what}:\n{log}{hint}")
+    lowered = {each: nvrtc.nvrtcGetLoweredName(program, each.encode())[1].decode() for each in expressions}
+    return strip_folder(read_result(nvrtc, "PTX", program), name), lowered
 
 
 @functools.cache

@@ -153,7 +153,7 @@ class Run:
         """
         itemsize, shape = self.program.origin.home(variable)
         name, space, align = self.label(variable), variable.space, variable.align
-        key = ModuleKey(self.program.text.number, variable.name)
+        key = ModuleKey(self.store.number, variable.name)
         return self.memory.reserve(name, space, nbytes, align, itemsize, shape, copies, root, key)
 
     def label(self, variable):
@@ -185,11 +185,14 @@ class Run:
         arrays = {a.name: a.array for a in arguments if a.array is not None and not a.is_record}
         for position, nbytes in self.program.origin.element_bytes(self.program.entry).items():
             check_elements(arguments[position].name, arrays, nbytes)
-        places = bind_arguments(self.context.space, arrays | described_arrays(arguments))
+        reached = arrays | described_arrays(arguments)
+        pinned = self.store.pinned.attach(self, reached)
+        places = bind_arguments(self.context.space, {n: a for n, a in reached.items() if n not in pinned})
         if self.store.device is not None:
             self.store.device.attach(self)
         for allocation in dict.fromkeys(allocation for allocation, _ in places.values()):
             self.memory.make_addressable(allocation)
+        places |= pinned
         # A pointer is passed in a 64-bit integer parameter. An array passed to a parameter of another type is
         # an error or a structure.
         self.bits = [

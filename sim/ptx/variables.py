@@ -17,6 +17,7 @@ from sim.errors import LaunchError
 from sim.memory.argument import host_array
 from sim.ptx.heap import HeapState
 from sim.ptx.origin import evaluate, plain_name, without_comments
+from sim.ptx.pointers import PinnedArrays
 from sim.ptx.regions import ADDRESSES
 
 KEYWORDS = {"const": "__constant__", "global": "__device__"}
@@ -34,10 +35,12 @@ ATTRIBUTES = r"(?:__align__|alignas|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)"
 class Store:
     """The bytes of a module's variables.
 
+    number: the number of the module, which identifies its addresses.
     roots: {name of a variable: its bytes, as uint8}.
     unset: {name of a constant variable: a mask of the bytes not set by the host}.
     pointers: {name of a variable: the initial addresses not yet written to its bytes}.
     laid_out: the names of the variables that some launch could reach. Memory may contain their addresses.
+    pinned: the arrays that the host has given an address, for pointers in memory.
     device: the memory of a whole program (sim.runtime), which every launch can access; None by default.
     """
 
@@ -50,9 +53,18 @@ class Store:
         self.heap = HeapState()
         # the most recent launch that made a SharedPointers (a weak reference), and its number
         self.tagged_launch, self.launch_number = (lambda: None), 0
-        # When the module is deleted, its addresses become free.
-        weakref.finalize(self, ADDRESSES.deleted.append, text.number).atexit = False
+        self.number, self.pinned = text.number, PinnedArrays(text.number)
         self.device: Any = None
+
+    def add_variables(self, text: Any) -> None:
+        """Share the variables with another PTX text of the same source, and add the variables that only it
+        has."""
+        self.text.variables.update({**text.variables, **self.text.variables})
+        text.variables = self.text.variables
+
+    def release_at_end(self) -> None:
+        """Make the addresses of the module free when it is deleted."""
+        weakref.finalize(self, ADDRESSES.deleted.append, self.number).atexit = False
 
     def root(self, variable: Any) -> np.ndarray:
         """Return the bytes of a variable. At first, they are its initial value, or zeros as in C++."""
@@ -311,5 +323,6 @@ class Variables(MutableMapping[str, np.ndarray]):
             raise LaunchError(f'{name} is a {KEYWORDS[other]} variable: kernels.{PLACES[other]}["{name}"]')
         raise LaunchError(
             f"the module has no {KEYWORDS[self.space]} variable {name!r}; it has {', '.join(self) or 'none'}"
-            "\n  a compiler leaves out variables that no kernel uses"
+            "\n  a compiler leaves out variables that no kernel uses; those of a template are there after"
+            ' kernels["name<...>"]'
         )

@@ -1,0 +1,129 @@
+"""Tests of load_cuda: compiler options, headers, templates, module variables and pointers in memory."""
+
+import numpy as np
+import pytest
+
+from sim import LaunchError, load_cuda, simulate
+
+SOURCE = """
+#include "pair.cuh"
+__constant__ float factor[2];
+__device__ int calls;
+template <int N> __global__ void scale(float* x, int n) {
+    int i = blockIdx.x * N + threadIdx.x;
+    if (i < n SLACK) x[i] *= factor[0] + N;
+    if (threadIdx.x == 0) atomicAdd(&calls, 1);
+}
+template <typename T, typename U> __global__ void add(T* x, const U* y, Pair<T> pair) {
+    x[threadIdx.x] += y[threadIdx.x] + pair.a * pair.b;
+}
+namespace deep { __global__ void counted(int* x) { x[threadIdx.x] = calls; } }
+template <int N> __device__ int seen[N];
+template <int N> __global__ void mark() { seen<N>[threadIdx.x] = N; }
+struct Node { float* data; Node* next; int n; };
+__global__ void total(const Node* head, float* out) {
+    float sum = 0;
+    for (const Node* node = head; node; node = node->next)
+        for (int i = 0; i < node->n; ++i)
+            sum += node->data[i];
+    *out = sum;
+}
+__global__ void column(float** rows, int i, float* out) { out[threadIdx.x] = rows[threadIdx.x][i]; }
+"""
+HEADER = "template <typename T> struct Pair { T a, b; };\n"
+NODE = np.dtype([("data", "u8"), ("next", "u8"), ("n", "i4")], align=True)
+ENGINES = pytest.mark.parametrize("engine", ["fibers", "native"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cuda")
+    (folder / "kernels.cu").write_text(SOURCE)
+    (folder / "pair.cuh").write_text(HEADER)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kernels(folder):
+    return load_cuda(folder / "kernels.cu", "-DSLACK=")
+
+
+def test_instances_of_a_template_share_the_variables(kernels):
+    kernels.constant["factor"] = np.array([1, 2], np.float32)
+    x = np.ones(100, np.float32)
+    report = simulate(kernels["scale<64>"])[2, 64](x, 100)
+    assert report.kernel == "scale<64>" and x.tolist() == [65] * 100
+    simulate(kernels["scale< 32 >"])[4, 32](x, 100)
+    assert x[0] == 65 * 33 and kernels.variable["calls"] == 6
+    counted = np.zeros(8, np.int32)
+    for name in ("deep::counted", "counted"):
+        simulate(kernels[name])[1, 8](counted)
+    assert counted.tolist() == [6] * 8 and kernels["scale<64>"] is kernels["scale<64>"]
+
+
+def test_types_and_structures_as_arguments(kernels):
+    x = np.ones(8)
+    pair = np.array([2.0, 3.0])
+    simulate(kernels["add<double, int>"])[1, 8](x, np.arange(8, dtype=np.int32), pair)
+    assert x.tolist() == [7 + i for i in range(8)]
+
+
+def test_variables_of_an_instance(kernels):
+    with pytest.raises(LaunchError, match=r'those of a template are there after kernels\["name<...>"\]'):
+        kernels.variable["seen"]
+    mark = kernels["mark<4>"]
+    simulate(mark)[1, 4]()
+    assert kernels.variable["seen"].view(np.int32).tolist() == [4] * 4
+
+
+def test_options_reach_instances(folder):
+    kernels = load_cuda(folder / "kernels.cu", "-DSLACK=+1")
+    kernels.constant["factor"] = np.ones(2, np.float32)
+    report = simulate(kernels["scale<64>"], on_finding="report")[1, 64](np.ones(33, np.float32), 33)
+    assert {finding.kind for finding in report.findings} == {"out-of-bounds"}  # the load and the store
+    assert (
+        "x[33] is outside x" in report.findings[0].message
+        and "kernels.cu line 7" in report.findings[0].message
+    )
+
+
+@pytest.mark.parametrize(
+    "name, reason", [("scale<x>", '"x" is undefined'), ("none<3>", '"none" is undefined')]
+)
+def test_a_wrong_expression_is_refused(kernels, name, reason):
+    with pytest.raises(LaunchError, match=f"NVRTC does not compile {name} in kernels.cu:(?s:.*){reason}"):
+        kernels[name]
+
+
+@ENGINES
+def test_pointers_in_structures(kernels, engine):
+    a, b, out = np.arange(5, dtype=np.float32), np.ones(3, np.float32), np.zeros(1, np.float32)
+    nodes = np.zeros(2, NODE)
+    nodes["data"], nodes["n"] = [kernels.pointer(a, "a"), kernels.pointer(b, "b")], [5, 3]
+    nodes["next"][0] = kernels.pointer(nodes, "nodes") + NODE.itemsize
+    run = simulate(kernels["total"], engine=engine, on_finding="report")[1, 1]
+    assert not run(nodes, out).findings and out == 13
+    nodes["n"][1] = 4
+    (finding,) = run(nodes, out).findings
+    assert finding.verdict.startswith("b") and "[3] is outside b" in finding.verdict
+
+
+@ENGINES
+def test_arrays_of_pointers(kernels, engine):
+    whole, out = np.arange(12, dtype=np.float32).reshape(3, 4), np.zeros(3, np.float32)
+    kernels.pointer(whole, "whole")
+    rows = np.array([kernels.pointer(row) for row in whole], np.uint64)
+    run = simulate(kernels["column"], engine=engine, on_finding="report")[1, 3]
+    assert not run(rows, 2, out).findings and out.tolist() == [2, 6, 10]
+    assert not run(rows, 2, whole[2, :3]).findings and whole[2].tolist() == [2, 6, 10, 11]
+    (finding,) = run(rows, 4, out).findings
+    assert "is outside whole" in finding.verdict
+
+
+def test_what_pointer_refuses(kernels):
+    x = np.zeros(100, np.float32)
+    kernels.pointer(x[10:20])
+    with pytest.raises(LaunchError, match=r"wanted the whole array first, pointer\(array\)"):
+        kernels.pointer(x)
+    with pytest.raises(LaunchError, match="values is a list; wanted a numpy array or a CPU tensor"):
+        kernels.pointer([1, 2], "values")
