@@ -254,7 +254,7 @@ class SimulatedSession:
         if output is None:
             return diagnostics.formatted(found, style)
         diagnostics.write(found, style, output)
-        return f"cuda-sim: {plural(len(found), 'finding')} in {output}"
+        return f"{self.label}: {plural(len(found), 'finding')} in {output}"
 
     def pytest_unconfigure(self):
         for host in reversed(self.hosts):

@@ -27,6 +27,7 @@ PAGES = {  # page of the repository -> page of the site; further ones are listed
     "sim/SANITIZER.md": "simulator/compute-sanitizer.md",
     "sim/PACKAGE.md": "simulator/package.md",
     "docs/cuda_programs.md": "simulator/cuda-programs.md",
+    "docs/triton.md": "simulator/triton-programs.md",
     "docs/cuda_programs_ledger.md": "simulator/cuda-programs-ledger.md",
     "kernels/README.md": "kernels/index.md",
     "kernels/cuda_cpp/README.md": "kernels/cuda-cpp.md",

@@ -52,8 +52,9 @@ class Races(OrderingObserver):
     """An observer that reports `race-shared` and `race-global`.
 
     allow_equal_writes: whether to ignore races between writes of equal values. Otherwise, they are warnings.
-    allow_replicas: whether to ignore races of a load with a store by a thread of the block that has made the
-        same load before, as in Triton programs (sim.observers.replicas).
+    allow_replicas: whether to ignore the replicated accesses of Triton programs. These are a load that
+        another thread of the block has made before its own store (sim.observers.replicas), and stores to
+        shared memory by one instruction. Equal writes must be allowed too.
     """
 
     def __init__(self, allow_equal_writes: bool = False, allow_replicas: bool = False) -> None:
@@ -266,12 +267,21 @@ class Races(OrderingObserver):
         # A racy read can change the value that its thread writes. Equal values therefore excuse a race only
         # if all racing accesses are stores.
         equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
-            write_equal_values(rows, party, (rows.site == one) | (rows.site == other), order)
+            self.is_replicated_store(address, one, other)
+            or write_equal_values(rows, party, (rows.site == one) | (rows.site == other), order)
             for one, other in pairs
         )
         for pair in pairs.values():
             if not (equal and self.allow_equal_writes):
                 yield self.finding(address, *pair, rows, equal, pairs)
+
+    def is_replicated_store(self, address, one, other):
+        """Return whether two stores are replicas in shared memory, which only Triton's compiler accesses.
+
+        All lanes that hold a sum store it. If the last product is fused into the sum, the lanes' values can
+        differ in their last bits.
+        """
+        return self.allow_replicas and one == other and address >> SPACE_SHIFT == SHARED
 
     # --- findings -------------------------------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from sim.errors import LaunchError
 from sim.launch import ENGINES
-from sim.pytest_options import parse_seeds
+from sim.runtime.command import parse_seeds
 from sim.runtime.findings import FirstFinding, Log
 from sim.sessions import launch_site
-from sim.triton_host.session import triton
+from sim.triton_host.session import AUTO, triton
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -27,10 +27,8 @@ def make_parser() -> argparse.ArgumentParser:
     usage, status = __doc__.split("\n\n")[1:]
     parser = argparse.ArgumentParser("python -m sim triton", description=usage, epilog=status)
     parser.add_argument("script", type=Path, help="a Python file")
-    parser.add_argument("--engine", choices=ENGINES, help="native by default, or fibers without Numba")
-    parser.add_argument(
-        "--seeds", type=parse_seeds, default=(0,), help="run each launch once per seed: 0,1,2"
-    )
+    parser.add_argument("--engine", choices=[AUTO, *ENGINES], default=AUTO)
+    parser.add_argument("--seeds", type=parse_seeds, default=[0], help="run each launch once per seed: 0,1,2")
     parser.add_argument("--architecture", type=int, default=80, help="80, 86, 89 or 90; 80 by default")
     parser.add_argument("--max-steps", type=int, help="loop iterations before a launch counts as endless")
     parser.add_argument("--benchmarks", action="store_true", help="run each benchmark once, untimed")
@@ -48,7 +46,7 @@ def main(given: list[str]) -> int:
         session = triton(
             architecture=options.architecture,
             engine=options.engine,
-            seeds=options.seeds,
+            seeds=tuple(options.seeds),
             on_finding="report",
             max_steps=options.max_steps,
             benchmarks=options.benchmarks,

@@ -46,6 +46,11 @@ class Launcher:
         if exit_hook is not None:
             exit_hook(launch_metadata)
 
+    @property
+    def threads(self):
+        """The number of threads of a program."""
+        return self.metadata.num_warps * LANES
+
     def configuration(self, grid):
         """Return the launch configuration for `simulate`. Raise LaunchError if it needs a cluster."""
         if getattr(self.metadata, "num_ctas", 1) != 1:
@@ -53,7 +58,7 @@ class Launcher:
                 f"{self.src.name} was compiled with num_ctas={self.metadata.num_ctas}; sim has no clusters of"
                 " blocks: wanted num_ctas=1"
             )
-        return grid, self.metadata.num_warps * LANES, 0, self.metadata.shared
+        return grid, self.threads, 0, self.metadata.shared
 
     def bind(self, arguments, programs, stream):
         """Return (names, values) of the kernel's parameters.

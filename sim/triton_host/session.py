@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from sim.errors import KernelBug, LaunchError, ThreadError
@@ -10,6 +11,9 @@ from sim.observers import Bounds, Misuse, Races, Uninitialized
 from sim.sessions import Options, run_seeds
 
 OBSERVERS = Bounds, Races, Uninitialized, Misuse
+AUTO = "auto"  # the engine that depends on the launch
+# CPU seconds: of compiling a kernel and one of its instructions, and of interpreting one by one thread.
+COMPILE, COMPILE_INSTRUCTION, INTERPRET = 3, 1e-2, 1e-6
 # Several threads can hold the same element of a tile: all of them load it, and one or all of them store it.
 FOR_TRITON = Races(allow_equal_writes=True, allow_replicas=True)
 
@@ -17,7 +21,7 @@ FOR_TRITON = Races(allow_equal_writes=True, allow_replicas=True)
 def triton(
     *,
     architecture: int = 80,
-    engine: str | None = None,
+    engine: str = AUTO,
     seeds: tuple[int, ...] = (0,),
     observers: tuple = OBSERVERS,
     on_finding: str = "raise",
@@ -31,7 +35,8 @@ def triton(
         session.reports  # one Report per launch
 
     architecture: the compute capability for which Triton compiles: 80, 86, 89 or 90.
-    engine: as for simulate(); by default, "native" if Numba is installed, otherwise "fibers".
+    engine: as for simulate(). By default ("auto"), large launches are compiled if Numba is installed, and
+        small ones are interpreted, because compiling a kernel takes seconds.
     seeds: each launch runs once for each of these orders of threads.
     observers: as for simulate(). `Races` does not report equal values that several threads of a program
         store, nor replicated loads (sim.observers.replicas), because several threads can hold an element.
@@ -53,7 +58,6 @@ def triton(
         raise LaunchError(f"architecture {architecture!r} is not known; wanted one of {wanted}")
     if on_finding not in ("raise", "report"):
         raise LaunchError(f"on_finding {on_finding!r} is neither 'raise' nor 'report'")
-    engine = engine or ("native" if importlib.util.find_spec("numba") else "fibers")
     options = Options(engine, tuple(seeds), tuple(observers), max_steps=max_steps)
     return Session(options, architecture, on_finding, benchmarks)
 
@@ -157,9 +161,12 @@ class Session:
     def launch(self, launcher, grid, names, values):
         """Simulate a launch and record its outcome. Raise KernelBug for an error if the session says so."""
         observers = tuple(FOR_TRITON if each is Races else each for each in self.options.observers)
-        options = replace(self.options, observers=observers)
         try:
             kernel = launcher.kernel.named(names)
+            engine = (
+                choose_engine(kernel, grid, launcher) if self.options.engine == AUTO else self.options.engine
+            )
+            options = replace(self.options, observers=observers, engine=engine)
             report = run_seeds(kernel, options, launcher.configuration(grid), values)
         except ThreadError:  # a failed tl.device_assert, or a trap
             self.record_launch("raised", None)
@@ -172,3 +179,12 @@ class Session:
         self.record_launch(watched if options.observers else "unwatched", report)
         if self.on_finding == "raise" and report.errors:
             raise KernelBug(report)
+
+
+def choose_engine(kernel, grid, launcher):
+    """Return the engine that is likely to need less time, without knowing how often loops run."""
+    if importlib.util.find_spec("numba") is None:
+        return "fibers"
+    instructions = len(kernel.function.body)
+    interpreted = prod(grid) * launcher.threads * instructions * INTERPRET
+    return "native" if interpreted > COMPILE + instructions * COMPILE_INSTRUCTION else "fibers"

@@ -88,6 +88,11 @@ class Entered(contextlib.nullcontext):
         super().__init__()
 
 
+def constant(value):
+    """Return a new function that ignores its arguments and returns a value."""
+    return lambda *given, **named: value
+
+
 def replacements(session):
     """Return {name: replacement} for the functions of torch.cuda."""
     spec, capability = session.options.spec, divmod(session.architecture, 10)
@@ -110,22 +115,22 @@ def replacements(session):
         is_integrated=False,
         is_multi_gpu_board=False,
     )
-    nothing = lambda *given, **named: None  # noqa: E731
     names = "synchronize empty_cache set_device set_stream init reset_peak_memory_stats ipc_collect"
     memory = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved"
+    # Each name needs an object of its own, because torch._dynamo keeps a rule for each object.
     return {
-        **dict.fromkeys(names.split(), nothing),
-        **dict.fromkeys(memory.split(), lambda *given, **named: 0),
-        **dict.fromkeys(("device", "device_of", "stream", "StreamContext"), Entered),
-        **dict.fromkeys(("current_stream", "default_stream"), lambda *given: stream),
-        "is_available": lambda: True,
-        "is_bf16_supported": lambda *given, **named: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "get_device_capability": lambda *given: capability,
-        "get_device_name": lambda *given: properties.name,
-        "get_device_properties": lambda *given: properties,
-        "mem_get_info": lambda *given: (properties.total_memory, properties.total_memory),
+        **{name: constant(None) for name in names.split()},
+        **{name: constant(0) for name in memory.split()},
+        **{name: type(name, (Entered,), {}) for name in ("device", "device_of", "stream", "StreamContext")},
+        **{name: constant(stream) for name in ("current_stream", "default_stream")},
+        "is_available": constant(True),
+        "is_bf16_supported": constant(True),
+        "device_count": constant(1),
+        "current_device": constant(0),
+        "get_device_capability": constant(capability),
+        "get_device_name": constant(properties.name),
+        "get_device_properties": constant(properties),
+        "mem_get_info": constant((properties.total_memory, properties.total_memory)),
         "Event": Event,
         "Stream": Stream,
     }

@@ -56,6 +56,15 @@ def test_findings_name_the_python_line(session):
     assert {f.kind for f in session.reports[-1].findings} == {"race-global"}
 
 
+def test_replicated_sums_that_differ_in_their_last_bits_do_not_race(session):
+    """Sum products over lanes. A product fused into the sum gives lanes different last bits; all lanes store."""
+    random = torch.Generator().manual_seed(0)
+    x, y, out = torch.randn(8, 128, generator=random), torch.randn(8, 128, generator=random), torch.zeros(8)
+    kernels.row_products[(8,)](x, y, out, BLOCK=128)
+    torch.testing.assert_close(out, (x * y).sum(1), rtol=1e-5, atol=1e-5)
+    assert not session.reports[0].findings
+
+
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_replicated_loads_do_not_race_with_the_store(engine):
     """Several warps load each element and one stores it. A load of another element, or after the store, races."""
@@ -125,6 +134,22 @@ def test_everything_is_restored():
         assert torch.cuda.is_available()
     assert before == (torch.cuda.is_available, triton.testing.do_bench, vars(triton.runtime.driver))
     assert not torch.zeros(1).is_cuda
+
+
+def test_replacements_are_distinct_objects(session):
+    """Compare identities, because torch._dynamo keeps one rule per object of torch.cuda."""
+    from sim.triton_host.torch_cuda import replacements
+
+    values = [value for name, value in replacements(session).items()]
+    assert len(set(map(id, values))) == len(values) > 20
+
+
+def test_small_launches_are_interpreted_and_large_ones_compiled():
+    x = torch.zeros(1 << 16)
+    with sim.triton() as session:
+        for n in (64, len(x)):
+            kernels.add[(n // 64,)](x, x, torch.empty_like(x), n, BLOCK=64)
+    assert [report.engine for report in session.reports] == ["fibers", "native"]
 
 
 def test_options_are_checked():

@@ -75,3 +75,9 @@ def store_and_reverse(x, out, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.store(x + i, i)
     tl.store(out + i, tl.load(x + BLOCK - 1 - i))
+
+
+@triton.jit
+def row_products(x, y, out, BLOCK: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    tl.store(out + row, tl.sum(tl.load(x + row * BLOCK + i) * tl.load(y + row * BLOCK + i), 0))
