@@ -19,7 +19,10 @@ Read the files in this order:
     words          the terms of findings in each kernel language
     epochs         the base class of the counters banks, coalescing and branches
     traffic        accesses and bytes by array, memory space and line
+    async_proxy    bulk copies and wgmma: accesses before their end, missing proxy fences; async_findings has
+        the messages, and clusters checks accesses to other blocks of a cluster
     trace          a recording of all events
+    pipeline       a recording of bulk copies, wgmma and phases
 """
 
 from sim.observers.banks import Banks
@@ -27,6 +30,7 @@ from sim.observers.bounds import Bounds
 from sim.observers.branches import Branches
 from sim.observers.coalescing import Coalescing
 from sim.observers.misuse import Misuse
+from sim.observers.pipeline import Pipeline
 from sim.observers.races import Races
 from sim.observers.trace import Trace
 from sim.observers.traffic import Traffic
@@ -36,4 +40,4 @@ DEFAULT = (Bounds, Races, Uninitialized, Misuse)
 COUNTERS = (Banks, Branches, Coalescing, Traffic)
 
 __all__ = ["COUNTERS", "DEFAULT", "Bounds", "Misuse", "Races", "Uninitialized"]
-__all__ += ["Banks", "Branches", "Coalescing", "Trace", "Traffic"]
+__all__ += ["Banks", "Branches", "Coalescing", "Pipeline", "Trace", "Traffic"]

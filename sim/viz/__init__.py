@@ -9,8 +9,8 @@ images. JupyterLab reserves the arrow keys and Enter for its shortcuts unless th
 attribute `data-lm-suppress-shortcuts`, so the script sets it on every control; setting it on a parent has no
 effect. Coordinates are integers and elements have no ids, so that equal traces give equal text.
 
-Next read `lockstep`, which groups a trace into warp requests. The figures are `memory_map`, `timeline` and
-`warp_grid`. `by_line` is a table, and `page` renders a whole report.
+Next read `lockstep`, which groups a trace into warp requests. The figures are `memory_map`, `timeline`,
+`pipeline` and `warp_grid`. `by_line` is a table, and `page` renders a whole report.
 """
 
 import json

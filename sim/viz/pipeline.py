@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from sim.recording import AsyncEvent
 from sim.viz import Scene, View
 
-LEFT, TOP, ROW, COLUMN, MOST_COLUMNS = 150, 40, 20, 14, 120
+LEFT, TOP, ROW, WIDE, NARROW, MOST_COLUMNS = 150, 40, 20, 14, 6, 120
 LEGEND = {
     "load": "copy to shared memory",
     "store": "copy from it",
@@ -29,22 +29,24 @@ def pipeline(events: Sequence[AsyncEvent], title: str = "bulk copies, wgmma and 
     lanes = dict.fromkeys(event.lane for event in events if event.action == "issue")
     lanes |= dict.fromkeys(event.lane for event in events if event.action in ("pass", "end") and event.lane)
     row = {lane: TOP + i * ROW for i, lane in enumerate(lanes)}
+    # Fit all columns into 720 pixels if possible.
+    column = min(WIDE, max(NARROW, 720 // max(len(events), 1)))
     scene = Scene(
-        title, LEFT + COLUMN * len(events) + 12, TOP + ROW * len(lanes) + 16, adds=False, empty="none"
+        title, LEFT + column * len(events) + 12, TOP + ROW * len(lanes) + 16, adds=False, empty="none"
     )
     scene.width = max(scene.width, 640)
     scene.labels += [(LEFT - 8, y + 13, lane, "end") for lane, y in row.items()]
     ends = {event.operation: i for i, event in enumerate(events) if event.action == "end"}
     for i, event in enumerate(events):
-        x = LEFT + COLUMN * i
+        x = LEFT + column * i
         if event.action == "issue":
             last = ends.get(event.operation, len(events) - 1)
             look = "active" if event.text.startswith("wgmma") else "load" if " to " in event.text else "store"
-            scene.boxes.append((look, x, row[event.lane] + 3, COLUMN * (last - i + 1) - 3, ROW - 8))
+            scene.boxes.append((look, x, row[event.lane] + 3, column * (last - i + 1) - 3, ROW - 8))
         elif event.lane:
-            look, wide = ("line", 4) if event.action == "end" else ("rail", COLUMN - 3)
+            look, wide = ("line", 3) if event.action == "end" else ("rail", column - 2)
             scene.boxes.append((look, x, row[event.lane] + 3, wide, ROW - 8))
-        scene.cells.append((x - 1, TOP - 4, COLUMN - 1, ROW * len(lanes) + 6))
+        scene.cells.append((x - 1, TOP - 4, column - 1, ROW * len(lanes) + 6))
         scene.steps.append((event.text, [(i, "cursor", "")]))
     scene.legend(8, *LEGEND.items())
     if total > len(events):
