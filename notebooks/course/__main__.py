@@ -5,6 +5,14 @@ running Python.
 """
 
 import sys
+
+# Older versions cannot parse bootstrap.py, which has this message too.
+if sys.version_info < (3, 8):  # noqa: UP036
+    sys.exit(
+        "The course needs Python 3.11 or newer; this is %d.%d. With a newer one: make setup PYTHON=python3.11"  # noqa: UP031
+        % sys.version_info[:2]
+    )
+
 from pathlib import Path
 from types import ModuleType
 

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -38,6 +39,11 @@ UV = "uv==0.13.9"  # uv has a built-in address for PyTorch's CPU builds
 PIP_SIZE = "2 MB"
 TORCH_FOR_CPU, COMPILERS = "about 190 MB", "about 250 MB"
 PACKAGES, PACKAGES_AND_TORCH = "about 200 MB", "0.4 to 0.7 GB"
+# free space in bytes that a set-up needs, without and with the CUDA libraries of PyTorch
+# (measured on Linux, with a margin for the files that pip unpacks)
+ROOM, ROOM_FOR_CUDA = 3e9, 8e9
+# Programs that test PyTorch, and copies of libraries that no lesson loads: 230 MB.
+UNUSED = ("torch/test", "torch/bin/*Test", "torch/bin/protoc*", "torch/bin/test_*", "nvidia/*/lib/*.alt.so*")
 LAST_LINES = 16  # number of lines of setup.log to show after a failure
 
 # This command fails in a partly created .venv.
@@ -49,6 +55,28 @@ Then give the same command again."""
 NO_INSTALL = """The course could not be installed; the last lines of setup.log are above.
 Is there a network, and room on the disk?
 Give the same command again, and it goes on where it stopped."""
+NO_ROOM = """There is not enough room on the disk of {folder}:
+{free:.1f} GB are free, and set-up needs {needed:.1f} GB.
+Make room, or move the clone to another disk; TMPDIR names the folder for temporary files.
+Give the same command again, and it goes on where it stopped."""
+NO_NETWORK = """No packages can be downloaded: {reason}.
+Is there a network? Behind a proxy, set HTTPS_PROXY. For another package index, set
+PIP_ARGS="--index-url ADDRESS".
+Give the same command again, and it goes on where it stopped."""
+# parts of the messages of pip, uv and the operating system
+SIGNS_OF_NO_ROOM = ("No space left on device", "Disk quota exceeded", "not enough space on the disk")
+SIGNS_OF_NO_NETWORK = {
+    "ProxyError": "the proxy does not answer",
+    "NameResolutionError": "the name of the package index cannot be resolved",
+    "Temporary failure in name resolution": "the name of the package index cannot be resolved",
+    "getaddrinfo failed": "the name of the package index cannot be resolved",
+    "dns error": "the name of the package index cannot be resolved",
+    "CERTIFICATE_VERIFY_FAILED": "the certificate of the package index is not trusted",
+    "ConnectTimeoutError": "the package index does not answer",
+    "ReadTimeoutError": "the package index does not answer",
+    "NewConnectionError": "there is no connection to the package index",
+    "error sending request": "there is no connection to the package index",
+}
 NO_NUMBA_CUDA = """
 numba-cuda could not be installed, so no kernel can run on a GPU. Every lesson runs in the simulator.
 To try again: """
@@ -65,15 +93,19 @@ def set_up(root: Path, run=None) -> None:
     """
     if sys.version_info < OLDEST_PYTHON:
         raise SetUpError(too_old())
+    began = time.monotonic()
     stamp(root).unlink(missing_ok=True)
     run = run or Logged(root / "setup.log")
     cuda = cuda_requirements(cuda_driver(), platform.system())
     for_cpu = wants_torch_for_cpu(cuda_driver(), platform.system())
     step = Steps(2 + for_cpu + bool(cuda) + 2 * (uv() is None))
+    with_cuda = cuda_driver() is not None and platform.system() == "Linux"
+    require_room(root, ROOM_FOR_CUDA if with_cuda else ROOM)
     print(f"Setting up {root / '.venv'}, once. Details: setup.log", flush=True)
     with step("the environment .venv"):
         kept = make_venv(root, run)
     print(kept, end="\n" if kept else "", flush=True)
+    upgrade_pip(root, run, step)
     if for_cpu:
         with step(f"PyTorch without CUDA libraries, as there is no NVIDIA driver: {TORCH_FOR_CPU}") as result:
             for_cpu = install_torch_for_cpu(root, run)
@@ -81,13 +113,49 @@ def set_up(root: Path, run=None) -> None:
     # `unpack` has already installed setuptools
     built_with = ["--no-build-isolation"] if unpack(root, run, step, for_cpu) else []
     with step(f"the course, and the packages that are still missing: {missing_size(for_cpu)}"):
-        require_success(install(root, run, [*built_with, "-e", f"{root}[course,dev]"]), NO_INSTALL)
+        failed = install(root, run, [*built_with, "-e", f"{root}[course,dev]"])
+        require_success(failed, reason_in(root / "setup.log") or NO_INSTALL)
     if cuda:
         with step(f"CUDA's compilers NVVM, NVRTC and nvJitLink, which need no GPU: {COMPILERS}"):
             failed = install(root, run, cuda)
         if failed:
             print(NO_NUMBA_CUDA + remedy(cuda), file=sys.stderr)
+    remove_unused(root)
     stamp(root).write_text(fingerprint(root), encoding="utf-8")
+    minutes, seconds = divmod(round(time.monotonic() - began), 60)
+    taken = size(root / ".venv") / 1e9
+    print(f"Set up in {minutes} min {seconds} s; .venv takes {taken:.1f} GB.", flush=True)
+
+
+def require_room(root: Path, needed: float) -> None:
+    """Raise SetUpError if the disk of root, with what .venv already takes, is too small for the set-up."""
+    free = shutil.disk_usage(root).free + size(root / ".venv")
+    if free < needed:
+        raise SetUpError(NO_ROOM.format(folder=root, free=free / 1e9, needed=needed / 1e9))
+
+
+def size(folder: Path) -> int:
+    """Return the size in bytes of all files in a folder, which may be missing."""
+    return sum(
+        os.lstat(os.path.join(home, name)).st_size for home, _, names in os.walk(folder) for name in names
+    )
+
+
+def reason_in(log: Path) -> str:
+    """Return the message for a full disk or a missing network that the log shows, or ""."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    if any(sign in text for sign in SIGNS_OF_NO_ROOM):
+        free = shutil.disk_usage(log.parent).free
+        return NO_ROOM.format(folder=log.parent, free=free / 1e9, needed=ROOM / 1e9)
+    reason = next((SIGNS_OF_NO_NETWORK[sign] for sign in SIGNS_OF_NO_NETWORK if sign in text), None)
+    return NO_NETWORK.format(reason=reason) if reason else ""
+
+
+def remove_unused(root: Path) -> None:
+    """Delete the files of packages that nothing in the course uses."""
+    for packages in (*(root / ".venv").glob("lib/python*/site-packages"), root / ".venv/Lib/site-packages"):
+        for path in (found for pattern in UNUSED for found in packages.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def make_venv(root: Path, run) -> str:
@@ -102,6 +170,16 @@ def make_venv(root: Path, run) -> str:
     return version_note(root)
 
 
+def upgrade_pip(root: Path, run, step) -> None:
+    """Install the pinned pip, unless uv is used. Raise SetUpError if this first download shows that there is
+    no network or no room."""
+    if uv():
+        return
+    with step(f"a newer pip: {PIP_SIZE}"):
+        failed = run([*pip(root), "--retries", "1", "--timeout", "15", PIP], trying=True)
+        require_success(failed and bool(reason_in(root / "setup.log")), reason_in(root / "setup.log"))
+
+
 def unpack(root: Path, run, step, has_torch: bool) -> bool:
     """Install the blocks of constraints.txt in parallel. Return whether all of them were installed.
 
@@ -110,8 +188,6 @@ def unpack(root: Path, run, step, has_torch: bool) -> bool:
     """
     if uv():
         return False
-    with step(f"a newer pip: {PIP_SIZE}"):
-        run([*pip(root), PIP], trying=True)
     blocks = pins(root)
     what, size = ("Numba", PACKAGES) if has_torch else ("PyTorch, Numba", PACKAGES_AND_TORCH)
     with step(f"{sum(map(len, blocks))} packages, {what} and Jupyter among them: {size}"):
@@ -197,14 +273,37 @@ class Steps:
     def __call__(self, what: str):
         """Run a step within the `with` block. Text appended to the yielded list is added to its line."""
         self.number += 1
-        print(f"  {self.number}/{self.total}  {what} ... ", end="", flush=True)
+        line = f"  {self.number}/{self.total}  {what} ... "
+        print(line, end="", flush=True)
         began, result = time.monotonic(), []
         try:
-            yield result
+            with ticking(line, began):
+                yield result
         except BaseException:
             print("stopped", flush=True)
             raise
         print(", ".join(filter(None, [f"{time.monotonic() - began:.0f} s", *result])), flush=True)
+
+
+@contextmanager
+def ticking(line: str, began: float):
+    """In a terminal that is wide enough, show after a line the seconds since `began`, once per second."""
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(1):
+            print(f"\r{line}{time.monotonic() - began:.0f} s", end="", flush=True)
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    if shown := sys.stdout.isatty() and len(line) + 8 < shutil.get_terminal_size().columns:
+        ticker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if shown:
+            ticker.join()
+            print(f"\r{line}", end="", flush=True)
 
 
 class Logged:

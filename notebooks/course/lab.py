@@ -6,6 +6,8 @@ already running on the copies, it opens that server's address.
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 import webbrowser
 from pathlib import Path
@@ -37,6 +39,8 @@ def main(jupyter_arguments: list[str]) -> int:
     print(*copy_lessons(ROOT / "notebooks", COPIES), sep="\n")
     copy_solutions(ROOT / "solutions", COPIES / "solutions")
     print(*filter(None, [adopted, resume_message(COPIES)]), sep="\n", flush=True)
+    if "--code" in jupyter_arguments:
+        return open_in_code(COPIES)
     if server := running_server(COPIES):
         return open_running(server, COPIES, "--no-browser" not in jupyter_arguments)
     write_settings(Path(sys.prefix))
@@ -50,6 +54,16 @@ def main(jupyter_arguments: list[str]) -> int:
             *jupyter_arguments,
         ]
     )
+
+
+def open_in_code(copies: Path) -> int:
+    """Open the next lesson in Visual Studio Code. Return the exit status."""
+    code = shutil.which("code")
+    lesson = copies / first_page(copies, sorted(copies.glob("[0-9]*.ipynb")))
+    if code is None:
+        print(f"There is no command `code` here. Open {lesson} in your editor.", file=sys.stderr)
+        return 1
+    return subprocess.run([code, "--reuse-window", str(ROOT), str(lesson)]).returncode
 
 
 def resume_message(copies: Path) -> str:

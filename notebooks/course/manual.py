@@ -45,9 +45,9 @@ TABLE = (
     Command("setup", "make .venv and install the course into it; the variable PIP_ARGS is passed to pip"),
     Command(
         "lab",
-        "open the lessons in JupyterLab, which gets the arguments",
+        "open the lessons in JupyterLab, which gets the arguments, or in Visual Studio Code with --code",
         "LAB_ARGS",
-        ("--no-browser --port 8899",),
+        ("--no-browser --port 8899", "--code"),
     ),
     Command("progress", "list the exercises, and which of them are done in this clone"),
     Command("reset", "start the list of exercises done again; notebooks stay as they are"),

@@ -1,11 +1,14 @@
 """Tests of the set-up: the commands that it runs, failed and interrupted steps, and a second run that does
 nothing."""
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
+import time
 import venv
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,7 +69,7 @@ class Commands:
 def test_a_set_up_that_ends_is_not_needed_again(root):
     commands = Commands(root)
     set_up(root, commands)
-    assert commands.steps == ["venv", "torch", "pip", "pins", "course", "numba-cuda"]
+    assert commands.steps == ["venv", "pip", "torch", "pins", "course", "numba-cuda"]
     assert is_set_up(root)
 
 
@@ -83,7 +86,7 @@ def test_changed_requirements_ask_for_a_new_set_up_that_keeps_the_venv(root, nam
     assert not is_set_up(root)
     commands = Commands(root)
     set_up(root, commands)
-    assert commands.steps == ["probe", "torch", "pip", "pins", "course", "numba-cuda"]
+    assert commands.steps == ["probe", "pip", "torch", "pins", "course", "numba-cuda"]
 
 
 def test_other_settings_ask_for_none(root):
@@ -100,7 +103,7 @@ def test_another_python_keeps_the_venv_and_says_so(root, monkeypatch, capsys):
     assert is_set_up(root)
     commands = Commands(root)
     set_up(root, commands)
-    assert commands.steps == ["probe", "torch", "pip", "pins", "course", "numba-cuda"]
+    assert commands.steps == ["probe", "pip", "torch", "pins", "course", "numba-cuda"]
     assert f"Kept: .venv has Python {here}. For another one delete .venv first." in capsys.readouterr().out
 
 
@@ -114,7 +117,7 @@ def test_a_venv_left_half_made_is_made_anew(root):
     Commands(root)(["venv"])
     commands = Commands(root, fails=["probe"])
     set_up(root, commands)
-    assert commands.steps == ["probe", "venv", "torch", "pip", "pins", "course", "numba-cuda"]
+    assert commands.steps == ["probe", "venv", "pip", "torch", "pins", "course", "numba-cuda"]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,7 @@ def test_without_a_driver_linux_gets_the_torch_that_needs_no_cuda_libraries(root
 def test_where_no_index_has_that_torch_the_ordinary_one_comes_with_the_pins(root, failing, tried, capsys):
     commands = Commands(root, fails=["torch", failing])
     set_up(root, commands)
-    assert is_set_up(root) and commands.steps[1 : 1 + len(tried)] == tried
+    assert is_set_up(root) and commands.steps[2 : 2 + len(tried)] == tried
     said = capsys.readouterr().out
     assert "0 s, not to be had here, so the one with CUDA libraries follows" in said
     assert "most of it PyTorch's CUDA libraries" in said
@@ -215,10 +218,11 @@ def test_uv_finds_that_torch_where_pip_does_not(root, monkeypatch, capsys):
 
 def test_each_step_is_one_line_with_its_number_what_it_downloads_and_its_time(root, capsys):
     set_up(root, Commands(root))
-    first, *lines = capsys.readouterr().out.splitlines()
+    first, *lines, last = capsys.readouterr().out.splitlines()
     assert first.endswith("once. Details: setup.log")
     assert [re.fullmatch(r"  (\d)/6  .+ \.\.\. \d+ s", line)[1] for line in lines] == list("123456")
     assert all("MB" in line or "next to nothing" in line for line in lines[1:])
+    assert re.fullmatch(r"Set up in 0 min \d s; \.venv takes 0\.0 GB\.", last)
 
 
 def test_a_step_that_fails_ends_its_line(root, capsys):
@@ -250,6 +254,72 @@ def test_a_python_too_old_is_told_so_before_anything_is_made(root, monkeypatch):
     ):
         set_up(root, Commands(root))
     assert not (root / ".venv").exists()
+
+
+@pytest.mark.parametrize("old", [(2, 7, 18), (3, 6, 15)])
+def test_a_python_that_cannot_parse_the_course_is_told_so_too(monkeypatch, old):
+    main = ROOT / "notebooks" / "course" / "__main__.py"
+    ast.parse(main.read_text(encoding="utf-8"), feature_version=(3, 4))
+    text = compile(main.read_text(encoding="utf-8"), str(main), "exec")
+    monkeypatch.setattr(sys, "version_info", old)
+    with pytest.raises(SystemExit) as stopped:
+        exec(text, {"__package__": ""})
+    told = bootstrap.too_old().split("; this is ")[0]
+    monkeypatch.undo()
+    wanted = f"{told}; this is {old[0]}.{old[1]}. With a newer one: make setup PYTHON=python3.11"
+    assert stopped.value.code == wanted
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_made(root, monkeypatch):
+    few = SimpleNamespace(free=10**9)
+    monkeypatch.setattr(bootstrap.shutil, "disk_usage", lambda folder: few)
+    with pytest.raises(SetUpError, match=r"1\.0 GB are free, and set-up needs 3\.0 GB"):
+        set_up(root, Commands(root))
+    assert not (root / ".venv").exists()
+    monkeypatch.setattr(bootstrap, "size", lambda folder: 2 * 10**9)  # an earlier set-up has left this
+    set_up(root, Commands(root))
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "says"),
+    [
+        ("ProxyError('Cannot connect to proxy.')", "pip", "downloaded: the proxy does not answer"),
+        ("NameResolutionError(host)", "pip", "name of the package index cannot be resolved"),
+        ("OSError: [Errno 28] No space left on device", "pip", "There is not enough room"),
+        ("OSError: [Errno 28] No space left on device", "course", "There is not enough room"),
+        ("error: a build failed", "course", "the last lines of setup.log are above"),
+    ],
+)
+def test_the_reason_of_a_failure_is_read_from_the_log(root, line, step, says):
+    (root / "setup.log").write_text(f"$ pip\n{line}\n")
+    with pytest.raises(SetUpError, match=says):
+        set_up(root, Commands(root, fails=[step]))
+
+
+def test_a_pip_that_an_index_does_not_have_is_no_obstacle(root):
+    (root / "setup.log").write_text("ERROR: No matching distribution found for pip==26.3\n")
+    set_up(root, Commands(root, fails=["pip"]))
+    assert is_set_up(root)
+
+
+def test_files_that_no_lesson_uses_are_deleted(root):
+    packages = root / ".venv" / "lib" / "python3.13" / "site-packages"
+    kept = ["torch/bin/torch_shm_manager", "torch/lib/libtorch.so", "nvidia/cu13/lib/libnvrtc.so.13"]
+    unused = ["torch/test/a.py", "torch/bin/test_jit", "nvidia/cu13/lib/libnvrtc.alt.so.13"]
+    for name in (*kept, *unused):
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text("")
+    bootstrap.remove_unused(root)
+    assert all((packages / name).exists() for name in kept)
+    assert not any((packages / name).exists() for name in unused)
+
+
+def test_a_terminal_shows_the_seconds_of_a_step(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with bootstrap.Steps(1)("a step"):
+        time.sleep(1.2)
+    said = capsys.readouterr().out
+    assert said.startswith("  1/1  a step ... \r  1/1  a step ... 1 s\r") and said.endswith(" ... 1 s\n")
 
 
 @pytest.mark.parametrize(
