@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -42,6 +43,7 @@ PACKAGES, PACKAGES_AND_TORCH = "about 200 MB", "0.4 to 0.7 GB"
 # free space in bytes that a set-up needs, without and with the CUDA libraries of PyTorch
 # (measured on Linux, with a margin for the files that pip unpacks)
 ROOM, ROOM_FOR_CUDA = 3e9, 8e9
+ROOM_FOR_TEMPORARY_FILES = 1e9
 # Programs that test PyTorch, and copies of libraries that no lesson loads: 230 MB.
 UNUSED = ("torch/test", "torch/bin/*Test", "torch/bin/protoc*", "torch/bin/test_*", "nvidia/*/lib/*.alt.so*")
 LAST_LINES = 16  # number of lines of setup.log to show after a failure
@@ -128,10 +130,16 @@ def set_up(root: Path, run=None) -> None:
 
 
 def require_room(root: Path, needed: float) -> None:
-    """Raise SetUpError if the disk of root, with what .venv already takes, is too small for the set-up."""
-    free = shutil.disk_usage(root).free + size(root / ".venv")
-    if free < needed:
-        raise SetUpError(NO_ROOM.format(folder=root, free=free / 1e9, needed=needed / 1e9))
+    """Raise SetUpError if the disk of root, with what .venv already takes, or the disk of temporary files is
+    too small for the set-up."""
+    temporary = Path(tempfile.gettempdir())
+    for folder, taken, most in (
+        (root, size(root / ".venv"), needed),
+        (temporary, 0, ROOM_FOR_TEMPORARY_FILES),
+    ):
+        free = shutil.disk_usage(folder).free + taken
+        if free < most:
+            raise SetUpError(NO_ROOM.format(folder=folder, free=free / 1e9, needed=most / 1e9))
 
 
 def size(folder: Path) -> int:
