@@ -215,4 +215,8 @@ def run(options):
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # a terminal may not support every character
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("python -m sim: interrupted; nothing is judged", file=sys.stderr)
+        sys.exit(130)

@@ -295,7 +295,7 @@ class Steps:
 
 @contextmanager
 def ticking(line: str, began: float):
-    """In a terminal that is wide enough, show after a line the seconds since `began`, once per second."""
+    """Show the seconds since `began` after a line, once per second, in a terminal that is wide enough."""
     ended = threading.Event()
 
     def tick() -> None:

@@ -39,7 +39,11 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "0")
     end_on_sigterm()
     command, *rest = arguments
-    return RUN[command](rest)
+    try:
+        return RUN[command](rest)
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        return 130
 
 
 def answer(arguments: list[str]) -> str:
@@ -163,6 +167,7 @@ def plots(arguments: list[str]) -> int:
 def lint(arguments: list[str]) -> int:
     """Run import-linter, ruff, its formatter, codespell and mypy. A tool runs even if an earlier one
     failed."""
+    print("Import contracts, style, formatting, spelling, types: up to a minute in total.", flush=True)
     imports = run(
         "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-logo"
     )

@@ -63,6 +63,7 @@ def main() -> int:
 
     Return 1 if a problem prevents lessons from running in the simulator, else 0.
     """
+    print("Checking what is installed, which takes a few seconds ...", flush=True)
     facts = examine()
     troubles = diagnose(facts)
     print(*report(facts, troubles), sep="\n", flush=True)
