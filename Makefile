@@ -8,6 +8,10 @@ COMMANDS = help lab progress reset test test-all power test-gpu compare bench pl
 
 # Without this, `make power ex05_3` would judge all exercises, and then complain about its second word.
 STRAY = $(filter-out $(COMMANDS),$(MAKECMDGOALS))
+# Without this, `make lab PORT=8899` would ignore its variable.
+TAKEN = PYTHON PIP_ARGS LAB_ARGS TEST_ARGS EXERCISES COMPARE_ARGS BENCH_ARGS LESSONS DOCS
+UNKNOWN = $(filter-out $(TAKEN) -%,$(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name))))
+$(if $(strip $(UNKNOWN)),$(error make does not take $(strip $(UNKNOWN))=. Its variables are $(TAKEN); make help shows them))
 $(if $(STRAY),$(error make does not take $(STRAY). make help lists its commands, and how each takes arguments: make power EXERCISES="ex05_3"))
 
 help:       ; @$(COURSE) help --make

@@ -305,7 +305,12 @@ def test_a_pip_that_an_index_does_not_have_is_no_obstacle(root):
 def test_files_that_no_lesson_uses_are_deleted(root):
     packages = root / ".venv" / "lib" / "python3.13" / "site-packages"
     kept = ["torch/bin/torch_shm_manager", "torch/lib/libtorch.so", "nvidia/cu13/lib/libnvrtc.so.13"]
-    unused = ["torch/test/a.py", "torch/bin/test_jit", "nvidia/cu13/lib/libnvrtc.alt.so.13"]
+    unused = [
+        "rfc3987_syntax/__init__.py",
+        "torch/test/a.py",
+        "torch/bin/test_jit",
+        "nvidia/cu13/lib/libnvrtc.alt.so.13",
+    ]
     for name in (*kept, *unused):
         (packages / name).parent.mkdir(parents=True, exist_ok=True)
         (packages / name).write_text("")

@@ -76,6 +76,14 @@ def test_make_refuses_what_it_would_misread_before_anything_runs(words):
     assert f"make does not take {words[-1]}. make help lists its commands" in said.stderr
 
 
+@needs_make
+def test_make_refuses_a_variable_that_it_would_ignore_and_takes_all_that_help_shows():
+    said = make("lab", "PORT=8899", "PYTHON=false")
+    assert said.returncode == 2 and said.stdout == "" and "make does not take PORT=." in said.stderr
+    taken = re.search(r"^TAKEN = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    assert {*taken} == {"PYTHON", "PIP_ARGS", *(each.variable for each in COMMANDS.values() if each.variable)}
+
+
 def test_every_command_is_in_the_table_of_contributing():
     table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `make ([\w-]+)` \| `(python [^`]+)` \|", table, re.MULTILINE)
