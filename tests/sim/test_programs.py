@@ -95,6 +95,7 @@ HOST_FAULTS = {
     8: rf"(?s)out-of-bounds: .*It is in {OF_P}, freed at host_faults.cu:21.*Launched from host_faults.cu:21: fill",
     12: r"refused-launch: fill asks for 100,000 bytes of dynamic shared memory; without cudaFuncSetAttribute",
     13: rf"invalid-pointer: cudaFreeHost is given a pointer to {OF_P}",
+    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:40\n  at host_faults.cu:41",
     14: r"invalid-pointer: the source of cudaMemcpy \(DeviceToDevice\) is a null pointer\n  at host_faults.cu:27",
 }  # fmt: skip
 

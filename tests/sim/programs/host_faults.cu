@@ -5,7 +5,7 @@
 __global__ void fill(int *p, int n) {
     if (threadIdx.x < n) p[threadIdx.x] = 1;
 }
-
+template <class T> void release(T *p);
 int main(int argc, char **argv) {
     int *p, *q, h[8] = {};
     cudaMalloc(&p, 4 * sizeof(int));
@@ -27,10 +27,16 @@ int main(int argc, char **argv) {
     case 14: fill<<<1, 4>>>(p, 4), cudaMemcpy(p, nullptr, 4, cudaMemcpyDeviceToDevice); break;
     case 15: abort();
     case 17: cudaFree(p); exit(5);
+    case 18: release(p); return 0;
     case 16: fill<<<1, 4>>>(p, 2), cudaMemcpy(h, p, 4 * sizeof(int), cudaMemcpyDeviceToHost); break;
     }
     if (argc > 2) printf("%s\n", cudaGetErrorName(cudaGetLastError()));
     if (argc > 3) return 0;
     cudaFree(p);
     return 0;
+}
+
+template <class T> void release(T *p) {
+    cudaFree(p);
+    cudaFree(p);
 }

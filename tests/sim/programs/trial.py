@@ -41,14 +41,15 @@ def entries():
 def resize(text, sizes):
     """Return a program's source with other sizes: each definition of a name gets the new value.
 
-    A definition is `#define NAME value` or `type NAME = value`.
+    A definition is `#define NAME value`, `type NAME = value` or `constexpr type NAME(value)`.
     """
     for name, value in sizes.items():
         define = rf"(?m)^(\s*#\s*define\s+{name}\s+)\S.*$"
         variable = (
             rf"\b((?:int|long|size_t|float|unsigned|uint32_t|int64_t|uint64_t|auto)\s+{name}\s*=\s*)[^,;]+"
         )
-        for pattern in (define, variable, rf"(\b{name}\s*=\s*)[^,;=]+"):
+        constructed = rf"(\bconstexpr [\w ]+ {name}\()[^)]+"
+        for pattern in (define, variable, constructed, rf"(\b{name}\s*=\s*)[^,;=]+"):
             text, count = re.subn(pattern, rf"\g<1>{value}", text)
             if count:
                 break
@@ -99,7 +100,7 @@ def run(library, arguments, seconds, extra):
             command, cwd=home, stdout=out, stderr=err, stdin=subprocess.DEVNULL, preexec_fn=limit
         )
         try:
-            status = child.wait(timeout=8 * seconds)
+            status = child.wait(timeout=20 * seconds)
         except subprocess.TimeoutExpired:
             child.kill()
             status = child.wait()
