@@ -127,7 +127,7 @@ def test_a_copy_of_unwritten_memory_is_a_warning(built):
     status, _, err = run(built("host_faults"), 16, options=["--engine", "fibers"])
     assert re.search(
         rf"uninitialized-copy \(warning\): cudaMemcpy \(DeviceToHost\) copies 8 of 16 bytes that nothing has"
-        rf" written, the first at byte 8 of {OF_P}\n  at host_faults.cu:30",
+        rf" written, the first at byte 8 of {OF_P}\n  at host_faults.cu:29",
         err,
     ), err
     assert status == 0

@@ -26,9 +26,9 @@ int main(int argc, char **argv) {
     case 13: cudaFreeHost(p); break;
     case 14: fill<<<1, 4>>>(p, 4), cudaMemcpy(p, nullptr, 4, cudaMemcpyDeviceToDevice); break;
     case 15: abort();
+    case 16: fill<<<1, 4>>>(p, 2), cudaMemcpy(h, p, 4 * sizeof(int), cudaMemcpyDeviceToHost); break;
     case 17: cudaFree(p); exit(5);
     case 18: release(p); return 0;
-    case 16: fill<<<1, 4>>>(p, 2), cudaMemcpy(h, p, 4 * sizeof(int), cudaMemcpyDeviceToHost); break;
     }
     if (argc > 2) printf("%s\n", cudaGetErrorName(cudaGetLastError()));
     if (argc > 3) return 0;
