@@ -29,6 +29,7 @@ PAGES = {  # page of the repository -> page of the site; further ones are listed
     "docs/cuda_programs.md": "simulator/cuda-programs.md",
     "docs/triton.md": "simulator/triton-programs.md",
     "docs/cuda_programs_ledger.md": "simulator/cuda-programs-ledger.md",
+    "docs/upstream_reports.md": "simulator/upstream-reports.md",
     "kernels/README.md": "kernels/index.md",
     "kernels/cuda_cpp/README.md": "kernels/cuda-cpp.md",
     "kernels/triton/README.md": "kernels/triton.md",
