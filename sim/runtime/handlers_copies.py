@@ -20,6 +20,7 @@ from sim.runtime.streams import DEFAULT_STREAM
 # cudaMemcpyKind -> whether (destination, source) are on the device; None means that the pointers determine it
 KINDS = {0: (False, False), 1: (True, False), 2: (False, True), 3: (True, True), 4: (None, None)}
 KIND_NAMES = "HostToHost", "HostToDevice", "DeviceToHost", "DeviceToDevice", "Default"
+PADDING_LIMIT = 8  # bytes; the largest alignment of a C++ type without vectors
 SIDES = {True: "device", False: "host"}
 
 
@@ -91,12 +92,16 @@ def copy(device, destination, source, nbytes, kind, name, pending=False):
 
 
 def report_unwritten(device, origin, source, nbytes, name):
-    """Report bytes that a copy passes to the host although nothing has written them."""
+    """Report bytes that a copy passes to the host although nothing has written them.
+
+    Fewer than PADDING_LIMIT consecutive bytes may be the padding of a structure, and are not reported.
+    """
     if origin is None or origin.unwritten is None:
         return
     start = source - origin.base
     unwritten = np.flatnonzero(origin.unwritten[start : start + nbytes])
-    if unwritten.size:
+    ends = np.append(np.flatnonzero(np.diff(unwritten) != 1), unwritten.size - 1)
+    if unwritten.size and np.diff(ends, prepend=-1).max() >= PADDING_LIMIT:
         verdict = (
             f"{name} copies {unwritten.size:,} of {nbytes:,} bytes that nothing has written, the first at"
             f" byte {start + int(unwritten[0]):,} of {origin}"
