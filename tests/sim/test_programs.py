@@ -5,7 +5,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from sim.errors import LaunchError
@@ -13,6 +15,7 @@ from sim.runtime import build as building
 from sim.runtime import fatbin, process, stubs
 from sim.runtime.build import build, find_nvcc
 from sim.runtime.findings import HOST_KINDS
+from sim.runtime.handlers_copies import report_unwritten
 from sim.runtime.process import HANDLERS
 from sim.runtime.properties import Properties
 from sim.runtime.signatures import SIGNATURES
@@ -131,6 +134,15 @@ def test_a_copy_of_unwritten_memory_is_a_warning(built):
         err,
     ), err
     assert status == 0
+
+
+def test_padding_may_be_unwritten():
+    for first, count, reported in ((4, 4, 0), (4, 8, 1), (0, 16, 1), (0, 0, 0), (0, 7, 0)):
+        mask, seen = np.zeros(16, bool), []
+        mask[first : first + count] = True
+        device = SimpleNamespace(report=lambda *finding: seen.append(finding))  # noqa: B023
+        report_unwritten(device, SimpleNamespace(unwritten=mask, base=0), 0, 16, "cudaMemcpy")
+        assert len(seen) == reported, (first, count)
 
 
 @needs_nvcc
