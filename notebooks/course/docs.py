@@ -110,7 +110,8 @@ def pages() -> dict[str, str]:
     for path in (ROOT / "docs/site").rglob("*.md"):
         found.setdefault(relative(path), relative(path).removeprefix("docs/site/"))
     for path in [*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
-        found.setdefault(relative(path), relative(path))
+        if path.read_text(encoding="utf-8").startswith("# "):
+            found.setdefault(relative(path), relative(path))
     for path in (ROOT / "sim/pages").glob("*.md"):
         found[relative(path)] = f"findings/{path.name}"
     for path in (ROOT / "solutions").glob("[0-9]*.ipynb"):
@@ -164,6 +165,8 @@ def fill_in(text: str, page: str, places: dict[str, str]) -> str:
             "{findings}", f"{table}\n\n{tree([f'{name} <{name}>' for name in names], hidden=True)}"
         )
     if page == "docs/site/index.md":
+        documents = [place.removesuffix(".md") for place in places.values() if place.startswith("docs/")]
+        text = text.replace("{more}", "\n".join(sorted(name for name in documents if name not in text)))
         readme = (ROOT / "README.md").read_text(encoding="utf-8")
         return text.replace("{finding}", re.search(r"```\n(KernelBug: .*?)\n```", readme, re.DOTALL)[1])
     return text
@@ -221,7 +224,10 @@ def lesson_page(stem: str, places: dict[str, str], folder: Path) -> str:
     for cell, stub in zip(solved["cells"], posed["cells"], strict=True):
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            cells.append(cell | {"source": rewrite_links(source, f"solutions/{stem}.ipynb", places, folder)})
+            text = rewrite_links(source, f"solutions/{stem}.ipynb", places, folder)
+            if cells:  # further titles, of second sittings, would appear in the list of lessons
+                text = re.sub(r"^# ", "## ", text)
+            cells.append(cell | {"source": text})
         elif "# BEGIN SOLUTION" in source:
             cells.append(stub | {"outputs": [], "metadata": {}})
             folded = cell | {"source": SOLUTION.sub("", source), "metadata": {"tags": ["hide-input"]}}
