@@ -427,7 +427,7 @@ tile_by_tile(
 # </details>
 # <details><summary>Hint 3: keys outer</summary>
 #
-# K and V are read once. For every tile of keys, Q is read, and O, `m` and `l` are read and written. Besides, O, `m` and `l` are written once at the very start, as zeros and −inf. O has n·d numbers, and `m` and `l` have n each.
+# K and V are read once. For every tile of keys, Q is read, and O, `m` and `l` are read and written. In addition, O, `m` and `l` are initialised in global memory once at the start: `m` to −inf, and O and `l` to 0. O has n·d numbers, and `m` and `l` have n each.
 #
 # </details>
 

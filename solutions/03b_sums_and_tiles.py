@@ -19,7 +19,7 @@
 #
 # In lesson 03 you built a small GPU. Its first real work is a sum, in which the threads of a block need each other at every step.
 #
-# The next cell loads your simulator from lesson 03. Where your copy of lesson 03 is not solved or not saved, it takes the solution's.
+# The next cell loads your simulator from lesson 03. If you have not solved a part of it, or not saved it, the cell loads the solution's version instead.
 
 # %%
 import matplotlib.pyplot as plt

@@ -26,7 +26,7 @@
 # | `uninitialized-read` | | `barrier-divergence` |
 # | | | `warp-divergence` |
 #
-# The next cell loads the kernels of lesson 04, broken and fixed, because a table at the end runs all nine. Where your copy of lesson 04 is not solved or not saved, it takes the solution's.
+# The next cell loads the kernels of lesson 04, broken and fixed, because a table at the end runs all nine. If you have not solved one of these kernels, or not saved it, the cell loads the solution's version instead.
 
 # %%
 import numpy as np
@@ -366,7 +366,7 @@ check.ex04_9(sample_fixed)
 #
 # ### What `sim` cannot see
 #
-# - **What did not happen.** It judges one launch, with this input and these sizes. On the chess board, it found nothing wrong with `checkerboard`.
+# - **Anything that did not happen in the launch.** `sim` judges a single launch, with one input and one set of sizes. On the chess board, it found nothing wrong with `checkerboard`.
 # - **How long it takes.** It can count work, as you will see in lesson 08, but its own speed says nothing about the speed of a GPU.
 # - **The last digits.** A GPU fuses a multiplication and an addition into one operation that rounds once, and its `exp` differs slightly from your processor's.
 # - **Some effects of memory ordering.** In `sim`, every thread sees a store
@@ -468,7 +468,7 @@ for broken, fixed in FIXED.items():
 # %% [markdown]
 # ## Six kernels without a label
 #
-# Now you work without `sim`. One of these kernels is correct. Each of the others has a bug of one of the nine kinds. (The numbers in front count the lines. `a` to `d` are launched on several blocks, with sizes that are not multiples of the block.)
+# Now you work without `sim`. One of these kernels is correct. Each of the others has a bug of one of the nine kinds. (The numbers on the left are line numbers. `a` to `d` are launched on several blocks, with sizes that are not multiples of the block.)
 
 # %%
 import inspect

@@ -245,7 +245,7 @@ show_figure(
 # - No buffer is filled again before its part has been computed.
 # - No stream waits longer than that, and Python does not wait at all.
 #
-# The streams have the methods of `Stream` above. In some tests of the check the copier is faster, in others the worker.
+# The streams have the methods of `Stream` above. The check runs your function several times: in some runs the stream `copier` is faster, in others the stream `worker` is.
 #
 # <details><summary>Hint 1: two events for each part</summary>
 #

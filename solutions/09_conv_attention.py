@@ -164,7 +164,7 @@ draw_weights(
 # no other window scores more than 4. The softmax turns sums into products, e⁸ = e⁴ · e⁴. So the higher the
 # scores, the closer the third sentence comes to getting *all* of the attention.
 #
-# Such a sum is a convolution with six taps, all of them 1. Other taps ask for something else. For example,
+# Such a sum is a convolution with six taps, all of them 1. Other taps look for other patterns. For example,
 # let the first query look only to the left of the key, and the second only to the right:
 #
 # | | key to the left | the key | key to the right |

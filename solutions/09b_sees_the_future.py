@@ -21,8 +21,9 @@
 # build a test for it. Then you try the test on a published version of convolutional attention, which lacks one
 # line, although its usual test passes.
 #
-# The next cell loads your functions of lesson 09. Where your copy of lesson 09 is not solved or not saved, it
-# takes the solution's. It also defines the worked example and random inputs with their taps.
+# The next cell loads your functions of lesson 09. If you have not solved one of them, or not saved it, the cell
+# loads the solution's version instead. The cell also defines the worked example and random inputs with their
+# taps.
 
 # %%
 import math
@@ -447,8 +448,8 @@ for row in differs > 1e-12:
 # much as ordinary attention.
 #
 # **Memory.** The reference creates one N×N matrix after another. **Predict:** how many? Go through the three
-# steps of this lesson, and count each operation that writes a new matrix. A mask writes one, and so does the
-# padding.
+# steps of this lesson, and count each operation that writes a new matrix. Applying a mask writes a new
+# matrix, and so does padding.
 
 # %%
 N, d, heads, itemsize = 4096, 64, 32, 4

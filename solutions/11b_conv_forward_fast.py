@@ -21,8 +21,8 @@
 # simulator's usual engine. Then you look at three ways in which such a kernel goes wrong. The last part asks
 # how the same algorithm becomes fast, and how far the package's kernel is from the limits of an H200.
 #
-# You don't need a GPU. The next cell loads your functions of lesson 11. Where your copy of lesson 11 is not
-# solved or not saved, it takes the solution's.
+# You don't need a GPU. The next cell loads your functions of lesson 11. If you have not solved one of
+# them, or not saved it, the cell loads the solution's version instead.
 
 # %%
 import inspect
@@ -327,9 +327,9 @@ report = try_middle(over_the_scores, [1, 4, 6, 7, 8, 20], seeds=3)
 # %% [markdown]
 # Nothing, and yet the result is wrong from 8 tokens on. Columns 6 and 7 *have* been written: they contain
 # scores of this very tile, and these scores are taken for probabilities. No tool can tell that a value is out
-# of date. You find such a bug by comparing the output, at a length where the tile has a neighbour. (With 7
-# tokens the result is correct by chance: the only cells in question contain scores of future keys, and these
-# are 0.) Tests that stop at 7 tokens miss it.
+# of date. To find such a bug, compare the output with a reference, at a length that needs more than one tile.
+# (With 7 tokens the result is correct by chance: the only cells in question contain scores of future keys, and
+# these are 0.) Tests that stop at 7 tokens miss it.
 #
 # Your kernel is safe for a simple reason: *every* thread stores its p, and the p of a cell that is not owned
 # is 0.
@@ -407,9 +407,9 @@ print(inspect.cleandoc("\n".join(source[begin : end + 1])))
 # You recognise `weight`, `shrink`, and the shuffles among the threads of a row. (`strip` is a small array of
 # the thread, which the compiler keeps in registers. `LANES` is 4, because four threads share a row.)
 #
-# What is different is how much work one thread does. Yours computes one score, so each multiply-add loads two
-# values. Lesson 08 found the same problem in our matrix product. There are two remedies, one for products and
-# one for convolutions.
+# The difference is the amount of work per thread. A thread of your kernel computes one score, so each
+# multiply-add loads two values. Lesson 08 found the same problem in our matrix product. There are two remedies,
+# one for products and one for convolutions.
 #
 # ### Patches, for QKᵀ and PV
 #

@@ -18,7 +18,7 @@
 # In lesson 12 you wrote the whole backward pass. Here it becomes a step that PyTorch can use in training. Then
 # you look at four backward passes with a mistake each, which were published or are easy to make.
 #
-# The next cell loads your functions of lesson 12. Where your copy of lesson 12 is not solved or not saved, it takes the solution's.
+# The next cell loads your functions of lesson 12. If you have not solved one of them, or not saved it, the cell loads the solution's version instead.
 
 # %%
 import torch

@@ -623,8 +623,8 @@ check.ex13_5(add_d_q)
 # %% [markdown]
 # ### The kernel
 #
-# The function below builds a kernel for a given tile size from your functions, or from others that you pass
-# in; the bug hunt uses that. Read it with the table of corners at hand.
+# The function below builds a kernel for a given tile size from your functions. You can also pass in other
+# functions, as the bug hunt of lesson 13c does. Read the code with the table of corners at hand.
 #
 # **Look for** three things: which functions get the owned part (`rows`, `owned_columns`) and which the whole
 # tile; what must be finished before each barrier; and what is written to global memory.

@@ -20,8 +20,8 @@
 # and dW. Two gradients are left, dK and dV, and for these the roles are exchanged. With both kernels you can
 # train: at the end of section 2, two hidden taps are found by your gradients.
 #
-# You don't need a GPU. The next cell loads your functions of lesson 13. Where your copy of lesson 13 is not
-# solved or not saved, it takes the solution's.
+# You don't need a GPU. The next cell loads your functions of lesson 13. If you have not solved one of
+# them, or not saved it, the cell loads the solution's version instead.
 
 # %%
 import functools

@@ -575,7 +575,8 @@ for splits in (1, 2, 3, 4, 6, 12):
 #
 # The dots show the choice of `choose_splits`, the package's rule. The two crosses are measurements: on an
 # H200, with 128 heads, an earlier version of that kernel took 1.10 ms with four splits and 1.33 ms with five.
-# (The model has no time unit, so we put the first cross on the line; only the second carries information.)
+# (The model has no time unit, so we scaled the measurements to put the first cross on the line. Only the second
+# cross tests the model.)
 #
 # **Predict.** With 128 heads (16 sequences of 8) and 528 slots, what is the largest
 # number of splits that needs only one wave?

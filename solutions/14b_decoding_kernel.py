@@ -24,7 +24,7 @@
 # that its own tests did not find.
 #
 # You don't need a GPU: where we show times, they were recorded on an H200. The next cell loads your functions of
-# lesson 14. Where your copy of lesson 14 is not solved or not saved, it takes the solution's.
+# lesson 14. If you have not solved one of them, or not saved it, the cell loads the solution's version instead.
 
 # %%
 import inspect

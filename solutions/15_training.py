@@ -151,9 +151,9 @@ for s in (1, 2, 4, 8):
 # of the middle of the correct block. A window only adds up; it does not know where a block ends.
 # </details>
 #
-# How could a query tell the middle of a block from other positions? By the full stops: there is one two
-# letters to the left of the middle, and one two letters to the right. No other position has two of them
-# within its window. So let the token "q" also ask for full stops, with a score of 2:
+# How could a query tell the middle of a block from other positions? By the full stops: the middle has
+# one full stop two letters to its left, and another two letters to its right. No other position has two full
+# stops within its window. So let the token "q" also ask for full stops, with a score of 2:
 
 # %%
 is_stop = torch.tensor([float(letter == ".") for letter in letters])

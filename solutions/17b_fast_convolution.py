@@ -19,7 +19,7 @@
 #
 # Lesson 17 brought flash attention to the tensor cores. Its two products were made for them. The convolution is not: it is a sum over a window of scores, and no `mma` computes that. If it stays on the float32 units, it takes longer than everything else together. So you look for a way to write it as a matrix product, and you count before you code.
 #
-# **You need no GPU.** The next cell loads the parts of lesson 17's kernel: the sizes (rows of 16 entries, tiles of 16 keys, 2 warps per block), the loads, the softmax, and the products with your `as_left` and `value_operands`. Where your copy of lesson 17 is not solved or not saved, it takes the solution's.
+# **You need no GPU.** The next cell loads the parts of lesson 17's kernel: the sizes (rows of 16 entries, tiles of 16 keys, 2 warps per block), the loads, the softmax, and the products with your `as_left` and `value_operands`. If you have not solved one of them, or not saved it, the cell loads the solution's version instead.
 
 # %%
 import functools
@@ -449,7 +449,7 @@ def conv_kernel(c_q):
 # %% [markdown]
 # ### Validate
 #
-# Compare the kernel with lesson 11's kernel, in float32, on the same bfloat16 numbers. Then compare its float64 error with that of plain bfloat16 PyTorch, which rounds at the same points and at others.
+# Compare the kernel with lesson 11's float32 kernel, with the same bfloat16 values as inputs. Then compare its float64 error with that of plain bfloat16 PyTorch, which rounds at the same points and at others.
 
 
 # %%

@@ -19,7 +19,7 @@
 #
 # In lesson 19 you computed the multi-token layer for a whole sequence. Here you decode with it, one token at a time. Then you look for faults: each of five layers passes its own tests, and four of them are wrong.
 #
-# The next cell loads your functions of lesson 19. Where your copy of lesson 19 is not solved or not saved, it takes the solution's.
+# The next cell loads your functions of lesson 19. If you have not solved one of them, or not saved it, the cell loads the solution's version instead.
 
 # %%
 import torch

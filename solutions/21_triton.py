@@ -485,7 +485,7 @@ print("barriers that three programs waited at:", seen["counters"]["barriers"])
 # %% [markdown]
 # ## In three lines
 # - A Triton kernel is one program on tiles. The compiler chooses threads, shared memory and barriers, and you can read its choices in the PTX.
-# - `tl.dot` gives each thread a patch of the product, and loads run ahead by themselves. That is why the flash kernel is fast.
+# - `tl.dot` gives each thread a patch of the product, and the compiler loads the next tile while the current one is used. That is why the flash kernel is fast.
 # - A mask says which elements exist. Without one, a program reads and writes outside its arrays, and you get no message.
 #
 # **You can now** read and write kernels like `kernels/triton/flash_forward.py`.

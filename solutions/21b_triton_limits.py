@@ -19,7 +19,7 @@
 #
 # In lesson 21 the compiler took most decisions for you, and flash attention became short and fast. Here you see the other side. Some races remain yours, and convolutional attention needs something that tiles do not offer.
 #
-# **You need neither a GPU nor Triton**, as in lesson 21. The next cell loads your functions of lesson 21. Where your copy of lesson 21 is not solved or not saved, it takes the solution's.
+# **You need neither a GPU nor Triton**, as in lesson 21. The next cell loads your functions of lesson 21. If you have not solved one of them, or not saved it, the cell loads the solution's version instead.
 
 # %%
 import inspect
