@@ -34,7 +34,7 @@ def conv_backward_shared(d, **_):
 def conv_decode_shared(d, c_q, **_):
     """Return the bytes of shared memory of both launches.
 
-    split   per warp a piece of K, its ring buffers, o, weights, m, l; the window of queries and its taps
+    split   per warp a sub-tile of K, its ring buffers, o, weights, m, l; the window of queries and its taps
     merge   o and l of the merging warps
     """
     lanes, warps = conv_decode.LANES, conv_decode.WARPS
@@ -66,7 +66,7 @@ def multi_token_shared(heads, **_):
 def multi_token_row_shared(heads, c_q, **_):
     """Return the bytes of shared memory of the four launches that decode one token.
 
-    window   pieces of K, scores, the window of queries and its taps
+    window   sub-tiles of K, scores, the window of queries and its taps
     mix      the map, its values and statistics
     values   P, U, O and the statistics
     merge    partial sums and a row

@@ -19,8 +19,8 @@ Sources: Golovneva et al. 2025, arXiv 2504.00927 (the convolution); Dao et al. 2
             time, and 32 of their columns at a time, in registers, while it loads the next columns. K passes
             through shared memory, so that each lane can compute the scores of one key with all rows of the
             window. A ring buffer keeps the scores of the last 64 keys for the convolution
-    shared  per warp, a piece of K, the ring buffers and o; per block, the window and the taps: 28.5 KiB for
-            d = 64 and c_q = 8, static
+    shared  per warp, a sub-tile of K, the ring buffers and o; per block, the window and the taps: 28.5 KiB
+            for d = 64 and c_q = 8, static
     cost    (c_q + 1) · d + c_q · c_k multiply-adds per key; K and V are read once, except for the halos
 
 K and V may be views, such as the filled part of a larger buffer; they are not copied. All sizes are run-time
@@ -56,7 +56,7 @@ from kernels.conv import tensor_decode as decode_tensor
 from kernels.tensor_cores.launch import check_tensor_cores, kind_of, taps_operand, tensor_width
 
 WARPS = 4
-PITCH = LANES + 1  # elements per row of a piece of K: with this padding, a column lies in 32 different banks
+PITCH = LANES + 1  # elements per row of a sub-tile of K; the padding puts a column into 32 different banks
 RING = 2 * LANES  # scores kept per row of the window; a power of two, so that & wraps the index
 
 
@@ -175,7 +175,7 @@ def split_kernel(slots, d):
             for c0 in range(0, width, LANES):
                 for r in range(LANES):
                     piece[r, lane] = held[r]
-                cuda.syncwarp()  # the piece is stored
+                cuda.syncwarp()  # the sub-tile is stored
                 if c0 + LANES < width:
                     load_piece(held, k, k_place, first, first_key, key_end, c0 + LANES + lane)
                 else:
@@ -186,7 +186,7 @@ def split_kernel(slots, d):
                             scores[a] += (
                                 q_tile[(c0 + group + c) & LARGEST_D, a] * piece[lane, (group + c) & LANE]
                             )
-                cuda.syncwarp()  # all lanes have read the piece
+                cuda.syncwarp()  # all lanes have read the sub-tile
             # 4. mask the scores, then convolve them
             j, place = first + lane, first - low + lane
             for a in range(slots):

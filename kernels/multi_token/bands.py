@@ -132,7 +132,8 @@ NAMES = ("q", "k", "v", "taps", "head_map", "after_taps", "after_head_map")
 
 
 def backward(q, k, v, layer, d_o, wanted=NAMES, rows=None, run=None):
-    """Return {name: gradient} of `forward`, float32, for each wanted argument that is not None.
+    """Return the float32 gradients of `forward` as {argument name: gradient}, for the arguments in `wanted`
+    that are not None.
 
     d_o: the gradient of O.
     """

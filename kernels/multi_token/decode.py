@@ -101,9 +101,9 @@ def class_of(group):
 
 
 def window_length(sequences, keys, c_k, multiprocessors):
-    """Return the number of keys per warp of the window kernel: the capacity of its pieces, minus the halo.
+    """Return the number of keys per warp of the window kernel: the keys of its sub-tiles of K minus the halo.
 
-    The number of pieces is the smallest with which all warps can run at once.
+    The number of sub-tiles is the smallest with which all warps can run at once.
     """
     halo, warps = c_k - 1, multiprocessors * WINDOW_BLOCKS * WINDOW_WARPS
     return -(-(-(-sequences * keys // warps) + halo) // KEYS) * KEYS - halo

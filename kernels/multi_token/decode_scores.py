@@ -12,8 +12,8 @@ from kernels.common.arguments import MAX_HEAD_DIM, MOST_TAPS
 from kernels.common.splits import LANE, LANES, LARGEST_D, PLACE, UNROLLED, largest_of_warp, sum_of_warp
 from kernels.common.tiles import MINUS_INFINITY, weight
 
-KEYS, COLUMNS = 64, 16  # keys and columns per piece of K
-PITCH = COLUMNS + 1  # with this padding, a column of a piece lies in 32 different banks
+KEYS, COLUMNS = 64, 16  # keys and columns per sub-tile of K
+PITCH = COLUMNS + 1  # with this padding, a column of a sub-tile lies in 32 different banks
 CARRIED = 16  # scores kept from the previous keys; a convolution reads fewer to its left
 TILE = CARRIED + KEYS
 WINDOW_WARPS, WINDOW_BLOCKS = (
@@ -126,14 +126,14 @@ def window_kernel(c_q, after):
             for c0 in range(0, width, COLUMNS):
                 for x in range(LANES):
                     piece[2 * x + lane // COLUMNS, c] = held[x]
-                cuda.syncwarp()  # the piece is stored
+                cuda.syncwarp()  # the sub-tile is stored
                 # meanwhile, load the next columns or the next keys
                 next_c, key = c0 + COLUMNS, first
                 if next_c >= width:
                     next_c, key = 0, first + KEYS
                 load_piece(held, k, place, d, key, first_key, key_end, next_c + c)
                 add_scores(scores, q_tile, c0, piece, lane)
-                cuda.syncwarp()  # all lanes have read the piece
+                cuda.syncwarp()  # all lanes have read the sub-tile
             # 4. mask the scores
             for a in range(rows):
                 for half in range(2):
@@ -166,7 +166,7 @@ def mix_rows_kernel(most):
 
     @cuda.jit(device=True)
     def add_part(so_far, values, g, lane):
-        """Update so_far[g] = (m, l) with values[g] of MIX_THREADS keys, using one warp."""
+        """Update the running maximum and sum so_far[g] with values[g] of MIX_THREADS keys, in one warp."""
         m = so_far[g, 0]
         largest, l = m, float32(0)
         for x in range(MIX_WARPS):

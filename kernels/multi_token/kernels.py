@@ -63,7 +63,7 @@ def load_band(tile, band, first, row, column, rows, columns, causal):
 
 @cuda.jit(device=True)
 def largest_of_block(x, shared):
-    """Return the maximum of x over the block, in every thread; shared: (WARPS,)."""
+    """Return the maximum of x over the block to every thread. `shared` has shape (WARPS,)."""
     x = largest_of_warp(x)
     if cuda.threadIdx.x % 32 == 0:
         shared[cuda.threadIdx.x // 32] = x
@@ -75,7 +75,7 @@ def largest_of_block(x, shared):
 
 @cuda.jit(device=True)
 def sum_of_block(x, shared):
-    """Return the sum of x over the block, in every thread; shared: (WARPS,)."""
+    """Return the sum of x over the block to every thread. `shared` has shape (WARPS,)."""
     x = sum_of_warp(x)
     if cuda.threadIdx.x % 32 == 0:
         shared[cuda.threadIdx.x // 32] = x

@@ -40,10 +40,10 @@ KIND = "bfloat16"
 TWO_TILES = 2 * SIZE  # rows of a double buffer
 WINDOW = SIZE + 16  # columns of a tile with the windows of its last eight columns
 PITCH, GRADIENT_PITCH = WINDOW + PADDING, SIZE + PADDING
-BLOCKS = 4  # blocks of eight columns per warp of the convolution: half a tile
+BLOCKS = 4  # 8-column blocks that each warp of the convolution computes: half a tile
 STEPS = 4  # tiles per block of the convolution, in one row of tiles
-TEAMS = 2  # teams of four warps that share the row shifts of the tap gradients
-MOST_SHIFTS = 6  # row shifts per block of the tap gradients; a thread has 16 sums for each of its team's
+TEAMS = 2  # teams of four warps; each team computes the tap gradients of half of the row shifts
+MOST_SHIFTS = 6  # row shifts per block of the tap gradients; a thread has 16 accumulators for each shift
 DIAGONALS = 16  # sums along diagonals that a block computes at once, with 16 threads each
 
 
@@ -192,8 +192,8 @@ def convolve_kernel(c_q, c_k, flipped):
 def tap_gradients_kernel(c_q, c_k):
     """Return the kernel for the gradient of (c_q, c_k) taps.
 
-    Four warps, a team, compute the products of every row shift of theirs with the four groups of 16 rows of a
-    tile. The other team computes the other half of the block's row shifts.
+    A team of four warps computes one half of the block's row shifts, and the second team the other half. For
+    each of its row shifts, a team computes the products with the four groups of 16 rows of a tile.
     """
     above, lead, offset = frame_of(c_q, c_k)
     shifts = -(-c_q // tap_chunks(c_q))  # row shifts per block

@@ -22,7 +22,7 @@ from kernels.tensor_cores.instructions import exp2_approx, high_bf16, low_bf16, 
 from kernels.tensor_cores.tiles import LOG2E
 
 LOADS, EACH = 2, 4  # groups of eight elements per warp of the head mixer; scores per element
-SUMS = 4 * EACH  # sums of the head mixer per thread, for 16 heads
+SUMS = 4 * EACH  # accumulators per thread in the head mixer, for 16 heads
 
 
 @functools.cache

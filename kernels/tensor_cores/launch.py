@@ -116,8 +116,8 @@ def operand(x, width):
 
 
 def taps_operand(w, like):
-    """Return (taps for a kernel, whether they are bits): taps with the dtype of `like` as int16, and other
-    taps as float32."""
+    """Return (taps, as_bits). Taps with the dtype of `like` are reinterpreted as int16, with `as_bits` true;
+    other taps are converted to float32."""
     bits = w.dtype == like.dtype
     return Bits(w, torch.int16) if bits else w.float(), bits
 

@@ -116,8 +116,8 @@ def wgmma(n, kind, kind_b=None, result="f32", a_in_registers=False, mn_major_a=F
 
 
 def passing(name, text):
-    """Create the intrinsic (registers) -> registers that executes an instruction without operands. The
-    compiler keeps accesses to the registers on their side of it."""
+    """Create the intrinsic (registers) -> registers that executes an instruction without operands and
+    returns the registers. The compiler therefore cannot move an access to them across the instruction."""
 
     @intrinsic
     def passed(typing, registers):

@@ -9,7 +9,7 @@ from sim.errors import Abandoned
 
 
 class Fiber:
-    """A coroutine that runs one body after another.
+    """A coroutine that runs one thread body after another.
 
     `resume()` runs the body until it suspends itself or ends. The body calls `suspend()` to return control to
     the caller of `resume()`. Creating a greenlet takes twenty times as long as switching to it, so greenlets
@@ -25,7 +25,7 @@ class Fiber:
         self.suspend = self.greenlet.parent.switch
 
     def begin(self, thread, kernel, arguments):
-        """Set the next body to run: `kernel`, executed as `thread`."""
+        """Set the next thread body to run: `kernel`, executed as `thread`."""
         self.body = functools.partial(thread.run, kernel, arguments)
 
     def loop(self):
@@ -34,7 +34,8 @@ class Fiber:
             self.suspend()
 
     def abandon(self):
-        """Unwind a suspended body with an exception. The fiber can then run another body."""
+        """Unwind a suspended thread body with an exception. The fiber can then run the body of another
+        thread."""
         if self.greenlet:
             self.greenlet.throw(Abandoned)
 

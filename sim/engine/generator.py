@@ -8,17 +8,17 @@ from sim.engine.scheduler import BARRIER
 
 
 class GeneratorFiber:
-    """A coroutine with the interface of Fiber. `resume()` runs the body to its next barrier or its end."""
+    """A coroutine with the interface of Fiber. `resume()` runs the thread body to its next barrier or end."""
 
     def begin(self, thread, kernel, arguments):
-        """Set the next body to run: `kernel`, executed as `thread`."""
+        """Set the next thread body to run: `kernel`, executed as `thread`."""
         generator = kernel(*arguments)
         thread.waits, thread.frame = BARRIER, generator.gi_frame
         self.body = thread.run_generator(generator)
         self.resume = self.body.__next__
 
     def abandon(self):
-        """Unwind a suspended body. Another body can then start."""
+        """Unwind a suspended thread body. The generator fiber can then run the body of another thread."""
         self.body.close()
 
     def close(self):

@@ -17,8 +17,8 @@ def throw_into(ident, exception):
 
 
 class OSThread:
-    """A coroutine with its own operating-system thread, which runs one body after another. Two locks hand
-    control back and forth."""
+    """A coroutine with its own operating-system thread, which runs one thread body after another. Two locks
+    hand control back and forth."""
 
     def __init__(self):
         self.body = self.error = self.thrown = None
@@ -38,7 +38,7 @@ class OSThread:
             ) from error
 
     def begin(self, thread, kernel, arguments):
-        """Set the next body to run: `kernel`, executed as `thread`."""
+        """Set the next thread body to run: `kernel`, executed as `thread`."""
         self.body = functools.partial(thread.run, kernel, arguments)
 
     def loop(self):
@@ -51,7 +51,8 @@ class OSThread:
             pass
         except BaseException as error:  # resume() raises it again, as a greenlet does.
             self.error = error
-        # Set this before releasing `back`: afterwards, is_alive() may remain true for a moment.
+        # close() reads `ended`, so set it before releasing `back`. It cannot use is_alive(), which may remain
+        # true for a moment after the release.
         self.running, self.ended = False, True
         self.back.release()
 
@@ -79,7 +80,8 @@ class OSThread:
             raise thrown
 
     def abandon(self):
-        """Unwind a suspended body with an exception. The thread can then run another body."""
+        """Unwind a suspended thread body with an exception. The operating-system thread can then run the body
+        of another CUDA thread."""
         self.thrown = Abandoned
         self.resume()
 

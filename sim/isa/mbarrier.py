@@ -173,7 +173,7 @@ for _name in ("arrive", "arrive_drop"):
 
 @memory_instruction(source="PTX ISA mbarrier.expect_tx", ptx=("mbarrier.expect_tx.b64",))
 def mbarrier_expect_tx(memory, where, index, nbytes):
-    """Add to the bytes that the current phase of an mbarrier expects."""
+    """Increase the number of bytes that the current phase of an mbarrier expects."""
     barrier = memory.barrier(where, index)
     if barrier is not None:
         barrier.expect(nbytes, memory.witness("expects"))
@@ -181,7 +181,7 @@ def mbarrier_expect_tx(memory, where, index, nbytes):
 
 @memory_instruction(source="PTX ISA mbarrier.complete_tx", ptx=("mbarrier.complete_tx.b64",))
 def mbarrier_complete_tx(memory, where, index, nbytes):
-    """Count bytes at an mbarrier as arrived, as the end of a bulk copy does."""
+    """Count bytes at an mbarrier as arrived, as a bulk copy does when it completes."""
     barrier = memory.barrier(where, index)
     if barrier is not None:
         memory.arrived(barrier, barrier.phase)

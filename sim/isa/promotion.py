@@ -38,7 +38,7 @@ SIGNED = {np.int8, np.int16, np.int32, int}
 INTEGRAL = UNSIGNED | SIGNED | {bool}
 # A float32 combined with one of these types gives a float32.
 NARROW = {bool, np.int8, np.int16, np.uint8}
-# 16-bit float type -> the types whose combination with it still gives this type
+# 16-bit float type -> the types of the other operand that do not promote it to another type
 HALVES = {float16: {float16, bool, np.int8}, bfloat16: {bfloat16, np.int8, np.uint8}}
 # The floats for which numpy's promotion agrees with Numba's.
 PLAIN = {float32, float64}

@@ -30,7 +30,7 @@ SIZES = dict(zip(TYPES, (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4)))
 # type -> its code in bits 7 to 10 of word 3, and bit 16
 CODES = {name: (code, 0) for name, code in zip(TYPES, (0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 8))}
 CODES |= {"tf32": (7, 1), "tf32_ftz": (8, 1)}
-SWIZZLES = (0, 32, 64, 128)  # bytes of a row within which the pieces of 16 bytes change places
+SWIZZLES = (0, 32, 64, 128)  # bytes of a row within which 16-byte chunks are exchanged
 NAN = 0x7FF7  # each 16 bits of the NaN that fills a box outside the tensor (on an H100)
 NBYTES = 128
 
@@ -145,7 +145,7 @@ class TensorMap:
     def places(self, address):
         """Return the offset in shared memory of each byte of a box, whose first byte is at `address`.
 
-        A swizzle exchanges pieces of 16 bytes. It combines the number of the piece within a row of 128 bytes
+        A swizzle exchanges 16-byte chunks. It combines the number of the chunk within a row of 128 bytes
         with the number of the row within 8 rows, both taken from the address."""
         offset = np.arange(self.nbytes)
         if not self.swizzle:

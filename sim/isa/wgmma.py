@@ -109,7 +109,7 @@ class Product(Entry):
         return REGISTERS[self.types[0]][1] * self.variant.n // 8
 
     def accumulators(self, registers):
-        """Return the matrix D from the registers of the 128 threads, an array of shape (128, count)."""
+        """Return the matrix D. `registers` has shape (128, count): one row of registers per thread."""
         elements = registers.view(np.float16) if self.types[0] == "f16" else registers
         parts = elements.reshape(WARPS, 8, 4, self.variant.n // 8, 2, 2)
         return parts.transpose(0, 4, 1, 3, 2, 5).reshape(ROWS, self.variant.n)
@@ -120,7 +120,7 @@ class Product(Entry):
         return np.ascontiguousarray(parts.reshape(THREADS, -1)).view(self.register)
 
     def fragments(self, registers):
-        """Return A from four registers in each of the 128 threads, an array of shape (128, 4)."""
+        """Return the matrix A. `registers` has shape (128, 4): one row of registers per thread."""
         each = self.depth // 8
         elements = (
             registers.astype(np.uint32).view(element_type(self.types[1])).reshape(WARPS, 8, 4, 2, 2, each)

@@ -19,7 +19,7 @@ from sim.isa.tensor_map import NBYTES
 from sim.memory.tensor_map import Located
 from sim.nouns import plural
 
-PIECE = 16  # the accesses of an operation are logged in aligned pieces of at most this many bytes
+PIECE = 16  # an operation is logged as aligned accesses of at most this many bytes each
 
 
 def issue_async(context, kind, reads, writes, load_site, store_site, **more):
@@ -63,7 +63,7 @@ def finish_async(context, operations, sources=False):
 
 
 def log_range(context, address, size, site, data, most):
-    """Log an access to adjacent bytes as accesses to aligned pieces of at most `most` bytes.
+    """Log an access to adjacent bytes as aligned accesses of at most `most` bytes each.
 
     data: the written bytes, or None for a read.
     """

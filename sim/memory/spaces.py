@@ -76,7 +76,7 @@ class Allocation:
         return bool(arrays) and arrays[0].itemsize > 1 and hides_number(arrays[0].dtype, begin, missing)
 
     def index(self, address):
-        """Return the index, in the home array, of the element at an address."""
+        """Return the index of the element at an address, in the array described by `home`."""
         offset, itemsize, shape, strides = self.home
         rest, index = (address - self.base) % max(self.root.size, 1) - offset, []
         # Divide by the strides in descending order.

@@ -62,8 +62,8 @@ class EpochCounter(Observer):
         self.close(block)
 
     def close(self, block: Index3) -> None:
-        """Close an epoch of a block. Its lanes get unique numbers, so that one call can count several
-        epochs."""
+        """Close the current epoch of a block. Its lanes are numbered after those of the epochs closed before,
+        so that one call of `epochs` can count several epochs."""
         batches = self.open.pop(block, ())
         for thread, *columns in batches:
             # An offset that is a multiple of the warp size keeps the lanes of a warp together.

@@ -362,7 +362,8 @@ def element_key(context, block, address):
 
 
 def phase_key(block, phase):
-    """Return the key of a barrier's phase in the grid. An mbarrier's phase contains its block."""
+    """Return a key that identifies a phase of a barrier within the grid. It includes the block, unless the
+    phase itself names the block (of an mbarrier) or the cluster."""
     return phase if len(phase[0]) > 2 else (block, phase)
 
 

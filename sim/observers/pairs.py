@@ -12,7 +12,7 @@ from sim.observers.cells import ATOMIC_LOAD, sorted_distinct
 MAX_PAIRS = 4096
 WARP_SHIFT = 5
 WORD = 4  # size in bytes of the word on which libcu++ emulates smaller atomics
-ATOMICS = ATOMIC, ATOMIC_LOAD  # the actions of atomic accesses
+ATOMICS = ATOMIC, ATOMIC_LOAD  # the values of Rows.action for atomic accesses
 
 
 def closeness(a, b):
@@ -140,7 +140,7 @@ def follows_atomic(rows, i, j):
 
 
 def unordered_pairs(cells, order):
-    """Return, for each cell, an unordered pair of accesses (Rows) or None."""
+    """Return a list with one entry per cell: two accesses (Row) that nothing orders, or None."""
     rows, cache = cells.rows, {}
 
     # The order depends only on the segments of the accesses, so cache it for each pair of segments.

@@ -111,7 +111,7 @@ def reachable_blocks(blocks):
             block = block.targets[0]
         return block
 
-    # The call of the function counts as a jump to the entry.
+    # A call of the function is counted as a jump to its entry.
     entry, found, waiting = blocks[0], [], [blocks[0]]
     entry.sources = 1
     seen = {id(entry)}

@@ -83,9 +83,9 @@ class GridSync:
         return bool(stored and stored & self.pointers)
 
     def at_workspace(self, item, pointers=None):
-        """Return whether the address of an instruction is based on one of these pointers.
+        """Return whether the base of an instruction's memory operand is one of `pointers`.
 
-        pointers: the names of registers. The default is the pointers to the workspace.
+        pointers: the names of registers. The default is the registers that point to the workspace.
         """
         found = address_of(item)
         return found is not None and getattr(found.base, "name", None) in (pointers or self.pointers)

@@ -1,12 +1,12 @@
 """The device heap: `malloc` and `free`, and `new` and `delete`, which compile to calls of them.
 
-Each allocation (a *piece*) has an address range that is never reused, followed by guard bytes. An access
-beyond the end of a piece, or after `free`, is therefore never mistaken for an access to another piece.
+Each allocation (a `Piece`) has an address range that is never reused, followed by guard bytes. An access
+beyond the end of an allocation, or after `free`, is therefore never mistaken for an access to another one.
 
-A piece that is still allocated at the end of its launch persists if its address is in a `__device__`
-variable, an argument, or another reachable piece. Otherwise, it is reported as a leak. If its address was in
-an argument of an earlier launch, the piece persists until it is freed, because that argument may still
-contain the address.
+An allocation that has not been freed at the end of its launch persists if its address is in a `__device__`
+variable, an argument, or another reachable allocation. Otherwise, it is reported as a leak. If its address
+was in an argument of an earlier launch, the allocation persists until it is freed, because that argument may
+still contain the address.
 
 Source: CUDA C++ Programming Guide, "Dynamic Global Memory Allocation and Operations".
 """
@@ -30,14 +30,14 @@ FUNCTIONS = {"malloc": "malloc", "_Znwm": "malloc", "_Znam": "malloc"}  # PTX na
 FUNCTIONS |= dict.fromkeys(("free", "_ZdlPv", "_ZdaPv"), "free")
 FUNCTIONS |= dict.fromkeys(("_ZdlPvm", "_ZdaPvm"), "free_sized")
 UNIT = 16  # bytes; addresses and sizes are multiples of it
-GUARD = 1 << 12  # the number of guard bytes after each piece
-# The heap begins at the same address in every launch, so that persistent pieces keep their addresses.
+GUARD = 1 << 12  # the number of guard bytes after each allocation
+# The heap begins at the same address in every launch: allocations that outlive a launch keep their addresses.
 BASE = HEAP_BASE
 END = window_end("global") - GUARD
 SPAN = 1 << 28  # the bytes of addresses for a launch while launches of other modules run concurrently
 MAX_STALE_BYTES = 1 << 26  # the maximum number of bytes of freed memory that keep their values
-MAX_FREED_PIECES = 1 << 10  # the maximum number of freed pieces remembered for later launches
-MAX_LOGGED_BYTES = 1 << 16  # the maximum number of a piece's bytes logged as stores when it is freed
+MAX_FREED_PIECES = 1 << 10  # the maximum number of freed allocations remembered for later launches
+MAX_LOGGED_BYTES = 1 << 16  # the maximum number of bytes logged as stores when an allocation is freed
 LOG_SHIFT = 4  # log2 of the number of bytes in one log entry when memory is freed
 LOCK = threading.Lock()  # protects the choice of an unfinished launch's addresses
 HEAPS = weakref.WeakSet()  # the HeapState of each module; no two of them use the same address
@@ -66,12 +66,12 @@ class Piece(Region):
         self.written, self.suspects = np.zeros(self.nbytes, bool), []
 
     def last(self, size):
-        """Return -1, so that every access is checked: the piece may have been freed."""
+        """Return -1, so that every access is checked: the allocation may have been freed."""
         return -1
 
     def copy(self):
-        """Return a copy for another launch. A freed piece keeps only its address range, to detect uses
-        after free."""
+        """Return a copy for another launch. A freed allocation keeps only its address range, to detect
+        uses after free."""
         old = self.allocation
         root = np.broadcast_to(np.uint8(0), self.nbytes) if self.freed else old.root.copy()
         piece = Piece(Allocation(old.name, old.space, root, old.base, old.home), self.site)
@@ -84,9 +84,9 @@ class Piece(Region):
 class HeapSnapshot:
     """The part of the heap that persists after a launch.
 
-    pieces: the allocated pieces, and the most recently freed pieces.
-    from_arguments: the addresses of the pieces that were reachable from an argument of some launch.
-    next: the address of the next piece.
+    pieces: the live allocations, and the most recently freed ones.
+    from_arguments: the addresses of the allocations that were reachable from an argument of some launch.
+    next: the address for the next allocation.
     """
 
     pieces: list = field(default_factory=list)
@@ -117,9 +117,9 @@ class HeapState:
         return self.before
 
     def next_address(self):
-        """Return the address of the next piece, above the pieces of all modules.
+        """Return the address for the next allocation, above the allocations of all modules.
 
-        If the addresses run out, freed pieces no longer count.
+        If the addresses run out, freed allocations no longer count.
         """
         heaps = [state.after for state in HEAPS]
         # Launches in other threads allocate above their `next`, and have not finished.
@@ -127,7 +127,7 @@ class HeapState:
         highest = max([*others, *(kept.next for kept in heaps)])
         if highest < BASE + (END - BASE) // 2:
             return highest
-        # Addresses are scarce now, so ignore freed pieces. A use after free can then go undetected.
+        # Addresses are scarce now, so ignore freed allocations. A use after free can then go undetected.
         live = [
             piece.end for kept in heaps if kept is not self.after for piece in kept.pieces if not piece.freed
         ]
@@ -153,7 +153,7 @@ class Heap:
             self.add(piece.copy())
 
     def add(self, piece):
-        """Make a piece addressable by the kernel."""
+        """Make an allocation addressable by the kernel."""
         self.pieces[piece.base] = piece
         self.used += 0 if piece.freed else round_up(piece.nbytes, UNIT)
         self.context.space.allocations.append(piece.allocation)
@@ -183,10 +183,10 @@ class Heap:
         return base
 
     def free(self, site, address):
-        """Free the piece at an address. A null pointer has no effect, and an invalid pointer is reported."""
+        """Free the allocation at an address. Ignore a null pointer, and report an invalid pointer."""
         if address == 0:
             return
-        # Only an address returned by malloc can be freed, not another address within the piece.
+        # Only an address that malloc returned can be freed, not another address inside the allocation.
         piece = self.pieces.get(address)
         if piece is None or piece.freed:
             self.context.findings.append(self.invalid_free_finding(piece, site, address))
@@ -197,8 +197,8 @@ class Heap:
         self.retire(piece)
 
     def retire(self, piece):
-        """Keep the bytes of a freed piece for some time, as a GPU does. Drop the oldest bytes if there are
-        too many."""
+        """Keep the bytes of a freed allocation for some time, as a GPU does. Drop the oldest bytes if
+        there are too many."""
         self.freed.append(piece)
         self.stale += piece.nbytes
         while self.stale > MAX_STALE_BYTES:
@@ -209,12 +209,12 @@ class Heap:
             old.views, old.written = {}, None
 
     def free_sized(self, site, address, nbytes):
-        """Free a piece for the sized form of `operator delete`. The size is ignored."""
+        """Free an allocation for the sized form of `operator delete`. The size is ignored."""
         self.free(site, address)
 
     def log_stores(self, piece, site):
-        """Log the freeing as a store to the piece, so that it races with unordered accesses. Log only the
-        beginning of a large piece."""
+        """Log the freeing as a store to the allocation, so that it races with unordered accesses. Log only
+        the beginning of a large allocation."""
         if self.context.log is None:
             return
         end = piece.base + min(piece.nbytes, MAX_LOGGED_BYTES)
@@ -229,7 +229,7 @@ class Heap:
     # --- accesses -------------------------------------------------------------------------------------------
 
     def find_elsewhere(self, address):
-        """Return whether an address is in a piece of another module."""
+        """Return whether an address is in an allocation of another module."""
         others = (state.after.pieces for state in list(HEAPS) if state is not self.state)
         return any(piece.base <= address < piece.end for pieces in others for piece in pieces)
 
@@ -297,8 +297,8 @@ class Heap:
         )
 
     def finish(self, context):
-        """Keep the pieces that are reachable at the end of a run. Return one finding for each site whose
-        pieces leak."""
+        """Keep the allocations that are reachable at the end of a run. Return one finding for each site
+        whose allocations leak."""
         # A read is reported only now, because a racing store by another thread can turn it into a race
         # instead.
         for piece in self.pieces.values():
@@ -331,8 +331,8 @@ class Heap:
     def leak_finding(self, piece, times, nbytes):
         """Return the finding for a site that leaks memory.
 
-        piece: one of the pieces.
-        times: the number of pieces.
+        piece: one of the leaked allocations.
+        times: the number of allocations.
         nbytes: their total size.
         """
         site = SITES[piece.site]
@@ -350,11 +350,11 @@ class Heap:
 
 
 def reachable_pieces(live, roots, held=()):
-    """Return the pieces whose address is stored in memory, directly or in another reachable piece.
+    """Return the allocations whose address is stored in memory, directly or in another reachable allocation.
 
-    live: the pieces to consider.
+    live: the allocations to consider.
     roots: the memory to search, as byte arrays.
-    held: pieces that are reachable regardless of the search.
+    held: allocations that are reachable regardless of the search.
     """
     if not live:
         return []
@@ -362,8 +362,8 @@ def reachable_pieces(live, roots, held=()):
     bases, waiting = np.array(sorted(by_base), np.uint64), [*roots, *(piece.root for piece in held)]
     while waiting:
         root = waiting.pop()
-        # The search is conservative: any 8 aligned bytes whose value lies within a piece count as a pointer
-        # to the piece.
+        # The search is conservative: any 8 aligned bytes whose value lies within an allocation count as a
+        # pointer to the allocation.
         words = np.frombuffer(root.tobytes()[: root.size // 8 * 8], np.uint64)
         words = words[(words >= BASE) & (words < END)]
         at = np.searchsorted(bases, words, side="right") - 1
@@ -389,7 +389,7 @@ def is_race(suspect, thread, address, size):
 
 
 def describe_piece(site, nbytes):
-    """Return (name, bytes per element) of a piece, according to the source line that allocates it."""
+    """Return (name, bytes per element) of an allocation, according to the source line that allocates it."""
     found = SOURCE.search(site.source)
     name = (found and found[1]) or "heap memory"
     words = ((found and (found[2] or found[3])) or "").split()

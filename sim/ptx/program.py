@@ -1,5 +1,5 @@
-"""The translation of a kernel and the device functions that it calls to Python source, with factories for the
-globals of this source."""
+"""The translation of a kernel, and of the device functions that it calls, into Python source. Factories make
+the objects to which the globals of this source refer."""
 
 import functools
 import itertools

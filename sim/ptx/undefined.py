@@ -280,8 +280,8 @@ class LocalMemory:
         return region.origins.get(begin + int(written.argmin())) or (site, address)
 
     def make_origin(self, space, nbytes, site):
-        """Return the function (address in the space) that returns the origin of the value returned by a load
-        of `nbytes` bytes."""
+        """Create a function that takes an address in the state space, and returns the origin of the value
+        that a load of `nbytes` bytes reads there."""
         window = WINDOWS.get(space, 0)
         return lambda address: self.origin(address + window, nbytes, site)
 

@@ -291,7 +291,7 @@ def multiply(device, handle, name, sizes, trans, scale, matrices, batch=1):
 
 
 def gemm(dtype, name):
-    """Return the function C := alpha op(A) op(B) + beta C."""
+    """Return the function that computes the matrix product C := alpha op(A) op(B) + beta C."""
 
     def function(device, handle, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
         scale = scalar(device, alpha, dtype), scalar(device, beta, dtype)
@@ -302,7 +302,7 @@ def gemm(dtype, name):
 
 
 def gemm_strided(dtype, name):
-    """Return the function that multiplies a batch of matrices at equal distances."""
+    """Return the function for a strided batched matrix product: matrices at a constant stride."""
 
     def function(
         device, handle, transa, transb, m, n, k, alpha, a, lda, da, b, ldb, db, beta, c, ldc, dc, count
