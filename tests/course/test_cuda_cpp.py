@@ -99,7 +99,7 @@ def test_the_instructions_of_one_line_are_marked():
 
 def test_without_nvcc_a_program_shows_its_recorded_output_and_a_changed_one_says_why_not(monkeypatch):
     monkeypatch.setenv("COURSE_NO_COMPILER", "1")
-    text = (ROOT / "solutions" / "22_cuda_cpp.py").read_text(encoding="utf-8")
+    text = (ROOT / "solutions" / "22b_cuda_programs.py").read_text(encoding="utf-8")
     program = re.search(r'PROGRAM = """(.*?)"""', text, re.DOTALL)[1]
     output = cuda_cpp.run_program(program, "program.cu")
     assert "race-shared: tile[31]" in output and "copy-out-of-bounds: cudaMemcpy" in output

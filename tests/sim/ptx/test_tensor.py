@@ -363,7 +363,6 @@ def test_a_fragment_mixed_up_is_a_wrong_value_only():
         "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%d0}, %r3;",
         "ldmatrix.sync.aligned.m8n8.x1.shared.b16;",
         "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%d0, %d1}, [%r3];",
-        "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r3], {%d0};",
         "cp.async.cg.shared.global [%r3], [%x3], 8;",
         "cp.async.ca.shared.global [%r3], [%x3], 12;",
         "cp.async.ca.shared.global [%r3], [%x3], %r1;",
