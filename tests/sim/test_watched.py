@@ -13,6 +13,7 @@ from sim.events import Observer
 from sim.hooks import HOOKS
 from sim.native.run import launch as native_launch
 from sim.observers import COUNTERS, DEFAULT, Branches, Trace
+from sim.watched import watched
 
 ENGINES = "fibers", "threads", "native"
 
@@ -219,6 +220,13 @@ def test_what_a_thread_did_before_it_was_ended(observer, engine):
     assert [finding.kind for finding in report.findings if finding.kind == "no-progress"]
     assert not any("threads that were ended" in note for note in report.notes)
     assert report.watched["Of_accesses"] == 1
+
+
+def test_accesses_that_stay_in_the_log_appear_as_a_note():
+    """Report accesses that no observer received, which a launch may leave behind if threads wait for others."""
+    shares, notes = watched([stranger("accesses")()], share=0.01, left=1_502)
+    assert shares == {"Of_accesses": 0.01}
+    assert notes == ("1,502 accesses of threads that were ended have not been watched",)
 
 
 def test_a_hook_on_an_instance_is_refused():
