@@ -12,35 +12,25 @@ Source: CUDA C++ Programming Guide, "Dynamic Global Memory Allocation and Operat
 """
 
 import re
-import threading
-import weakref
 from bisect import bisect_right
 from collections import Counter, deque
-from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sim.errors import LaunchError
 from sim.events import ADDRESS_BITS, GLOBAL, SITE_SHIFT, SITES, SPACE_SHIFT, Finding
-from sim.memory.spaces import Allocation, fresh_memory, round_up, window_end
+from sim.memory.spaces import Allocation, fresh_memory, round_up
+from sim.ptx.heap_state import BASE, END, GUARD, HEAPS, UNIT, HeapSnapshot
 from sim.ptx.origin import ITEMSIZES
-from sim.ptx.regions import HEAP_BASE, Region
+from sim.ptx.regions import Region
 
 FUNCTIONS = {"malloc": "malloc", "_Znwm": "malloc", "_Znam": "malloc"}  # PTX name -> method of Heap
 FUNCTIONS |= dict.fromkeys(("free", "_ZdlPv", "_ZdaPv"), "free")
 FUNCTIONS |= dict.fromkeys(("_ZdlPvm", "_ZdaPvm"), "free_sized")
-UNIT = 16  # bytes; addresses and sizes are multiples of it
-GUARD = 1 << 12  # the number of guard bytes after each allocation
-# The heap begins at the same address in every launch: allocations that outlive a launch keep their addresses.
-BASE = HEAP_BASE
-END = window_end("global") - GUARD
-SPAN = 1 << 28  # the bytes of addresses for a launch while launches of other modules run concurrently
 MAX_STALE_BYTES = 1 << 26  # the maximum number of bytes of freed memory that keep their values
 MAX_FREED_PIECES = 1 << 10  # the maximum number of freed allocations remembered for later launches
 MAX_LOGGED_BYTES = 1 << 16  # the maximum number of bytes logged as stores when an allocation is freed
 LOG_SHIFT = 4  # log2 of the number of bytes in one log entry when memory is freed
-LOCK = threading.Lock()  # protects the choice of an unfinished launch's addresses
-HEAPS = weakref.WeakSet()  # the HeapState of each module; no two of them use the same address
 # Findings that end threads early. Memory not freed by these threads is not reported as a leak.
 STOPPED = {"deadlock", "no-progress", "barrier-divergence", "warp-divergence"}
 # A source line that allocates memory. The groups are the variable, the type of a cast before malloc, and the
@@ -80,66 +70,6 @@ class Piece(Region):
         return piece
 
 
-@dataclass
-class HeapSnapshot:
-    """The part of the heap that persists after a launch.
-
-    pieces: the live allocations, and the most recently freed ones.
-    from_arguments: the addresses of the allocations that were reachable from an argument of some launch.
-    next: the address for the next allocation.
-    """
-
-    pieces: list = field(default_factory=list)
-    from_arguments: set = field(default_factory=set)
-    next: int = BASE
-
-
-class HeapState:
-    """The heap of a module between launches.
-
-    `before` and `after` are its states before and after the most recent launch, `launch`.
-    """
-
-    def __init__(self):
-        self.before = self.after = HeapSnapshot()
-        self.launch = lambda: None  # a weak reference: a strong one would keep the launch's arguments alive
-        self.running = lambda: None  # a weak reference to the unfinished launch
-        HEAPS.add(self)
-
-    def at_start(self, launch):
-        """Return the heap with which a run of a launch begins. A rerun under another schedule begins with the
-        same heap as the first run."""
-        if launch is not self.launch():
-            with LOCK:
-                self.after = replace(self.after, next=self.next_address())
-                self.running = weakref.ref(launch)
-            return self.after
-        return self.before
-
-    def next_address(self):
-        """Return the address for the next allocation, above the allocations of all modules.
-
-        If the addresses run out, freed allocations no longer count.
-        """
-        heaps = [state.after for state in HEAPS]
-        # Launches in other threads allocate above their `next`, and have not finished.
-        others = [state.after.next + SPAN for state in list(HEAPS) if state is not self and state.running()]
-        highest = max([*others, *(kept.next for kept in heaps)])
-        if highest < BASE + (END - BASE) // 2:
-            return highest
-        # Addresses are scarce now, so ignore freed allocations. A use after free can then go undetected.
-        live = [
-            piece.end for kept in heaps if kept is not self.after for piece in kept.pieces if not piece.freed
-        ]
-        return max([self.after.next, *(round_up(end, UNIT) + GUARD for end in live)])
-
-    def run_ended(self, launch, kept):
-        """Store the heap that remains after the first run of a launch."""
-        self.running = lambda: None
-        if launch is not self.launch():
-            self.before, self.after, self.launch = self.after, kept, weakref.ref(launch)
-
-
 class Heap:
     """The heap during one run of a launch."""
 
@@ -172,7 +102,7 @@ class Heap:
         self.next = base + round_up(nbytes, UNIT) + GUARD
         # Addresses are never reused, so a long launch can exhaust the addresses although the heap is not
         # full.
-        if self.next > END or self.context.space.next["global"] > BASE:
+        if self.next > self.start.end or self.context.space.next["global"] > BASE:
             raise LaunchError("no simulated addresses are left for the heap of this launch")
         name, itemsize = describe_piece(SITES[site], nbytes)
         home = 0, itemsize, (max(nbytes // itemsize, 1),), (itemsize,)

@@ -15,7 +15,7 @@ import numpy as np
 
 from sim.errors import LaunchError
 from sim.memory.argument import host_array
-from sim.ptx.heap import HeapState
+from sim.ptx.heap_state import HeapState
 from sim.ptx.origin import evaluate, plain_name, without_comments
 from sim.ptx.pointers import PinnedArrays
 from sim.ptx.regions import ADDRESSES

@@ -1,5 +1,6 @@
 """Tests of malloc and free in device code. The twins heap_race, heap_bounds and heap_list are in cuda/."""
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 from ptx.test_cuda_cpp import module
 from sim import DeviceSpec, simulate
-from sim.ptx.heap import SPAN, HeapSnapshot, HeapState
+from sim.ptx import heap_state
+from sim.ptx.heap_state import SPAN, HeapSnapshot, HeapState
 
 
 @pytest.fixture
@@ -121,13 +123,35 @@ def test_other_schedules_begin_with_the_heap_of_the_launch(kernels, engine):
     assert report.findings == ()
 
 
-def test_concurrent_launches_have_disjoint_heaps():
-    class Launch:
-        pass
+class Launch:
+    """A launch, of which a HeapState only keeps a weak reference."""
 
+
+@pytest.fixture
+def heaps(monkeypatch):
+    """Return the set of the heaps of all modules, without those that other tests left."""
+    monkeypatch.setattr(heap_state, "HEAPS", weakref.WeakSet())
+    return heap_state.HEAPS
+
+
+def test_concurrent_launches_have_disjoint_heaps(heaps):
     first, second, launches = HeapState(), HeapState(), (Launch(), Launch())
     begins = [state.at_start(launch).next for state, launch in zip((first, second), launches)]
     assert begins[1] >= begins[0] + SPAN
     first.run_ended(launches[0], HeapSnapshot(next=begins[0] + 4096))
     second.run_ended(launches[1], HeapSnapshot(next=begins[1] + 4096))
     assert HeapState().at_start(Launch()).next < begins[1] + SPAN
+
+
+def test_concurrent_launches_have_disjoint_heaps_when_addresses_are_scarce(heaps):
+    """Alternate two modules, so that each launch begins while the other module's launch is unfinished."""
+    states, launches = (HeapState(), HeapState()), [Launch(), None]
+    ranges = [states[0].at_start(launches[0]), None]
+    for turn in range(1, 40):
+        this, other = turn % 2, 1 - turn % 2
+        launches[this] = Launch()
+        start = ranges[this] = states[this].at_start(launches[this])
+        assert start.end - start.next >= SPAN
+        running = ranges[other].next
+        assert start.next >= running + SPAN or start.end <= running
+        states[other].run_ended(launches[other], HeapSnapshot(next=running + 4096))
