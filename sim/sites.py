@@ -62,6 +62,9 @@ class Site:
     source: str  # the text of the line without indentation
     indent: int = 0  # width of the indentation
     file: str = ""  # path of the source file of a PTX kernel, whose lines count from the start of the file
+    # Opcode of an atomic in PTX. One source line can contain atomics of different scopes and operations, and
+    # compilers often record no column for them.
+    opcode: str = ""
 
     @property
     def kind(self) -> str:

@@ -58,19 +58,19 @@ class Origin:
     def site(self, function, item, action):
         """Return the site number of an instruction. Its line comes from its .loc directive, or else from the
         PTX itself."""
-        at = item or function
+        at, opcode = item or function, item.opcode if item and action.startswith("atomic") else ""
         ptx = LONG_GROUP.sub(r"{\1, ..., \2}", " ".join(self.text.lines[at.line - 1].split()))
         place = item and self.source_location(item.location)
         if place is None:
             name = f"{plain_name(function.name)}, PTX"
-            return SITES.add(Site(action, name, at.line, 0, ptx, file=self.ptx_path))
+            return SITES.add(Site(action, name, at.line, 0, ptx, file=self.ptx_path, opcode=opcode))
         text, path = self.source_line(place.file, place.line), self.text.files.get(place.file, "?")
         if not text.strip() and self.source_lines is None and not os.path.exists(path):
             text = ptx
         name = os.path.basename(path)
         indent = len(text) - len(text.lstrip())
         at = place.line, max(place.column - 1, 0), text.strip(), indent
-        return SITES.add(Site(action, name, *at, self.file_of(place.file, path)))
+        return SITES.add(Site(action, name, *at, self.file_of(place.file, path), opcode))
 
     def file_of(self, number, path):
         """Return the path of a source file that exists, or "".
