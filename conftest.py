@@ -68,6 +68,10 @@ def pytest_configure(config):
         "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS": "0",
         "NUMBA_CUDA_WARN_ON_IMPLICIT_COPY": "0",
     }
+    # Tests start some hundred processes. Containers often set this variable, and then each process compiles
+    # all modules that it imports from their source, which takes about 0.5 s of CPU time.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"  # each core has a worker of its own
     if sys.platform == "linux" and not GPUS and not config.getoption("--all"):
