@@ -99,8 +99,7 @@ class Context:
         self.values = []  # values written by the logged stores and atomics, in order
         # branch entry, from the lowest bit: 1 bit taken, 12 bits thread, then the site's number
         self.decisions = array("q") if self.listeners["branches"] else None
-        # (log position where the segment starts, its thread), and the number of the last segment
-        self.segments, self.last_segment = [], -1
+        self.segments, self.last_segment = [], -1  # (first log position, thread); number of the last one
         self.logged = 0  # number of accesses flushed so far
         # For loads that copy a structure, by log position: (first byte, end) of the structure relative to the
         # address, the line in the PTX, and the bytes with which the kernel computes. For stores: sources as
@@ -115,6 +114,7 @@ class Context:
         self.invalidates = False  # whether the kernel may invalidate mbarriers (mbarrier.inval)
         self.invalidating = set()  # log segments that invalidate an mbarrier
         self.asynchronous = False  # whether the kernel may use the async proxy (bulk copies, wgmma)
+        self.named_calls = {}  # (block, thread) -> {(number, count)} of the named barriers that it has called
         self.async_segments = set()  # log segments of operations of the async proxy
         self.cluster, self.clustered = (1, 1, 1), False  # blocks per cluster; whether more than 1
         self.tensor_maps = {}  # bytes of a tensor map -> its Located (sim.memory.tensor_map)

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 # All kinds of findings. Only pytest --cuda-sim reports `exception`; simulate raises ThreadError instead.
 KINDS = tuple(
     "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
-    " warp-divergence async-copy proxy-fence wgmma misaligned-address invalid-call use-after-free double-free"
-    " invalid-free leak deadlock unassigned-variable misuse no-progress exception".split()
+    " warp-divergence async-copy proxy-fence wgmma misaligned-address invalid-call invalid-operand"
+    " use-after-free double-free invalid-free leak deadlock unassigned-variable misuse"
+    " no-progress exception".split()
 )
 
 

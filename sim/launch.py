@@ -241,14 +241,23 @@ def cluster_dimensions(launch: Launch, grid: Index3) -> Index3:
     declared = launch.function.cluster if isinstance(launch.function, Kernel) else None
     cluster = launch.cluster
     if declared and cluster not in ((1, 1, 1), declared):
-        raise LaunchError(f"the kernel was compiled for clusters of {declared} blocks, got {cluster}")
+        raise RefusedLaunch(
+            f"the kernel was compiled for clusters of {declared} blocks, got {cluster}\n  leave out cluster=,"
+            " or compile the kernel without __cluster_dims__"
+        )
     cluster = declared or cluster
     if prod(cluster) > MAX_CLUSTER:
-        raise LaunchError(
-            f"a cluster of {prod(cluster)} blocks; a device takes up to {MAX_CLUSTER} on every GPU"
+        raise RefusedLaunch(
+            f"a cluster of {prod(cluster)} blocks; every device takes up to {MAX_CLUSTER}\n  launch clusters"
+            f" whose dimensions have a product of at most {MAX_CLUSTER}, got {cluster}"
         )
     if any(n % size for n, size in zip(grid, cluster)):
-        raise LaunchError(f"a grid of {grid} blocks cannot be divided into clusters of {cluster}")
+        wanted = tuple(-(-n // size) * size for n, size in zip(grid, cluster))
+        raise RefusedLaunch(
+            f"a grid of {grid} blocks cannot be divided into clusters of {cluster}\n  each dimension of the"
+            f" grid must be a multiple of the cluster's: launch {wanted} blocks, and let the others do"
+            " nothing but meet their cluster"
+        )
     return cluster
 
 

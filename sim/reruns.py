@@ -36,7 +36,8 @@ MAX_LATER_TURNS = 6_000  # the budget after the first FEW schedules, if they fou
 POISONS = 0, 1, -1, b"\x5a", b"\xda"
 MAX_COMPARISON_CONSTANTS = 8  # number of the kernel's comparison constants that are tried as initial values
 HARMLESS = "In this launch its value reached nothing: with other bytes there, every thread did the same."
-ENDLESS = {"no-progress", "deadlock"}  # kinds of findings after which another rerun would take too long
+# kinds of findings that end a launch early, and after which another rerun would take too long
+ENDLESS = {"no-progress", "deadlock", "invalid-operand"}
 
 
 class Effects(Observer):

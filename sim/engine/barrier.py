@@ -24,9 +24,22 @@ def is_same_barrier(waiting, block):
     return len(waiting) == len(block.threads) and len(barriers) == 1
 
 
+def name_of(frame):
+    """Return the name of the block-wide barrier at which a thread waits. Only PTX numbers these barriers."""
+    number = getattr(frame, "number", None)
+    return f"bar.sync {number}" if number else "cuda.syncthreads()"
+
+
+def names_of(threads):
+    """Return (names of the barriers at which threads wait, joined by "and"; whether all are syncthreads)."""
+    names = sorted({name_of(thread.frame) for thread in threads if thread.frame and not thread.done})
+    return " and ".join(names), names == ["cuda.syncthreads()"]
+
+
 def several_calls_finding(scheduler, block):
     """Return the warning for a barrier that opens although its threads wait at different instructions."""
-    seen = distinct_witnesses(scheduler, block)
+    seen, name = distinct_witnesses(scheduler, block), name_of(block.threads[0].frame)
+    fix = "move the barrier out of the branch, so that every thread reaches the same one"
     return Finding(
         "barrier-divergence",
         "warning",
@@ -34,9 +47,9 @@ def several_calls_finding(scheduler, block):
         seen,
         reason=(
             "PTX counts arrivals at a barrier from anywhere, so it opens. In CUDA C++ every thread of the"
-            " block has to reach the same cuda.syncthreads(), and a compiler may rely on that."
+            f" block has to reach the same {name}, and a compiler may rely on that."
         ),
-        fix="move the barrier out of the branch, so that every thread reaches the same one",
+        fix=fix if "bar" not in name else f"{fix}; or, if it is meant, {name}, {len(block.threads)}",
     )
 
 
@@ -48,19 +61,33 @@ def divergence_finding(scheduler, block):
     if returned := all_of_them - waiting:
         verdict = f"{waiting} of {all_of_them} threads wait at a barrier and {returned} have returned"
     seen = distinct_witnesses(scheduler, block)
+    fix = (
+        "move the barrier out of the branch (or the return behind the barrier), so that every thread"
+        " reaches it"
+    )
+    names, usual = names_of(block.threads)
+    if not usual:
+        return Finding(
+            "barrier-divergence",
+            "error",
+            verdict.replace(" a barrier", f" {names}").replace("different barriers", names),
+            seen,
+            reason=f"Without a count, such a call waits for all {all_of_them} threads of the block.",
+            fix=f"give the number of threads that arrive, {counted(block)}; or {fix}",
+        )
     reason = "cuda.syncthreads() opens only when every thread of the block has reached the same call."
     if len({access.site for access in seen}) == 1:
         reason += " Each call of the function has a barrier of its own."
-    return Finding(
-        "barrier-divergence",
-        "error",
-        verdict,
-        seen,
-        reason=reason,
-        fix=(
-            "move the barrier out of the branch (or the return behind the barrier), so that every thread"
-            " reaches it"
-        ),
+    return Finding("barrier-divergence", "error", verdict, seen, reason=reason, fix=fix)
+
+
+def counted(block):
+    """Return the calls of PTX barriers with the counts of the threads that wait there now, such as
+    "bar.sync 1, 64"."""
+    names = [name_of(thread.frame) for thread in block.threads if thread.frame and not thread.done]
+    return " and ".join(
+        f"{name.replace('cuda.syncthreads()', 'bar.sync 0')}, {names.count(name)}"
+        for name in sorted({*names})
     )
 
 
@@ -103,11 +130,17 @@ def deadlock_finding(scheduler, block):
         verdict,
         distinct_witnesses(scheduler, block),
         reason=(
-            "cuda.syncthreads() needs the whole block and grid.sync() the whole grid; neither opens while"
-            " some wait at the other."
+            f"{block_barriers(waiting)} needs the whole block and grid.sync() the whole grid; neither opens"
+            " while some wait at the other."
         ),
         fix="let all threads of the block go through the same barriers in the same order",
     )
+
+
+def block_barriers(waiting):
+    """Return the names of the block-wide barriers at which some of these threads wait."""
+    named = [thread for thread in waiting if thread.waits == "syncthreads"]
+    return names_of(named)[0] or "cuda.syncthreads()"
 
 
 def distinct_witnesses(scheduler, block):

@@ -7,9 +7,15 @@ Source: PTX ISA 9.7.13.3, "barrier.cluster"; chapter 2, "Cluster of Cooperative 
 
 from sim.engine.barrier import distinct_witnesses
 from sim.events import Finding, index_text
+from sim.isa.invalid import InvalidOperand
 from sim.nouns import plural
 
 CLUSTER = "barrier.cluster"  # Thread.waits of a thread that waits for its cluster
+# The reason and the fix for a thread that does not alternate between arriving and waiting.
+ALTERNATE = (
+    "Each thread of a cluster arrives and waits in turn.",
+    "let each thread execute barrier.cluster.arrive and then barrier.cluster.wait, equally often",
+)
 
 
 class Cluster:
@@ -24,17 +30,20 @@ class Cluster:
     def __init__(self, index, blocks):
         self.index, self.blocks = index, blocks
         self.arrived, self.phase, self.waiting = set(), 0, []
+        self.reported = -1  # the last phase reported to the observers as a collective operation
         for block in blocks:
             block.cluster, block.barrier = blocks, self
 
     def arrive(self, context, releases):
-        """Let the current thread arrive. Raise ValueError if it has arrived in this phase already.
+        """Let the current thread arrive. Raise InvalidOperand if it has arrived in this phase already.
 
         releases: whether the arrival publishes the accesses of the thread.
         """
         thread = context.thread
         if thread in self.arrived or thread.cluster_phase is not None:
-            raise ValueError("a thread arrives twice at barrier.cluster without barrier.cluster.wait between")
+            raise InvalidOperand(
+                "a thread arrives twice at barrier.cluster without barrier.cluster.wait between", *ALTERNATE
+            )
         self.arrived.add(thread)
         thread.cluster_phase = self.phase
         if releases:
@@ -59,12 +68,17 @@ class Cluster:
         return woken
 
     def wait(self, scheduler, frame):
-        """Let the current thread wait for the phase in which it arrived. Raise ValueError if it has not
-        arrived."""
+        """Let the current thread wait for the phase in which it arrived. Raise InvalidOperand if it has
+        not arrived."""
         context, thread = scheduler.context, scheduler.context.thread
         if thread.cluster_phase is None:
-            raise ValueError("a thread waits at barrier.cluster without barrier.cluster.arrive before")
+            raise InvalidOperand(
+                "a thread waits at barrier.cluster without barrier.cluster.arrive before", *ALTERNATE
+            )
         phase, thread.cluster_phase = thread.cluster_phase, None
+        if self.reported < phase:
+            self.reported = phase
+            context.collective(CLUSTER, thread.block, frame)
         if self.phase == phase:
             self.waiting.append(thread)
             scheduler.wait(CLUSTER, frame)

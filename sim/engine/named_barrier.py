@@ -7,6 +7,7 @@ Source: PTX ISA 9.7.13.1, "bar", "barrier".
 """
 
 from sim.events import Finding
+from sim.isa.invalid import InvalidOperand
 from sim.nouns import plural
 
 NAMED_BARRIER = "named barrier"
@@ -34,6 +35,7 @@ class NamedBarrier:
 def arrive_at(scheduler, number, count, frame, waits):
     """Let the current thread arrive at a named barrier. If `waits`, suspend it until the barrier opens."""
     context, thread = scheduler.context, scheduler.context.thread
+    context.named_calls.setdefault((thread.block.index, thread.linear), set()).add((number, count))
     barrier = find_barrier(thread.block.named_barriers, number, count, context.spec.warp_size)
     phase = ("barrier", number), barrier.openings
     if not waits:
@@ -80,17 +82,27 @@ def count_arrival(context, block, barrier, phase):
 
 
 def find_barrier(barriers, number, count, warp_size):
-    """Return the NamedBarrier with this number. Raise ValueError for a number or count that PTX does not
-    allow."""
+    """Return the NamedBarrier with this number. Raise InvalidOperand for a number or count that PTX does
+    not allow."""
     if not 0 <= number < BARRIERS:
-        raise ValueError(f"there are barriers 0 to {BARRIERS - 1}, got {number}")
+        raise InvalidOperand(
+            f"there are barriers 0 to {BARRIERS - 1}, got {number}",
+            f"A block has {BARRIERS} barriers.",
+            f"use a number below {BARRIERS}; __syncthreads() uses number 0",
+        )
     if count <= 0 or count % warp_size:
-        raise ValueError(f"barrier {number} is for a multiple of {warp_size} threads, got {count}")
+        raise InvalidOperand(
+            f"barrier {number} is for a multiple of {warp_size} threads, got {count}",
+            "Whole warps arrive at a named barrier.",
+            f"round the count up to a multiple of {warp_size}, and let all lanes of these warps take part",
+        )
     barrier = barriers.setdefault(number, NamedBarrier())
     if barrier.count not in (None, count):
-        raise ValueError(
+        raise InvalidOperand(
             f"barrier {number} is for {plural(barrier.count, 'thread')}, by another thread's call, and"
-            f" for {count}"
+            f" for {count}",
+            "All calls between two openings of a barrier give the same count.",
+            "give all of them the number of threads that arrive, or use another barrier number",
         )
     barrier.count = count
     return barrier
@@ -120,6 +132,17 @@ def incomplete_finding(scheduler, block):
         "error",
         f"barrier {number} waits for {plural(barrier.count, 'thread')}, and {barrier.arrivals} have come",
         (scheduler.waiting_witness(barrier.waiting[0]), *map(scheduler.waiting_witness, elsewhere.values())),
-        reason="It opens when as many threads have come as its calls say; nobody else can run.",
-        fix="let the number in its calls be that of the threads that reach one of them",
+        reason=f"bar.sync {number}, {barrier.count} opens when {barrier.count} threads have arrived, and"
+        " no other thread can run.",
+        fix=fix_of_count(number, barrier),
+    )
+
+
+def fix_of_count(number, barrier):
+    """Return the fix for a barrier with too few arrivals."""
+    if barrier.arrivals % 32:
+        return f"let all {barrier.count} threads reach a call of barrier {number}, in whole warps"
+    return (
+        f"let all calls give the number of threads that arrive (bar.sync {number}, {barrier.arrivals} for"
+        f" those that have come), or let all {barrier.count} threads reach one of them"
     )

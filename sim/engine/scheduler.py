@@ -5,6 +5,7 @@ from sim.engine.cluster import CLUSTER
 from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 from sim.frames import format_none_parameters, site_of_error
+from sim.isa.invalid import InvalidOperand
 
 MOST_SKIPS = 64  # maximum number of times in a row to skip a thread that is about to repeat a failed atomic
 RETRY_TURNS = 8  # opportunities to yield that a thread may decline after it has lost a compare-and-swap
@@ -138,14 +139,17 @@ class Scheduler:
         warp.lane_ended(self.context, thread)
 
     def handle_error(self, thread):
-        """Raise the ThreadError for an exception in `thread`, or append a finding if the thread made no
-        progress."""
+        """Raise the ThreadError for an exception in `thread`. Append a finding and raise Stuck if an operand
+        is invalid or the thread made no progress."""
         error = thread.error
         if isinstance(error, SimulatorError):
             raise error
         if not isinstance(error, Stuck):
             number = site_of_error(error)
             site = SITES[number]
+            if isinstance(error, InvalidOperand):
+                self.context.findings.append(self.operand_finding(thread, error, number))
+                raise Stuck from error
             raised = ThreadError(
                 f"thread {index_text(thread.index)} of block {index_text(thread.block.index)} raised"
                 f" {type(error).__name__}: {error}\n  {site.function} line {site.line}  {site.source}"
@@ -162,6 +166,13 @@ class Scheduler:
         else:
             self.report_no_progress(thread, site, *decided)
         raise error
+
+    def operand_finding(self, thread, error, site):
+        """Return the finding for an InvalidOperand, which an instruction at this site raised."""
+        witness = self.context.witness("executes", site, thread)
+        return Finding(
+            "invalid-operand", "error", error.verdict, (witness,), reason=error.reason, fix=error.fix
+        )
 
     def report_no_progress(self, thread, site, decided=True):
         """Append the finding that `thread` makes no progress, at `site` if it is known.

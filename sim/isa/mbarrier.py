@@ -12,6 +12,7 @@ Source: PTX ISA 9.7.13.15, "Parallel Synchronization and Communication Instructi
 from numpy import uint32, uint64
 
 from sim.isa.functions import function
+from sim.isa.invalid import InvalidOperand
 from sim.isa.memory import memory_instruction
 
 COUNT_BITS = 20  # PTX ISA 9.7.13.15: a count is between 1 and 2^20 - 1
@@ -51,14 +52,19 @@ class Barrier:
 
         drops: whether the arriving threads leave the barrier for all later phases (arrive_drop).
 
-        Raise ValueError if more threads arrive than the phase expects.
+        Raise InvalidOperand if more threads arrive than the phase expects.
         """
         # A copy in flight can be complete at any time. Completing the copies now can complete the current
         # phase, and make room for these arrivals in the next phase.
         if check_count(count) > self.pending:
             self.complete_copies()
         if count > self.pending:
-            raise ValueError(f"{count} arrive at an mbarrier that waits for {self.pending} in this phase")
+            raise InvalidOperand(
+                f"{count} arrive at an mbarrier that waits for {self.pending} in this phase",
+                f"Each phase of this mbarrier counts {self.expected} arrivals. Another one is undefined.",
+                "initialise the mbarrier for all arrivals of a phase, or let each arriving thread wait for"
+                " the phase before it arrives again",
+            )
         self.pending -= count
         self.expected -= count * drops
         return self.complete_phase()
@@ -74,12 +80,16 @@ class Barrier:
         return True
 
     def expect(self, nbytes, witness):
-        """Add to the bytes that the current phase expects. Raise ValueError outside the range of the
+        """Add to the bytes that the current phase expects. Raise InvalidOperand outside the range of the
         count."""
         self.tx += nbytes
         self.expected_bytes.append((witness, nbytes))
         if not -MAX_COUNT <= self.tx <= MAX_COUNT:
-            raise ValueError(f"an mbarrier expects up to {MAX_COUNT:,} bytes per phase, got {self.tx:,}")
+            raise InvalidOperand(
+                f"an mbarrier expects up to {MAX_COUNT:,} bytes per phase, got {self.tx:,}",
+                f"The count of bytes has {COUNT_BITS} bits.",
+                "divide the copies into several phases, and expect the bytes of one phase at a time",
+            )
 
     def count_bytes(self, nbytes, witness):
         """Count bytes that have arrived (complete-tx). Return whether they complete the phase."""
@@ -105,9 +115,13 @@ class Barrier:
 
 
 def check_count(count):
-    """Return `count`. Raise ValueError if it is outside the range of an mbarrier's count."""
+    """Return `count`. Raise InvalidOperand if it is outside the range of an mbarrier's count."""
     if not 1 <= count <= MAX_COUNT:
-        raise ValueError(f"an mbarrier counts 1 to {MAX_COUNT} arrivals, got {count}")
+        raise InvalidOperand(
+            f"an mbarrier counts 1 to {MAX_COUNT} arrivals, got {count}",
+            f"The count of arrivals has {COUNT_BITS} bits, and a phase without arrivals does not exist.",
+            "give the number of arrivals of a phase, such as 1 if one thread arrives",
+        )
     return count
 
 
@@ -128,7 +142,11 @@ def add_arrival(name, *modifiers, drops=False, completes=True):
         state, phase = barrier.state, barrier.phase
         memory.arrived(barrier, phase)
         if barrier.arrive(count, drops) and not completes:
-            raise ValueError("mbarrier.arrive.noComplete completes a phase, which it must not")
+            raise InvalidOperand(
+                "mbarrier.arrive.noComplete completes a phase, which it must not",
+                f"It is the last of the {barrier.expected} arrivals of phase {phase}.",
+                "arrive without .noComplete, or initialise the mbarrier for one more arrival",
+            )
         return state
 
     ptx = ".".join(["mbarrier", name, *modifiers, "b64"])

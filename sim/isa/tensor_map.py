@@ -25,6 +25,8 @@ from math import prod
 
 import numpy as np
 
+from sim.isa.invalid import InvalidOperand
+
 TYPES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32_ftz", "tf32", "tf32_ftz")
 SIZES = dict(zip(TYPES, (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4)))
 # type -> its code in bits 7 to 10 of word 3, and bit 16
@@ -95,13 +97,17 @@ class TensorMap:
 
     @classmethod
     def decode(cls, raw):
-        """Return the TensorMap of 128 bytes. Raise ValueError for bytes that no driver writes."""
+        """Return the TensorMap of 128 bytes. Raise InvalidOperand for bytes that no driver writes."""
         words = struct.unpack("<32I", raw)
         flags, rank = words[2], (words[2] >> 4 & 7) + 1
         kinds = {code: name for name, code in CODES.items()}
         kind = kinds.get((flags >> 7 & 15, flags >> 16 & 1))
         if kind is None or rank > 5 or flags >> 19 or not words[16]:
-            raise ValueError("these 128 bytes are no tensor map that cuTensorMapEncodeTiled makes")
+            raise InvalidOperand(
+                "these 128 bytes are no tensor map that cuTensorMapEncodeTiled makes",
+                "The driver alone defines the bytes of a tensor map.",
+                "pass a map of cuTensorMapEncodeTiled or sim.tensor_map, and give its address to the copy",
+            )
         axes = range(rank)
         return cls(
             kind,

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.events import ADDRESS_BITS, SITE_SHIFT, AsyncOperation, Finding, Moment
+from sim.isa.invalid import InvalidOperand
 from sim.isa.tensor_map import NBYTES
 from sim.memory.tensor_map import Located
 from sim.nouns import plural
@@ -211,22 +212,29 @@ class AsyncProxyMemory:
         return self.spot(where, index, size, multiple, site, what)
 
     def tensor_map(self, where, index, coordinates):
-        """Return the Located tensor map at a location. Raise ValueError if it has another number of
-        dimensions than
-        the instruction."""
+        """Return the Located tensor map at a location. Raise InvalidOperand if it has another number
+        of dimensions than the instruction."""
         spot = self.range_spot(where, index, NBYTES, 64, self.site("load"), "read")
         if spot is None:
-            raise ValueError(f"{self.name} takes the address of a tensor map of {NBYTES} bytes")
+            raise InvalidOperand(
+                f"{self.name} takes the address of a tensor map, and no {NBYTES} bytes are there",
+                f"A tensor map has {NBYTES} bytes at a multiple of 64.",
+                "pass the map as a __grid_constant__ parameter, and give its address to the copy",
+            )
         raw = spot.memory.tobytes()
         if raw not in self.context.tensor_maps:
             self.context.tensor_maps[raw] = Located(raw, self.context.space)
         located = self.context.tensor_maps[raw]
-        self.check_column(located.map, coordinates)
-        if len(located.map.sizes) != len(coordinates):
-            raise ValueError(
+        dimensions = len(located.map.sizes)
+        if dimensions != len(coordinates):
+            raise InvalidOperand(
                 f"{self.name} gives {plural(len(coordinates), 'coordinate')}, and its tensor map has"
-                f" {plural(len(located.map.sizes), 'dimension')}"
+                f" {plural(dimensions, 'dimension')}",
+                "A copy gives one coordinate for each dimension of the map, the innermost first.",
+                f"use the form .{dimensions}d with {plural(dimensions, 'coordinate')}, or make the map of an"
+                f" array with {plural(len(coordinates), 'dimension')}",
             )
+        self.check_column(located.map, coordinates)
         return located
 
     def check_column(self, kind, coordinates):
@@ -250,10 +258,10 @@ class AsyncProxyMemory:
         """Return the Spot of adjacent bytes of a tensor, which must lie inside its allocation."""
         begin, root = address - located.allocation.base, located.allocation.root
         if not 0 <= begin <= root.size - size:
-            raise ValueError(
-                f"{self.name} accesses byte {begin:,} of {located.allocation.name}, which has"
-                f" {root.size:,}: the tensor"
-                " map describes more than the array"
+            raise InvalidOperand(
+                f"{self.name} accesses byte {begin:,} of {located.allocation.name}, which has {root.size:,}",
+                "The tensor map describes more than the array, so its bounds do not protect this access.",
+                "make the map with the sizes and strides of the array",
             )
         return Spot(address, root[begin : begin + size])
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.isa.invalid import InvalidOperand
 from sim.isa.tensor_map import NBYTES, TensorMap, check
 
 # numpy type -> type in a tensor map
@@ -106,7 +107,7 @@ def locate(address, space):
     """Return (allocation, offset) for an address in global memory, which is a simulated one or one of the
     host.
 
-    Raise ValueError if no array of the launch is there.
+    Raise InvalidOperand if no array of the launch is there.
     """
     for allocation in space.allocations:
         if allocation.space != "global":
@@ -115,8 +116,8 @@ def locate(address, space):
         for base in (allocation.base, host):
             if base <= address < base + max(allocation.root.size, 1):
                 return allocation, address - base
-    raise ValueError(
-        f"the tensor map describes memory at {address:#x}, which belongs to no array of the launch: pass"
-        f" the array to"
-        " the kernel too, or make the map with sim.tensor_map"
+    raise InvalidOperand(
+        f"the tensor map describes memory at {address:#x}, which belongs to no array of the launch",
+        "A tensor map contains only the address of its array.",
+        "pass the array to the kernel too, or make the map with sim.tensor_map",
     )

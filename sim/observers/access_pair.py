@@ -42,6 +42,7 @@ class AccessPair:
     synchronizes: bool  # whether threads use the results of atomics, or execute fences
     fenced: bool  # whether the writer executes a grid-wide fence before its next atomic
     meetings: dict[tuple[str, str], set[int]]  # (barrier, function) -> lines where the barrier opened
+    named: tuple[int, int] | None  # number and count of a named barrier that both threads call
     near: int  # 0 if the blocks differ, 1 if only the warps differ, 2 in the same warp
     outlines: tuple[Any, Any]  # Outlines of the functions of `a` and `b`, or None
     kernel: str  # name of the kernel
@@ -66,7 +67,13 @@ class AccessPair:
 
     @property
     def several_blocks(self):
-        return self.a.block != self.b.block
+        """True if two blocks access global memory, so that only the whole grid can meet between the two."""
+        return self.a.block != self.b.block and not self.in_cluster
+
+    @property
+    def in_cluster(self):
+        """True if two blocks of a cluster access the shared memory of one of them."""
+        return self.a.block != self.b.block and self.space == "shared"
 
     @property
     def low(self):
@@ -132,8 +139,10 @@ class AccessPair:
 
     @cached_property
     def barriers(self):
-        """The lines of the barriers that can order the accesses: grid barriers if the blocks differ, and
-        block barriers otherwise."""
+        """The lines of the barriers that can order the accesses: those of the grid, the cluster or the
+        block."""
+        if self.in_cluster:
+            return self.lines_of("barrier.cluster")
         return self.lines_of("grid.sync") if self.several_blocks else self.block_barriers
 
     def lines_of(self, barrier):
@@ -181,7 +190,7 @@ class AccessPair:
         more than once does not count, because it may have referred to other memory before. A name may become
         a slice of its own array: `q = q[48:]`."""
         names = self.called(self.a.site), self.called(self.b.site)
-        if self.outline is None or None in names or names[0] == names[1]:
+        if self.outline is None or self.in_cluster or None in names or names[0] == names[1]:
             return None
         home = self.outline.function(self.low)
         text = "\n".join(line for _, line in self.outline.text(home))
@@ -189,11 +198,11 @@ class AccessPair:
         times = [
             len(assigned(name, text)) - len(sliced(name, text)) + mentions(header, name) for name in names
         ]
-        return names if max(times) <= 1 else None
+        return names if max(times) <= 1 and all(map(self.span, names)) else None
 
     def span(self, name):
         """Return the range (first, end) of byte offsets in the array accessed by the function through
-        `name`."""
+        `name`, or None if there is no such access."""
         home = self.outline.function(self.low)
 
         def by_name(number):

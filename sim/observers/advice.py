@@ -7,6 +7,7 @@ what usually helps. Terms in braces are keys of sim.observers.words. They are re
 kernel's language.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,16 @@ from sim.observers.words import NUMBA, WORDS
 
 # The causes for rows that do not have their own.
 BLOCKS = "Blocks run in any order and at the same time, so either may come first."
+CLUSTER = "The blocks of a cluster run at the same time, so either may come first."
 EITHER, DEPENDS = "Either may come first.", "Either may come first, and the result depends on which."
 
+
+# The end of a fix by a barrier of the cluster.
+REMOTE_ARRIVAL = (
+    "; or let the thread that must come first arrive at an mbarrier in the block of the other thread (mapa,"
+    " mbarrier.arrive.release.cluster), let the other thread wait there, and initialise this mbarrier for the"
+    " arrivals of all blocks"
+)
 
 # The patterns of races that can be consequences of a divergence.
 DIVERGED = "barrier that some threads miss", "mask of some lanes", "named barrier"
@@ -41,11 +50,37 @@ class Pattern:
 
 
 def of_race(facts: Facts) -> tuple[str, str, Advice]:
-    """Return (sentence for the cause, sentence for the fix, Advice) for a race."""
-    row = next(pattern for pattern in PATTERNS if pattern.fits(facts))
+    """Return (sentence for the cause, sentence for the fix, Advice) for a race.
+
+    The patterns read arbitrary source text. If one of them fails, the race still has to be reported. The
+    advice is then general, and a RuntimeWarning names the error.
+    """
+    try:
+        return by_pattern(facts, PATTERNS)
+    except Exception as error:
+        warnings.warn(
+            f"the fix of a race is general, because {error!r} prevented a specific one", stacklevel=2
+        )
+        return by_pattern(facts, [GENERAL])
+
+
+def by_pattern(facts, patterns):
+    """Return the result of `of_race` from the first pattern that fits."""
+    row = next(pattern for pattern in patterns if pattern.fits(facts))
     cause = row.cause(facts) if callable(row.cause) else row.cause or general_cause(facts)
     fix = row.fix(facts) if callable(row.fix) else row.fix
-    words = WORDS.get(facts.language, WORDS[NUMBA])
+    words = {**WORDS.get(facts.language, WORDS[NUMBA]), "everyone": "every thread of the block"}
+    if facts.named:
+        words |= {
+            "barrier": "bar.sync {}, {}".format(*facts.named),
+            "everyone": fixes.CALLERS.format(facts.named[1]),
+        }
+    if facts.in_cluster:
+        words |= {
+            "barrier": words["cluster_barrier"],
+            "everyone": "every thread of all blocks of the cluster",
+        }
+        fix += REMOTE_ARRIVAL if "{barrier}" in fix else ""
     return (
         cause.format(**words),
         fix.format(**words),
@@ -54,6 +89,8 @@ def of_race(facts: Facts) -> tuple[str, str, Advice]:
 
 
 def general_cause(facts):
+    if facts.in_cluster:
+        return CLUSTER
     if facts.several_blocks:
         return BLOCKS
     return EITHER if facts.replaced else DEPENDS
@@ -116,7 +153,7 @@ def needs_wait(facts):
     A block barrier suffices for shared memory, unless the lines are inside a branch.
     """
     without_barriers = not facts.block_barriers and facts.space == "global"
-    return facts.synchronizes and (without_barriers or facts.branch)
+    return facts.synchronizes and (without_barriers or facts.branch) and not facts.in_cluster
 
 
 def is_in_phases(facts):
@@ -292,7 +329,7 @@ PATTERNS = (
         is_overwritten,
         "let each thread write an element of its own, or let one thread do it for all",
     ),
-    Pattern("passes of the grid", is_pass_of_grid, fixes.fix_of_passes, steps=fixes.steps_of_passes),
+    Pattern("passes of the grid", is_pass_of_grid, fixes.fix_of_passes, steps=fixes.steps_of_barrier),
     Pattern(
         "views that are read", has_two_views, fixes.fix_of_views, fixes.cause_of_views, fixes.steps_of_usual
     ),
@@ -313,3 +350,10 @@ PATTERNS = (
     Pattern("one statement", is_in_one_statement, fixes.fix_of_statement, steps=fixes.steps_of_statement),
     Pattern("barrier", lambda facts: True, fixes.fix_of_barrier, steps=fixes.steps_of_barrier),
 )
+
+GENERAL = Pattern(
+    "general",
+    lambda facts: True,
+    lambda facts: "end the kernel between the two accesses" if facts.several_blocks else ORDER_BY_BARRIER,
+)
+ORDER_BY_BARRIER = f"{{barrier}} between the two accesses, {fixes.EVERY}"

@@ -26,13 +26,18 @@ class Extents:
         return set(self.rows.address[here].tolist())
 
     def of(self, address, wanted):
-        """Return (first, end), the byte offsets of some accesses within the array at `address`.
+        """Return (first, end), the byte offsets of some accesses within the array at `address`, or None if
+        there are none.
 
         wanted: a function that selects the accesses by their site.
         """
         array = self.space.find(address)
+        if array is None:
+            return None
         inside = (self.rows.address >= array.base) & (self.rows.address < array.base + array.root.size)
         sites = [number for number in np.unique(self.rows.site[inside]).tolist() if wanted(number)]
         chosen = inside & np.isin(self.rows.site, sites)
+        if not chosen.any():
+            return None
         begin, size = self.rows.address[chosen] - array.base, self.rows.size[chosen]
         return int(begin.min()), int((begin + size).max())

@@ -122,7 +122,7 @@ class Facts(AccessPair):
     @cached_property
     def missed_barrier(self):
         """The line of a barrier, between the accesses, that some threads do not reach, or None."""
-        if self.outline is None or self.several_blocks:
+        if self.outline is None or self.near == 0:
             return None
         first, last = (self.loop.first, self.loop.last) if self.loop else (self.low, self.high)
         lines = sorted(line for function, line in self.diverged if function == self.one.function)
@@ -133,7 +133,7 @@ class Facts(AccessPair):
     @cached_property
     def incomplete_named_barrier(self):
         """The lowest line of a named barrier, between the accesses, that never opens, or None."""
-        if self.outline is None or self.several_blocks:
+        if self.outline is None or self.near == 0:
             return None
         lines = [line for function, line in self.diverged if function == self.one.function]
         inside = [line for line in lines if self.low <= line <= self.high]
@@ -169,7 +169,7 @@ class Facts(AccessPair):
 
         The source shows the number of buffers as `% number` in the first index.
         """
-        if self.outline is None or self.loop is None or self.actions != {STORE, LOAD} or self.several_blocks:
+        if self.outline is None or self.loop is None or self.actions != {STORE, LOAD} or self.near == 0:
             return None
         store, load = sorted((self.one, self.other), key=lambda site: site.action != "store")
         found = assignment(store.source)

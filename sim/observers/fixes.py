@@ -6,7 +6,8 @@ from sim.observers import tickets
 from sim.observers.statements import assignment, atomic_target
 from sim.observers.words import CPP, NUMBA, TRITON
 
-EVERY = "where every thread of the block reaches it"
+CALLERS = "each of its {} threads"
+EVERY = "where {everyone} reaches it"
 
 
 def has_barrier_between(facts):
@@ -52,7 +53,7 @@ def fix_of_views(facts):
 
 def general_fix(facts):
     """Return the general fix: a second launch for a race between blocks, a barrier for a race within a
-    block."""
+    block or cluster."""
     if facts.several_blocks:
         return (
             "let each block write elements of its own, combine them with {atomics}, or end the kernel and"
@@ -83,7 +84,7 @@ def branch_advice(facts):
     """Return the advice about a branch around the position of the barrier, or about a return before it."""
     outline = facts.outline
     node = outline and outline.between(facts.low, facts.high)
-    if node is None or outline.all_reach_end(node):
+    if node is None or facts.named or outline.all_reach_end(node):
         return ""
     if branch := outline.outermost(node):
         return f"; end the branch at line {branch.first} before it, and test again after it"
@@ -109,7 +110,10 @@ def insertion_steps(facts, node, what):
     return () if node is None else (Step("insert", facts.one.function, node.last, what, node.first),)
 
 
-def steps_of_barrier(facts, what="barrier"):
+def steps_of_barrier(facts):
+    what = barrier_for(facts)
+    if facts.named:
+        return ()
     outline, low, high, loop = facts.outline, facts.low, facts.high, facts.loop
     if outline is None:
         return ()
@@ -139,7 +143,7 @@ def insertion_after_line(facts, line, what):
 def fix_of_arms(facts):
     return (
         f"{{barrier}} between the two arms of the branch at line {facts.branch.first}, outside of both: end"
-        " the branch after the arm that must come first, let every thread of the block reach the barrier, and"
+        " the branch after the arm that must come first, let {everyone} reach the barrier, and"
         " test again for the other arm"
     )
 
@@ -149,7 +153,7 @@ def fix_of_fence(facts):
 
 
 def reach_note(facts):
-    return "; {fence_of_block} is for threads of one block only" if facts.several_blocks else ""
+    return "; {fence_of_block} is for threads of one block only" if facts.near == 0 else ""
 
 
 def fix_of_lock(facts):
@@ -169,8 +173,7 @@ def steps_of_lock(facts):
     if site.line < facts.lock[0]:
         return ()
     release = facts.lock[1] + 1
-    what = "grid barrier" if facts.several_blocks else "barrier"
-    return insertion_steps(facts, facts.outline.after(release, site.line), what)
+    return insertion_steps(facts, facts.outline.after(release, site.line), barrier_for(facts))
 
 
 def fix_of_update(facts):
@@ -225,10 +228,6 @@ def fix_of_passes(facts):
     )
 
 
-def steps_of_passes(facts):
-    return steps_of_barrier(facts, "grid barrier")
-
-
 def fix_of_waiting(facts):
     last = "; or end the kernel and launch a second one for what comes after" if facts.several_blocks else ""
     return (
@@ -244,18 +243,18 @@ def steps_of_usual(facts):
         return steps_of_arms(facts)
     if facts.several_blocks and facts.same_line and not facts.colliding and facts.actions == {STORE, LOAD}:
         return steps_of_statement(facts)
-    return steps_of_barrier(facts, "grid barrier" if facts.several_blocks else "barrier")
+    return steps_of_barrier(facts)
 
 
 def barrier_for(facts):
-    return "grid barrier" if facts.several_blocks else "barrier"
+    return "cluster barrier" if facts.in_cluster else "grid barrier" if facts.several_blocks else "barrier"
 
 
 def steps_of_arms(facts):
     node = facts.branch
     if not facts.outline.divisible(node):
         return ()
-    what = "branch of the grid" if facts.several_blocks else "branch"
+    what = f"branch{' of the grid' * facts.several_blocks}{' of the cluster' * facts.in_cluster}"
     return (Step("split", facts.one.function, node.first, what, facts.one.line),)
 
 
@@ -263,7 +262,7 @@ def fix_of_statement(facts):
     node = facts.outline.innermost(facts.one.line)
     branch = facts.outline.outermost(node)
     held = ""
-    if branch and branch.first != facts.one.line:
+    if branch and not facts.named and branch.first != facts.one.line:
         held = f" (end the branch at line {branch.first} before it, and test again after it)"
     return f"split line {facts.one.line}: read into a variable, then {{barrier}}, {EVERY}{held}, then write"
 
@@ -271,7 +270,7 @@ def fix_of_statement(facts):
 def steps_of_statement(facts):
     """Return the Step that splits a statement, if the branches around it can be split there."""
     node = facts.outline and facts.outline.innermost(facts.one.line)
-    if node is None or not facts.outline.divisible(node):
+    if node is None or facts.named or not facts.outline.divisible(node):
         return ()
     return (Step("split", facts.one.function, facts.one.line, barrier_for(facts)),)
 

@@ -212,3 +212,13 @@ def overlapping_atomic_pairs(here, party, members):
         before = np.flatnonzero(competing[:j] & other & (party[members[:j]] != party[members[j]]))
         last = before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]]
         yield from ((members[i], members[j]) for i in last)
+
+
+def common_barrier(calls, block, a, b):
+    """Return (number, count) of a named barrier that the threads of two accesses call, or None.
+
+    calls: {(block, thread): set of such pairs}.
+    block: the index of the block of `a`.
+    """
+    both = [calls.get((block, row.thread), set()) for row in (a, b)] if a.block == b.block else [set()]
+    return min(set.intersection(*both), default=None)

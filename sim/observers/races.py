@@ -33,6 +33,7 @@ from sim.observers.order import GRID, HappensBefore, OrderingObserver
 from sim.observers.pairs import (
     both_store,
     closeness,
+    common_barrier,
     first_pair,
     may_race,
     stores_again,
@@ -72,7 +73,7 @@ class Races(OrderingObserver):
         self.events, self.generous = [], (0, HappensBefore(generous=True))
         # (block, thread) -> (segment, whether it is a grid-wide fence) of each recorded fence and atomic
         self.fences = {}
-        self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> lines of these barriers
+        self.meetings = {}  # (barrier, such as "syncthreads" or "grid.sync", function) -> its lines
         self.global_accesses = []  # accesses to global memory since the last grid barrier
         self.examined = Counter()  # block, or None between blocks -> number of racy cells examined
         self.scanned, self.diverged = 0, []  # number of findings scanned; list of those about divergence
@@ -351,6 +352,7 @@ class Races(OrderingObserver):
             synchronizes=self.context.synchronizes,
             meetings=self.meetings,
             near=closeness(a, b),
+            named=common_barrier(self.context.named_calls, self.names[a.block], a, b),
             outlines=tuple(self.context.outline(SITES[row.site]) for row in (a, b)),
             kernel=self.context.kernel,
             language=self.context.language,

@@ -21,6 +21,7 @@ WORDS = {
         "exchange": "cuda.atomic.exch",
         "swap": "cuda.atomic.cas",
         "grid_barrier": "cuda.cg.this_grid().sync()",
+        "cluster_barrier": "barrier.cluster.arrive.release and barrier.cluster.wait.acquire",
     },
     CPP: {
         "barrier": "__syncthreads()",
@@ -35,6 +36,7 @@ WORDS = {
         "exchange": "atomicExch",
         "swap": "atomicCAS",
         "grid_barrier": "cooperative_groups::this_grid().sync()",
+        "cluster_barrier": "cluster.sync() (barrier.cluster.arrive.release and .wait.acquire)",
     },
     TRITON: {
         "barrier": "tl.debug_barrier()",
@@ -49,6 +51,7 @@ WORDS = {
         "exchange": "tl.atomic_xchg",
         "swap": "tl.atomic_cas",
         "grid_barrier": "a second launch",
+        "cluster_barrier": "a barrier of the cluster",
     },
 }
 # Further terms to replace in findings written for Numba.

@@ -3,7 +3,9 @@
 Source: PTX ISA 9.7.13.3, "barrier.cluster"; 9.7.9.22, "mapa"; 9.7.9.23, "getctarank".
 """
 
+from sim.isa.invalid import InvalidOperand
 from sim.isa.registers import Missing
+from sim.nouns import plural
 from sim.ptx.regions import WINDOWS
 from sim.ptx.syntax import Symbol
 from sim.sites import RANK_SHIFT, cluster_rank, local_address
@@ -67,7 +69,11 @@ def map_rank(run, window, address, rank):
     """
     block = run.context.thread.block
     if not 0 <= rank < len(block.cluster):
-        raise ValueError(f"mapa takes rank {rank} of a cluster of {len(block.cluster)} blocks")
+        raise InvalidOperand(
+            f"mapa takes rank {rank} of a cluster of {plural(len(block.cluster), 'block')}",
+            f"The ranks of this cluster are 0 to {len(block.cluster) - 1}.",
+            "take the rank modulo %cluster_nctarank (cluster.num_blocks()), or launch larger clusters",
+        )
     local = local_address(address - window + WINDOWS["shared"])
     shift = 0 if block.cluster[rank] is block else rank + 1 << RANK_SHIFT
     return local + shift - WINDOWS["shared"] + window

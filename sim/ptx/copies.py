@@ -4,7 +4,9 @@ is identified by (state space, address)."""
 from contextlib import contextmanager
 
 from sim.events import ADDRESS_BITS, SHARED, SPACE_SHIFT
+from sim.isa.invalid import InvalidOperand
 from sim.memory.transfer import Memory, Spot
+from sim.nouns import plural
 from sim.ptx.regions import GENERIC, WINDOWS
 from sim.sites import RANK_SHIFT, local_address
 
@@ -25,10 +27,15 @@ class AddressMemory(Memory):
         return self.sites[action]
 
     def ranks(self, mask):
-        """Return the ranks whose bits are set in a mask. Raise ValueError for ranks outside the cluster."""
+        """Return the ranks whose bits are set in a mask. Raise InvalidOperand for ranks outside the
+        cluster."""
         ranks, size = [rank for rank in range(16) if mask >> rank & 1], len(self.context.thread.block.cluster)
         if not ranks or ranks[-1] >= size:
-            raise ValueError(f"{self.name} has the mask {mask:#x} in a cluster of {size} blocks")
+            raise InvalidOperand(
+                f"{self.name} has the mask {mask:#x} in a cluster of {plural(size, 'block')}",
+                f"Bit i of the mask stands for the block of rank i, and the ranks are 0 to {size - 1}.",
+                f"set only bits of ranks that exist, at most {(1 << size) - 1:#x}, and at least one",
+            )
         return ranks
 
     @contextmanager

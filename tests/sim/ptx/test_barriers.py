@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptx.test_cuda_cpp import module
-from sim import LaunchError, ThreadError, load_ptx, simulate
+from sim import LaunchError, load_ptx, simulate
 from sim.events import Observer
 
 HEAD = """.version 8.0\n.target sm_80\n.address_size 64
@@ -25,10 +25,15 @@ HEAD = """.version 8.0\n.target sm_80\n.address_size 64
 
 def run(body, seed=0, **more):
     """Return (kinds of errors, y) for a block of 64 threads."""
+    report, y = report_of(body, seed, **more)
+    return sorted({finding.kind for finding in report.errors}), y
+
+
+def report_of(body, seed=0, **more):
+    """Return (report, y) for a block of 64 threads."""
     x, y = np.zeros(64, np.int32), np.full(64, -1, np.int32)
     kernel = load_ptx(f"{HEAD}{body}\n    ret;\n}}")["k"]
-    report = simulate(kernel, on_finding="report", seed=seed, **more)[1, 64](x, y)
-    return sorted({finding.kind for finding in report.errors}), y
+    return simulate(kernel, on_finding="report", seed=seed, **more)[1, 64](x, y), y
 
 
 PUT, GET = "st.shared.u32 [%r4], %r1;", "ld.shared.u32 %r8, [%r5]; st.global.u32 [%x3], %r8;"
@@ -174,8 +179,8 @@ def test_a_thread_that_drops_out_is_not_waited_for_again():
     ],
 )  # fmt: skip
 def test_numbers_that_do_not_fit_end_the_launch(body, message):
-    with pytest.raises(ThreadError, match=message):
-        run(body)
+    (finding,) = report_of(body)[0].errors
+    assert finding.kind == "invalid-operand" and message in finding.verdict
 
 
 @pytest.mark.parametrize(
@@ -324,3 +329,24 @@ def test_of_a_large_launch_the_values_are_right_too():
     found, y, report = findings(body, "native", grid=200)
     assert found == [("barrier-divergence", "warning")] and report.notes[0].startswith("compiled; ")
     assert y.tolist() == [200 * ((i ^ 32) + 1) - 1 for i in range(64)]
+
+
+PUT_AND_GET = PUT + "{}" + GET
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        # the second warp returns before a barrier of the whole block, which has a number
+        (PUT + "@!%p1 bra END; bar.sync 3;" + GET + "END:", ["32 of 64 threads wait at bar.sync 3"]),
+        (MAKES + "bar.sync 1;" + TAKES + "bar.sync 2; END:", ["bar.sync 1 and bar.sync 2"]),
+        (PUT + "@!%p1 bra END; bar.sync 1, 64;" + GET + "END:", ["bar.sync 1, 32 for those"]),
+        # the first warp needs another barrier of its own
+        ("@!%p1 bra END; bar.sync 1, 32;\n" + PUT + "\n" + NEAR + "END:", ["bar.sync 1, 32 between the two"]),
+    ],
+)  # fmt: skip
+def test_messages_name_a_named_barrier_by_its_number_and_count(body, words):
+    report, _ = report_of(body)
+    message = str(report.errors[0].message) if report.errors else ""
+    assert all(word in message for word in words), message
+    assert "syncthreads" not in message

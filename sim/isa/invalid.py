@@ -1,0 +1,13 @@
+"""The exception for an operand with which an instruction is undefined."""
+
+
+class InvalidOperand(ValueError):
+    """An operand with which an instruction is undefined. The launch ends with the finding `invalid-operand`.
+
+    reason: a sentence that says what the instruction expects.
+    fix: how to correct the kernel, in the imperative and without a full stop.
+    """
+
+    def __init__(self, verdict, reason, fix):
+        super().__init__(verdict)
+        self.verdict, self.reason, self.fix = verdict, reason, fix
