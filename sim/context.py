@@ -27,7 +27,7 @@ from sim.forecast import Forecast
 from sim.frames import FrameSites
 from sim.hooks import HOOKS, check_names, listeners
 from sim.nouns import plural
-from sim.progress import FIRST_LEAP, MAX_LEAP, Clock, ProgressCheck
+from sim.progress import FIRST_LEAP, MAX_LEAP, Clock, Polls, ProgressCheck
 from sim.sites import block_indices
 
 # limit on the number of logged accesses; a longer log is flushed at the next thread switch
@@ -115,7 +115,8 @@ class Context:
         self.invalidating = set()  # log segments that invalidate an mbarrier
         self.asynchronous = False  # whether the kernel may use the async proxy (bulk copies, wgmma)
         self.named_calls = {}  # (block, thread) -> {(number, count)} of the named barriers that it has called
-        self.async_segments = set()  # log segments of operations of the async proxy
+        # log segments of async operations; (block, address) of mbarriers that expect too few bytes
+        self.async_segments, self.early_barriers = set(), set()
         self.cluster, self.clustered = (1, 1, 1), False  # blocks per cluster; whether more than 1
         self.tensor_maps = {}  # bytes of a tensor map -> its Located (sim.memory.tensor_map)
         # atomics of scope .cta -> LOAD or STORE; for other blocks they count as plain accesses
@@ -130,11 +131,10 @@ class Context:
         self.load = self.store = ()
         self.live = ()  # The blocks that have started and not ended, if several run concurrently.
         self.pending = ()  # The blocks that have not started, if several run concurrently.
-        # whether compiled code is running; whether it has written to global memory
-        self.runs_compiled = self.wrote = False
+        self.runs_compiled = self.wrote = False  # whether compiled code runs, and has written global memory
 
         # --- progress
-        self.clock = Clock(self)
+        self.clock, self.polls = Clock(self), Polls(self)
         # name of a generated function -> its variables that depend on a clock
         self.timed: dict[str, frozenset] = {}
         # site of a loop -> site of the load that a compiler moved out of it (sim.ptx.hoisted)

@@ -31,6 +31,11 @@ IDLE_READS, MAX_IDLE_STEP = (
 )  # number of reads before the clock's step starts to double; binary logarithm of the longest step
 FIRST_LEAP = 1 << 20  # clock ticks to skip if all looping threads wait for a time: about 1 ms
 
+# A poll is a failed test of an mbarrier. After POLLS of them per thread in which no thread does anything
+# else, the threads are compared. Every thread runs between two polls of a thread, so only the clock can then
+# end the wait. It jumps ahead by 2**POLL_LEAP times as much after each iteration.
+POLLS, POLL_REPEATS, POLL_LEAP = 24, 2, 6
+
 
 class Clock:
     """The clock of a launch: one counter for all of the GPU's clocks. Each read advances it by `step`."""
@@ -64,6 +69,33 @@ class Clock:
         """Move the clock ahead by this number of ticks, because threads wait for a time."""
         self.now += ticks
         self.step = max(self.step, ticks // MOST_READS)
+
+
+class Polls:
+    """The number of consecutive failed tests of mbarriers between which no thread accessed other memory."""
+
+    def __init__(self, context):
+        self.context, self.count, self.accesses, self.needed = context, 0, 0, POLLS
+
+    def failed(self):
+        """Count a failed test, which is one access. Start a ProgressCheck after many of them."""
+        context = self.context
+        now = context.logged + len(context.log or ())
+        self.count = self.count + 1 if now - self.accesses <= 1 else 0
+        self.accesses = now
+        if self.count % 128 != 127 or context.max_steps is not None or context.progress_check:
+            return
+        if self.count >= self.needed * sum(block.alive for block in context.live):
+            self.needed *= 2
+            context.steps = 0
+
+    def prove(self, may_run):
+        """Return whether nothing but polls can happen: all blocks have started, or the log proves that the
+        loops access only mbarriers.
+
+        may_run: whether a thread can run that does not repeat itself.
+        """
+        return self.count > 0 and not may_run and (self.context.log is not None or not self.context.pending)
 
 
 class ProgressCheck:
@@ -116,12 +148,22 @@ class ProgressCheck:
         self.repeats += 1
         self.repeating.add(thread)
         rounds, rest = divmod(self.repeats, len(self.states))
-        if rounds == CLOCK_REPEATS and not rest and not self.is_unchanged():
+        if rest:
+            return self.is_unchanged() if self.is_enough(rounds, rest) else None
+        polls = self.context.polls.prove(self.others_may_run())
+        first, leap = (POLL_REPEATS, POLL_LEAP) if polls else (CLOCK_REPEATS, 1)
+        if rounds == first and not self.is_unchanged():
             # a thread outside such loops is still working, and a wait must not time out before it is done
             return False
-        if rounds > CLOCK_REPEATS and not rest:
-            self.context.clock.advance(1 << min(rounds - CLOCK_REPEATS, MAX_LEAP))
-        return self.is_unchanged() if self.is_enough(rounds, rest) else None
+        if rounds > first:
+            self.context.clock.advance(1 << min((rounds - first) * leap, MAX_LEAP))
+        over = rounds >= first and not self.context.clock.readers or (rounds - first) * leap > MAX_LEAP
+        return self.is_unchanged() if polls and over or self.is_enough(rounds, rest) else None
+
+    def others_may_run(self):
+        """Return whether a thread can run that has not repeated a state."""
+        may_run = (t for block in self.context.live for t in block.threads if t.waits in (None, "turn"))
+        return not all(thread.done or thread in self.repeating for thread in may_run)
 
     def is_enough(self, rounds, rest):
         """Return whether enough iterations have repeated: `rounds` per looping thread, and `rest` more.
@@ -131,9 +173,7 @@ class ProgressCheck:
         """
         if rounds < FEW_REPEATS or self.repeats < MANY_REPEATS or rest or self.context.clock.readers:
             return rounds >= MIN_REPEATS
-        may_run = (t for block in self.context.live for t in block.threads if t.waits in (None, "turn"))
-        all_repeat = all(thread.done or thread in self.repeating for thread in may_run)
-        return all_repeat and not self.context.pending or rounds >= MIN_REPEATS
+        return not self.others_may_run() and not self.context.pending or rounds >= MIN_REPEATS
 
     def times_a_wait(self):
         """Return whether every looping thread has read the clock, so that advancing it may end the loops."""

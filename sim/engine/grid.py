@@ -205,6 +205,8 @@ class Grid:
                     live.append(block)
                     resident = len(live) + len(parked)
                     room = resident + len(pending[0]) <= self.resident if pending else False
+                    # While threads only poll mbarriers, another block could not end their wait.
+                    room = room and not (self.context.progress_check and self.context.polls.count)
                     if pending and room and self.context.schedule.may_start_block(len(pending)):
                         self.start_another(pending, live, resident)
         except BaseException as error:

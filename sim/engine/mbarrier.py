@@ -1,21 +1,23 @@
 """The finding for threads that poll an mbarrier whose phase never completes."""
 
-from sim.events import Finding
-from sim.nouns import plural
+from sim.engine.cluster import Cluster
+from sim.engine.wait_graph import WaitGraph, missing_suppliers
+from sim.events import Access, Finding, index_text
+from sim.isa.mbarrier import Barrier
+from sim.memory.async_proxy import bytes_of_phase
+from sim.nouns import joined, plural
 
 
 def failed_waits(context, thread):
-    """Return {thread: (mbarrier, site)} for all threads that poll one mbarrier.
-
-    Use the mbarrier that `thread` polls or, if it polls none, the one polled by the first such thread.
-    """
+    """Return {thread: (mbarrier, site)} for all threads of the cluster of `thread` that poll an mbarrier. If
+    there are none, use the cluster of the first thread that polls one."""
     check = context.progress_check
-    looping = check.states if check else thread.block.threads
+    looping = check.states if check else [t for block in thread.block.cluster for t in block.threads]
     waits = {one: one.failed_wait for one in looping if one.failed_wait and (one is thread or not one.done)}
     if not waits:
         return {}
-    first = waits.get(thread) or waits[min(waits, key=place)]
-    return {one: wait for one, wait in waits.items() if wait[0] is first[0]}
+    cluster = next((one for one in waits if one.block in thread.block.cluster), None) or min(waits, key=place)
+    return {one: wait for one, wait in waits.items() if one.block in cluster.block.cluster}
 
 
 def place(thread):
@@ -26,37 +28,92 @@ def place(thread):
 def deadlock_finding(context, running, loop, waits):
     """Return the finding for threads that wait at an mbarrier.
 
+    It names the mbarrier whose arrivals or bytes no thread can supply, and then the threads that wait for
+    this barrier at others.
+
     loop: the site of the loop in the thread `running`.
     waits: the result of `failed_waits`.
     """
+    graph = WaitGraph(waits, next(iter(waits)).block.cluster)
+    barrier = graph.root()
     seen = {}  # site -> the first thread that waits there
-    for thread in sorted(waits, key=place):
+    for thread in sorted(waits, key=lambda one: (waits[one][0] is not barrier, *place(one))):
         seen.setdefault(waits[thread][1], thread)
     witnesses = [context.witness("waits", site, thread) for site, thread in seen.items()]
     if running not in waits:
         witnesses.append(context.witness("loops", loop, running))
-    barrier = next(iter(waits.values()))[0]
-    element = context.space.element(barrier.address)
-    arrived = barrier.expected - barrier.pending
+    behind = text_of_others(context, graph, barrier)
+    at = f"{waiting_text(graph, barrier)} at the mbarrier {name_of(context, barrier)}"
     if barrier.tx and not barrier.pending:  # before all arrivals, bytes can come before they are expected
-        return missing_bytes_finding(barrier, waits, witnesses, element)
+        return missing_bytes_finding(context, barrier, at, witnesses, behind)
+    arrived, missing = barrier.expected - barrier.pending, missing_suppliers(barrier)
+    returned = [Access("returned", one.block.index, one.index) for one in missing[:1] if one.done]
     return Finding(
         "deadlock",
         "error",
-        f"{plural(len(waits), 'thread')} wait{'s' * (len(waits) == 1)} at the mbarrier {element}, where"
-        f" {arrived} of {barrier.expected} have arrived in phase {barrier.phase}",
-        tuple(witnesses),
-        *element,
-        reason=MISSING if arrived else NOBODY,
-        fix=(
-            "initialise the barrier for as many arrivals as each phase gets, and let each of these threads"
-            " arrive once in every phase"
-        ),
+        f"{at}, where {arrived} of {barrier.expected} have arrived in phase {barrier.phase}",
+        (*witnesses, *returned),
+        *context.space.element(barrier.address),
+        reason=f"{MISSING if arrived else NOBODY}{behind}",
+        fix=fix_of_arrivals(barrier, missing),
     )
 
 
-def missing_bytes_finding(barrier, waits, witnesses, element):
-    """Return the finding for threads that wait at an mbarrier whose phase expects other bytes than arrive."""
+def waiting_text(graph, barrier):
+    """Return the number of threads that wait at a barrier, with the verb."""
+    number = len(graph.waiting_at(barrier))
+    return f"{plural(number, 'thread')} wait{'s' * (number == 1)}"
+
+
+def name_of(context, barrier):
+    """Return the name of an mbarrier, or of another barrier. In a cluster, it contains the block."""
+    if isinstance(barrier, Cluster):
+        return "barrier.cluster"
+    block = f" of block {index_text(barrier.block if isinstance(barrier, Barrier) else barrier.index)}"
+    name = context.space.element(barrier.address) if isinstance(barrier, Barrier) else "cuda.syncthreads()"
+    return f"{name}{block * context.clustered}"
+
+
+def text_of_others(context, graph, root):
+    """Return a sentence about the threads that wait at other barriers, or ""."""
+    waiting = {barrier: graph.waiting_at(barrier) for barrier in graph.edges}
+    alone, texts = len(waiting.pop(root)) == 1, []
+    for barrier, threads in sorted(waiting.items(), key=lambda item: place(item[1][0])):
+        kind = "the mbarrier " if isinstance(barrier, Barrier) else ""
+        texts.append(f"{plural(len(threads), 'thread')} at {kind}{name_of(context, barrier)}")
+    return f" Behind {'it' if alone else 'them'} wait {joined(texts)}." if texts else ""
+
+
+def fix_of_arrivals(barrier, missing):
+    """Return the fix for a phase with too few arrivals.
+
+    missing: the threads that arrived in an earlier phase, and not in this one.
+    """
+    if barrier.brought and not barrier.expected_bytes:
+        return (
+            f"let a thread of block {index_text(barrier.block)} arrive at this mbarrier in each phase, with"
+            f" expect_tx of the bytes that copies bring, {bytes_of_phase(barrier)}: each block expects the"
+            " bytes that arrive at its own barrier, even those that other blocks send"
+        )
+    usual = (
+        "initialise the barrier for as many arrivals as each phase gets, and let each of these threads"
+        " arrive once in every phase"
+    )
+    if not missing:
+        return usual
+    who, when = missing[0], barrier.suppliers[missing[0]]
+    return (
+        f"let thread {index_text(who.index)} of block {index_text(who.block.index)}, which arrived last in"
+        f" phase {when}, arrive in each phase; or {usual}"
+    )
+
+
+def missing_bytes_finding(context, barrier, at, witnesses, behind):
+    """Return the finding for threads that wait at an mbarrier whose phase expects other bytes than arrive.
+
+    at: the number of the threads, and the name of the mbarrier.
+    behind: a sentence about threads that wait at other barriers.
+    """
     expected, brought = (sum(n for _, n in parts) for parts in (barrier.expected_bytes, barrier.brought))
     copies = dict.fromkeys(witness for witness, _ in (*barrier.expected_bytes, *barrier.brought))
     bytes_text = f"{brought:,} of {plural(expected, 'byte')} have come"
@@ -67,18 +124,30 @@ def missing_bytes_finding(barrier, waits, witnesses, element):
     return Finding(
         "deadlock",
         "error",
-        f"{plural(len(waits), 'thread')} wait{'s' * (len(waits) == 1)} at the mbarrier {element}, where"
-        f" {bytes_text} in phase {barrier.phase} ({arrived} of {barrier.expected} have arrived):"
+        f"{at}, where {bytes_text} in phase {barrier.phase} ({arrived} of {barrier.expected} have arrived):"
         f" {difference}",
         (*witnesses, *copies),
-        *element,
+        *context.space.element(barrier.address),
         reason="A phase is complete only when all arrivals have been counted and exactly the expected bytes"
-        " have"
-        " come.",
-        fix=f"let expect_tx name the bytes of the copies that this barrier counts ({brought:,} here), or"
-        f" send the"
-        " missing copy",
+        f" have come.{behind}",
+        fix=fix_of_bytes(barrier, expected, brought, context.clustered),
     )
+
+
+def fix_of_bytes(barrier, expected, brought, clustered):
+    """Return the fix for a phase that expects other bytes than arrive."""
+    mask = "; the mask of a multicast copy names each block that receives the bytes" if clustered else ""
+    if brought < expected == barrier.complete_bytes:
+        return (
+            f"send the missing copy of {plural(expected - brought, 'byte')}: in phase {barrier.phase - 1},"
+            f" the copies brought all {expected:,}{mask}"
+        )
+    if not brought:
+        return f"send the copy of {plural(expected, 'byte')}, or arrive without expect_tx{mask}"
+    right = bytes_of_phase(barrier)
+    counts = "arrive at this block's own barrier" if clustered else "this barrier counts"
+    missing = f", or send the missing copy{mask}" if brought < expected else ""
+    return f"let expect_tx name the bytes of all copies that {counts} in a phase, {right}{missing}"
 
 
 MISSING = "Nothing changes while they wait, so the arrivals that are missing never come."

@@ -9,6 +9,8 @@ one. An element is identified as in memory.read.
 Source: PTX ISA 9.7.13.15, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
 
+from collections import Counter
+
 from numpy import uint32, uint64
 
 from sim.isa.functions import function
@@ -34,12 +36,17 @@ class Barrier:
     bulk: the pending bulk copies whose bytes it counts (sim.memory.async_proxy.Pending).
     expected_bytes, brought: for the current phase, the witnesses of expect_tx and of complete copies, each
         with its number of bytes.
+    suppliers: thread -> the last phase in which it has arrived, or sent a copy that the barrier counts.
+    expecting: the number of phases, up to the current one, that expect bytes.
+    complete_bytes: the number of bytes that the last complete phase expected.
+    brought_by: index of a block -> the number of bytes of its copies, in all phases.
     """
 
     def __init__(self, expected):
         self.expected, self.pending, self.phase = check_count(expected), expected, 0
         self.address, self.block, self.tracked = None, None, []
         self.tx, self.bulk, self.expected_bytes, self.brought = 0, [], [], []
+        self.suppliers, self.expecting, self.complete_bytes, self.brought_by = {}, 0, 0, Counter()
 
     @property
     def state(self):
@@ -76,6 +83,7 @@ class Barrier:
         if self.pending or self.tx:
             return False
         self.phase, self.pending = self.phase + 1, self.expected
+        self.complete_bytes = sum(nbytes for _, nbytes in self.expected_bytes)
         self.expected_bytes, self.brought = [], []
         return True
 
@@ -83,6 +91,7 @@ class Barrier:
         """Add to the bytes that the current phase expects. Raise InvalidOperand outside the range of the
         count."""
         self.tx += nbytes
+        self.expecting += not self.expected_bytes
         self.expected_bytes.append((witness, nbytes))
         if not -MAX_COUNT <= self.tx <= MAX_COUNT:
             raise InvalidOperand(
@@ -95,6 +104,7 @@ class Barrier:
         """Count bytes that have arrived (complete-tx). Return whether they complete the phase."""
         self.tx -= nbytes
         self.brought.append((witness, nbytes))
+        self.brought_by[witness.block] += nbytes
         return self.complete_phase()
 
     def complete_copies(self):

@@ -10,15 +10,16 @@ Source: PTX ISA 9.7.9.25.2, "Async Proxy"; 9.7.13.15.5, "Tracking asynchronous o
 object"; 8.9.5, "Causality order".
 """
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 
-from sim.events import ADDRESS_BITS, SITE_SHIFT, AsyncOperation, Finding, Moment
+from sim.events import ADDRESS_BITS, SITE_SHIFT, AsyncOperation, Finding, Moment, index_text
 from sim.isa.invalid import InvalidOperand
 from sim.isa.tensor_map import NBYTES
 from sim.memory.tensor_map import Located
-from sim.nouns import plural
+from sim.nouns import joined, plural
 
 PIECE = 16  # an operation is logged as aligned accesses of at most this many bytes each
 
@@ -136,7 +137,9 @@ class Pending:
         expected, brought: as in Barrier, for the phase.
         """
         element = self.context.space.element(barrier.address)
-        total = sum(size for _, size in brought) + sum(pending.nbytes for pending in barrier.bulk)
+        parts = [*brought, *((pending.witness, pending.nbytes) for pending in barrier.bulk)]
+        total = sum(size for _, size in parts)
+        self.context.early_barriers.add((barrier.block, barrier.address))
         wanted = sum(size for _, size in expected)
         copies = dict.fromkeys(pending.witness for pending in (self, *barrier.bulk))
         self.context.findings.append(
@@ -151,9 +154,8 @@ class Pending:
                 reason="A phase is complete once the expected number of bytes has arrived, whichever copy"
                 " brings"
                 " them.",
-                fix=f"expect the bytes of all copies of the phase ({total:,}), or wait for the phase before"
-                f" the"
-                " next copy",
+                fix=f"expect the bytes of all copies of the phase, {bytes_by_block(parts)}, or wait for the"
+                " phase before the next copy",
             )
         )
 
@@ -194,6 +196,7 @@ class AsyncProxyMemory:
         pending = Pending(context, operation, targets, nbytes, barrier)
         context.thread.block.in_flight.append(pending)
         if barrier is not None:
+            barrier.suppliers[context.thread] = barrier.phase
             barrier.bulk.append(pending)
         else:
             context.thread.async_sent.append(pending)
@@ -344,6 +347,28 @@ class AsyncProxyMemory:
         spaces: the numbers of the state spaces.
         """
         self.context.announce_ordering("proxy_fenced", spaces)
+
+
+def bytes_of_phase(barrier):
+    """Return the number of bytes that copies bring to an mbarrier per phase, as text, with their senders."""
+    phases = max(barrier.expecting, 1)
+    if any(nbytes % phases for nbytes in barrier.brought_by.values()):
+        return bytes_by_block(barrier.brought)
+    return bytes_by_block((block, nbytes // phases) for block, nbytes in barrier.brought_by.items())
+
+
+def bytes_by_block(parts):
+    """Return a sum of bytes as text. If several blocks send them, name the bytes of each.
+
+    parts: (index of a block, or an Access of its threads; number of bytes).
+    """
+    sent = Counter()
+    for sender, nbytes in parts:
+        sent[getattr(sender, "block", sender)] += nbytes
+    texts = [
+        f"{sent[block]:,} from block {index_text(block)}" for block in sorted(sent, key=lambda b: b[::-1])
+    ]
+    return f"{sum(sent.values()):,} ({joined(texts)})" if len(texts) > 1 else f"{sum(sent.values()):,}"
 
 
 def merged(ranges):

@@ -125,6 +125,7 @@ class Memory(AsyncProxyMemory):
             group[:] = [sent for sent in group if sent.data is not None]
         under_way = [sent for group in (*thread.groups, thread.sent) for sent in group]
         barrier.tracked.append(under_way)
+        barrier.suppliers[thread] = barrier.phase
         self.context.announce_ordering(
             "copies_tracked", phase_of(barrier, barrier.phase), [sent.copy for sent in under_way]
         )
@@ -208,11 +209,13 @@ class Memory(AsyncProxyMemory):
 
     def arrived(self, barrier, phase):
         """Report that the current thread arrives at the mbarrier in this phase."""
+        barrier.suppliers[self.context.thread] = phase
         self.context.announce_ordering("arrived", phase_of(barrier, phase))
 
     def wait_failed(self, barrier):
         """Record that the current thread found the phase of the mbarrier incomplete."""
         self.context.thread.failed_wait = barrier, self.site("atomic")
+        self.context.polls.failed()
 
     def passed(self, barrier, phase):
         self.context.thread.failed_wait = None

@@ -28,7 +28,7 @@ class AsyncFindings:
         """
         verb = "may still read" if is_source else "writes"
         between = f"before the {operation.kind} that {verb} it is complete"
-        fix = FIXES[operation.through, is_source]
+        fix = self.fix(operation, is_source)
         return self.finding(operation, row, site, address, other, between, fix)
 
     def unordered(self, operation, row, address, other):
@@ -37,11 +37,17 @@ class AsyncFindings:
         verb = "reads" if is_source else "writes"
         between = f"while a {operation.kind} that {verb} it may be under way, and nothing orders the two"
         fix = (
-            f"{FIXES[operation.through, is_source]}; or, if the access has to come first, let its thread"
+            f"{self.fix(operation, is_source)}; or, if the access has to come first, let its thread"
             f" arrive"
             f" at a barrier after it, and the thread that sends the {operation.kind} wait there"
         )
         return self.finding(operation, row, row.site, address, other, between, fix)
+
+    def fix(self, operation, is_source):
+        """Return the fix for an access that no wait orders after an operation."""
+        if any(address == operation.barrier for _, address in self.context.early_barriers):
+            return "correct the bytes that its mbarrier expects first, as the finding about the phase says"
+        return FIXES[operation.through, is_source]
 
     def finding(self, operation, row, site, address, other, between, fix):
         element = self.context.space.element(address)

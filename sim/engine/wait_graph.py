@@ -1,0 +1,85 @@
+"""The graph of barriers for which each other's threads wait, and its root: the barrier that no thread can
+complete.
+
+A node is an mbarrier, the block-wide barrier of a block, or the barrier of a cluster. An edge leads from a
+barrier to another one at which a thread waits that the first barrier needs.
+"""
+
+BLOCK_BARRIER, CLUSTER_BARRIER = "syncthreads", "barrier.cluster"  # Thread.waits
+
+
+class WaitGraph:
+    """The barriers at which the threads of one cluster wait.
+
+    polls: {thread: (mbarrier, site)} of the threads that test the phase of an mbarrier.
+    blocks: the blocks of the cluster.
+    """
+
+    def __init__(self, polls, blocks):
+        threads = [thread for block in blocks for thread in block.threads]
+        self.threads = [thread for thread in threads if not thread.done or thread in polls]
+        self.at = {thread: self.barrier_of(thread, polls) for thread in self.threads}
+        self.edges = {}  # barrier -> the barriers at which the threads wait that it needs
+        pending = dict.fromkeys(filter(None, self.at.values()))
+        for barrier in pending:
+            needed = {self.at.get(thread) for thread in self.suppliers(barrier)}
+            self.edges[barrier] = needed - {None, barrier}
+
+    def barrier_of(self, thread, polls):
+        """Return the barrier at which a thread waits, or None."""
+        if thread in polls:
+            return polls[thread][0]
+        if thread.waits == BLOCK_BARRIER:
+            return thread.block
+        return thread.block.barrier if thread.waits == CLUSTER_BARRIER else None
+
+    def suppliers(self, barrier):
+        """Return the threads that have to arrive before a barrier opens, as far as they are known."""
+        if not hasattr(barrier, "suppliers"):
+            blocks = barrier.blocks if hasattr(barrier, "blocks") else (barrier,)
+            return [t for t in self.threads if t.block in blocks and self.at[t] is not barrier]
+        if earlier := missing_suppliers(barrier):
+            return earlier
+        others = [t for t in self.threads if t.block.index == barrier.block and t not in barrier.suppliers]
+        # Without an earlier phase, only the number of threads can show who has to arrive.
+        return others if not barrier.phase and len(others) == barrier.pending else []
+
+    def reachable(self, barrier):
+        """Return the barriers that have to open before a barrier, without the barrier itself unless it is in
+        a cycle."""
+        found, todo = set(), [barrier]
+        while todo:
+            new = self.edges[todo.pop()] - found
+            found |= new
+            todo += new
+        return found
+
+    def root(self):
+        """Return the mbarrier whose arrivals or bytes no thread can supply."""
+        reachable = {barrier: self.reachable(barrier) for barrier in self.edges}
+        # In a cycle, each barrier needs the others. The mbarrier that lags behind has been forgotten.
+        last = [b for b, needs in reachable.items() if all(b in reachable[other] for other in needs)]
+        return min((b for b in last if hasattr(b, "suppliers")), key=self.evidence, default=None) or min(
+            (b for b in reachable if hasattr(b, "suppliers")), key=self.evidence
+        )
+
+    def evidence(self, barrier):
+        """Return a sort key for mbarriers: the one that threads have forgotten comes first."""
+        arrived = barrier.expected - barrier.pending
+        return (
+            bool(self.edges[barrier]),
+            not (barrier.tx and not (barrier.pending and barrier.expected_bytes)),
+            not arrived,
+            barrier.phase,
+            not barrier.expecting,
+        )
+
+    def waiting_at(self, barrier):
+        """Return the threads that wait at a barrier, by block and index."""
+        waiting = (thread for thread in self.threads if self.at[thread] is barrier)
+        return sorted(waiting, key=lambda thread: (thread.block.index[::-1], thread.linear))
+
+
+def missing_suppliers(barrier):
+    """Return the threads that contributed to earlier phases of an mbarrier, and not to the current one."""
+    return [thread for thread, phase in barrier.suppliers.items() if phase < barrier.phase]

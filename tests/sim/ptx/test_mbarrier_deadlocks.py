@@ -1,0 +1,216 @@
+"""Tests of deadlocks at mbarriers: the root that a message names, the number of bytes that its fix names, and
+the time until the verdict."""
+
+import functools
+import time
+
+import numpy as np
+import pytest
+
+from ptx import hopper_corpus as corpus
+from sim import load_ptx, simulate
+from sim.engine.wait_graph import WaitGraph
+from sim.isa.mbarrier import Barrier
+from sim.ptx import nvrtc
+
+pytest.importorskip("cuda.bindings.nvrtc")
+LIMIT = 2.0  # CPU seconds until the verdict
+
+
+@functools.cache
+def compiled(source):
+    return load_ptx(nvrtc.compile_ptx(source, "k.cu", architecture="sm_90a"), source)["k"]
+
+
+def edited(kernel, old, new):
+    """Return the deadlocks of a kernel of the corpus with one edit, after a check of their time."""
+    assert corpus.KERNELS[kernel].count(old) == 1
+    configuration, arguments, _ = corpus.LAUNCHES[kernel]
+    kernel = compiled(corpus.PRELUDE + corpus.KERNELS[kernel].replace(old, new))
+    began = time.process_time()
+    report = simulate(kernel, on_finding="report")[configuration](*arguments())
+    assert time.process_time() - began < LIMIT
+    return report
+
+
+EXPECT, ARRIVE, LOAD = "expect(&full[s], 256)", "            arrive(&empty[s]);\n", "            load(tile[s]"
+# (kernel, old text, new text, root in the verdict, threads behind it, words of the fix)
+ROOTS = [
+    (
+        "pipeline",
+        ARRIVE,
+        ARRIVE.replace("arrive", "if (t != 5) arrive"),
+        "1 thread waits at the mbarrier empty[0], where 31 of 32 have arrived",
+        "32 threads at the mbarrier full[0]",
+        "arrive once in every phase",
+    ),
+    (
+        "pipeline",
+        ARRIVE,
+        ARRIVE.replace("arrive", "if (t != 5 || i < 2) arrive"),
+        "1 thread waits at the mbarrier empty[0], where 31 of 32",
+        "32 threads at the mbarrier full[0]",
+        "let thread 5 of block 0",
+    ),
+    (
+        "pipeline",
+        LOAD,
+        LOAD.replace("load", "if (i != 3) load"),
+        "full[1], where 0 of 512 bytes",
+        "1 thread at the mbarrier empty[1]",
+        "missing copy of 512 bytes: in phase 0, the copies brought all 512",
+    ),
+    (
+        "pipeline",
+        "expect(&full[s], 512)",
+        "expect(&full[s], 768)",
+        "512 of 768 bytes",
+        "empty[0]",
+        "in a phase, 512,",
+    ),
+    (
+        "multicast",
+        EXPECT,
+        "expect(&full[s], 128)",
+        "384 of 128 bytes",
+        "full[0] of block 0",
+        "own barrier in a phase, 256 (128 from block 0 and 128 from block 1)",
+    ),
+    (
+        "multicast",
+        EXPECT,
+        "expect(&full[s], 512)",
+        "256 of 512 bytes",
+        "full[0] of block 1",
+        "own barrier in a phase, 256 (128 from block 0 and 128 from block 1)",
+    ),
+    (
+        "multicast",
+        EXPECT,
+        "if (r == 0) expect(&full[s], 256)",
+        "full[0] of block 1, where 0 of 1 have arrived",
+        "full[0] of block 0",
+        "thread of block 1 arrive at this mbarrier in each phase, with expect_tx of the bytes"
+        " that copies bring, 256",
+    ),
+    (
+        "multicast",
+        "if (t < 2) arrive_at",
+        "if (t < 1) arrive_at",
+        "1 thread waits at the mbarrier empty[0] of block 1, where 0 of 2",
+        "full[0] of block 0",
+        "arrive once in every phase",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kernel", "old", "new", "root", "behind", "fix"), ROOTS)
+def test_a_deadlock_names_its_root_and_then_the_threads_behind_it(kernel, old, new, root, behind, fix):
+    (finding,) = (f for f in edited(kernel, old, new).findings if f.kind == "deadlock")
+    assert root in finding.verdict and behind in finding.reason and fix in finding.fix, finding.message
+
+
+def test_the_bytes_of_an_early_phase_are_those_of_all_its_copies():
+    report = edited("multicast", EXPECT, "expect(&full[s], 128)")
+    early, *others = (finding for finding in report.findings if finding.kind == "async-copy")
+    assert "expect the bytes of all copies of the phase, 256" in early.fix
+    assert others and all(
+        "correct the bytes that its mbarrier expects first" in other.fix for other in others
+    )
+
+
+BEHIND = r"""
+extern "C" __global__ void k(const int* x, int* y) {
+    __shared__ __align__(128) int tile[64];
+    __shared__ u64 a, b;
+    int t = threadIdx.x;
+    if (t == 0) { init(&a, 64); init(&b, 1); init_fence(); }
+    __syncthreads();
+    if (t == 0) { expect(&b, BYTES); load(tile, x, 256, &b); }
+    if (t >= 32) wait(&b, 0);
+    MEET;
+    y[t] = tile[t];
+}"""
+
+
+@pytest.mark.parametrize(
+    ("meet", "behind"),
+    [
+        ("arrive(&a); wait(&a, 0)", "32 threads at the mbarrier a[0]"),
+        ("__syncthreads()", "32 threads at __sync"),
+    ],
+)
+def test_threads_that_wait_for_the_waiting_ones_are_not_the_root(meet, behind):
+    source = corpus.PRELUDE + BEHIND.replace("MEET", meet)
+    x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    kernel = compiled(source.replace("BYTES", "512"))
+    (finding,) = simulate(kernel, on_finding="report")[1, 64](x, y).errors
+    assert finding.kind == "deadlock" and "32 threads wait at the mbarrier b[0]" in finding.verdict
+    assert behind in finding.reason and "in a phase, 256, or send the missing copy" in finding.fix
+    right = simulate(compiled(source.replace("BYTES", "256")), on_finding="report")[1, 64](x, y)
+    assert not [f for f in right.findings if f.kind == "deadlock"]
+
+
+# libcu++ reads the clock and sleeps between its tests of the phase.
+BACK_OFF = r"""
+__device__ u64 now() { u64 time; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time)); return time; }
+extern "C" __global__ void k(const int* x, int* y) {
+    __shared__ __align__(128) int tile[256];
+    __shared__ u64 bar;
+    int t = threadIdx.x;
+    if (t == 0) { init(&bar, 1); init_fence(); }
+    __syncthreads();
+    if (t == 0) { expect(&bar, BYTES); load(tile, x, 1024, &bar); }
+    u64 start = now();
+    for (int count = 0; !done(&bar, 0);) {
+        if (count < 16) { count++; continue; }
+        u64 elapsed = now() - start;
+        LATE
+        if (elapsed > 1 << 10) __nanosleep(elapsed / 4);
+    }
+    y[t] = tile[t];
+}"""
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "late", "kinds"),
+    [
+        (2048, "", ["deadlock"]),
+        (1024, "", []),
+        # A wait with a time limit ends, and the thread then reads too early.
+        (2048, "if (elapsed > 100000000) break;", ["async-copy"]),
+    ],
+)
+def test_a_wait_that_sleeps_between_its_tests(nbytes, late, kinds):
+    kernel = compiled(corpus.PRELUDE + BACK_OFF.replace("BYTES", str(nbytes)).replace("LATE", late))
+    x, y = np.arange(256, dtype=np.int32), np.zeros(256, np.int32)
+    began = time.process_time()
+    report = simulate(kernel, on_finding="report")[1, 128](x, y)
+    assert time.process_time() - began < 2 * LIMIT
+    assert sorted({finding.kind for finding in report.errors}) == kinds
+    if kinds == ["deadlock"]:
+        assert "1,024 of 2,048 bytes have come" in report.errors[0].verdict
+
+
+def test_in_a_cycle_the_root_is_the_barrier_that_lags_behind():
+    class Waiting:
+        done, waits = False, "turn"
+
+        def __init__(self, block):
+            self.block, self.linear = block, len(block.threads)
+            block.threads.append(self)
+
+    class Block:
+        index, threads = (0, 0, 0), None
+
+    block = Block()
+    block.threads = []
+    producer, consumer = Waiting(block), Waiting(block)
+    full, empty = Barrier(1), Barrier(1)
+    full.phase, empty.phase, full.suppliers, empty.suppliers = 4, 3, {producer: 3}, {consumer: 2}
+    polls = {consumer: (full, 0), producer: (empty, 0)}
+    assert WaitGraph(polls, [block]).root() is empty
+    # The producer has arrived as often as the consumer, and its next arrival is missing.
+    empty.phase, full.expecting = 4, 4
+    empty.suppliers = {consumer: 3}
+    assert WaitGraph(polls, [block]).root() is full
