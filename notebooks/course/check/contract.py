@@ -39,6 +39,7 @@ class Contract:
     # maximum ratio of the busiest thread's accesses to the mean over the active threads
     share: float | None = None
     barriers: tuple | None = None  # (minimum, maximum) number of block-wide barriers per block, on average
+    warp_barriers: tuple | None = None  # (minimum, maximum) number of warp-wide barriers, over all warps
     shuffles: tuple | None = None  # (minimum, maximum) number of shuffles, summed over all warps
     atomics: tuple | None = None  # (minimum, maximum) number of atomic operations
     grid_barriers: tuple | None = None  # (minimum, maximum) number of grid-wide barriers
@@ -71,6 +72,9 @@ class Contract:
             yield f"a block uses {bytes_used:,} bytes of shared memory; {self.shared_bytes:,} are enough"
         yield from check_bounds(
             self.barriers, barriers / report.counters["blocks"], "barrier", "in each block"
+        )
+        yield from check_bounds(
+            self.warp_barriers, together.get("syncwarp", 0), "barrier", "of a warp (cuda.syncwarp) in total"
         )
         yield from check_bounds(
             self.shuffles,

@@ -46,17 +46,32 @@ def python_function(kernel):
 
 def of_package(kernel, package, allowed=()):
     """Yield the names of the package's functions that a kernel or one of its device functions calls."""
-    free = {python_function(function) for function in allowed}
+    for function in called(kernel, {python_function(function) for function in allowed}, package):
+        if package_of(function) == package:
+            yield f"{function.__module__}.{function.__name__}"
+
+
+def called(kernel, free=(), package=None):
+    """Yield a kernel's Python function and those of its device functions, except the functions in `free`.
+
+    The search does not enter libraries or functions of `package`.
+    """
     waiting, seen = [python_function(kernel)], set()
     while waiting:
         function = waiting.pop()
         if not isinstance(function, FunctionType) or function in free or function.__code__ in seen:
             continue
+        if is_a_librarys(function):
+            continue
         seen.add(function.__code__)
-        if function.__module__.partition(".")[0] == package:
-            yield f"{function.__module__}.{function.__name__}"
-        elif not is_a_librarys(function):
+        yield function
+        if package_of(function) != package:
             waiting += [python_function(value) for _, value in names(function)]
+
+
+def package_of(function):
+    """Return the name of the top-level package of a function's module."""
+    return (function.__module__ or "").partition(".")[0]
 
 
 def found(function, seen):
@@ -133,4 +148,4 @@ def refused(value):
 
 
 def is_a_librarys(function):
-    return (function.__module__ or "").partition(".")[0] in ("numba", "math", "numpy", "torch", "sim")
+    return package_of(function) in ("numba", "math", "numpy", "torch", "sim")

@@ -73,14 +73,17 @@ def loud_scores(rng, n):
 def attention(rng, queries, keys, d, scores="scores about 0", future=None):
     """Return float32 (q, k, v, scale) with scores that approximate one of the patterns in LOUD.
 
-    Extreme scores are multiples of 1/8, which float32 represents exactly. The answer then differs from the
-    reference only by its own rounding.
+    Around 0, one of several keys is 0, so its scores are exactly 0. Extreme scores are multiples of 1/8,
+    which float32 represents exactly. The answer then differs from the reference only by its own rounding.
 
     future: index of a key with score 1000.
     """
     v = normal(rng, keys, d)
     if scores == "scores about 0" and future is None:
-        return normal(rng, queries, d), normal(rng, keys, d), v, scale_for(rng, d)
+        q, k = normal(rng, queries, d), normal(rng, keys, d)
+        if keys > 1:
+            k[rng.integers(keys)] = 0  # A score of exactly 0 has a weight, too.
+        return q, k, v, scale_for(rng, d)
     tried(DEEP if scores == DEEP else f"scores to ±{FAR}")
     scale = rng.choice([scale for scale in EIGHTHS if abs(scale - d**-0.5) > 0.05])
     wanted = LOUD[scores](rng, keys)

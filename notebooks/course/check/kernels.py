@@ -131,5 +131,5 @@ def copies(arguments):
 
 
 def names_in(kernel):
-    """Return the names that a kernel's own code uses, with or without @cuda.jit."""
-    return set(getattr(kernel, "py_func", kernel).__code__.co_names)
+    """Return the names that a kernel and its device functions use, with or without @cuda.jit."""
+    return {name for function in dialect.called(kernel) for name in function.__code__.co_names}

@@ -1,10 +1,13 @@
 """Checks of lesson 07: ten inferred types, a kernel without float64 in its PTX, the number of blocks, a
 grid-stride loop, and two streams with two buffers."""
 
+from unittest.mock import patch
+
 import numpy as np
 from numba import types
 from numpy import float32
 
+from course import ptx
 from course.check import kernels, streams
 from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail, instance
@@ -35,7 +38,8 @@ EXPRESSIONS = {
 
 @exercise("7.1", "my_types")
 def ex07_1(my_types, rng):
-    answers = my_types()
+    with patch.object(ptx, "type_of_argument", refuse_types):
+        answers = my_types()
     if not isinstance(answers, dict) or set(answers) != set(EXPRESSIONS):
         fail(
             "the answer is a dict with a type for each letter",
@@ -147,6 +151,8 @@ def ex07_4(scale_all, rng):
             max_total={"out": n, "x": 2 * n},
             max_per_thread={"x": -(-2 * n // threads)},
             owner=owner,
+            barriers=(0, 0),
+            warp_barriers=(0, 0),
             hint=STRIDE,
         )
         kernels.judge(
@@ -159,6 +165,7 @@ def ex07_4(scale_all, rng):
             call,
             contract,
             tolerance=0,
+            float64=0,
             max_steps=STEPS,
             hint=lambda got: "NaN: no thread has written this element." if np.isnan(got).any() else None,
         )
@@ -200,6 +207,8 @@ def one_order(pipelined, parts, order, rng):
 
     def fill(p, buffer):
         within("fill", copier)
+        if buffer is not buffers[p % 2]:
+            fail(f"fill({p}, ...) gets a buffer other than buffers[{p % 2}]", call=call, hint=BUFFER)
         buffer[:] = p
         seen["fill"].append(p)
 
@@ -234,11 +243,16 @@ def one_order(pipelined, parts, order, rng):
             )
 
 
+BUFFER = "Part p is stored in buffers[p % 2]."
 TOO_EARLY = (
     "compute(p) waits for the event after fill(p), and fill(p) for the event after compute(p - 2), which used"
     " the same buffer."
 )
 TOO_LATE = "There are two buffers: while part p is computed, part p + 1 can be filled into the other."
+
+
+def refuse_types(argument):
+    fail("the answer asks Numba for a type", hint="Find the types by the rules of section 2.")
 
 
 def describe(answers):

@@ -10,7 +10,7 @@ import numpy as np
 from course.check import kernels
 from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail, instance
-from course.check.unaided import without_records
+from course.check.unaided import without_launches, without_records
 from kernels.cases import memory_patterns
 from sim import simulate
 from sim.events import SITES
@@ -119,6 +119,7 @@ def ex08_3(transpose, rng):
             max_per_thread={"a": 1, "out": 1},
             threads=a.size,
             atomics=(0, 0),
+            barriers=(0, 1),
             shared_bytes=TILE_BYTES,
             hint=PART,
         )
@@ -145,7 +146,8 @@ def ex08_3(transpose, rng):
 
 @exercise("8.4", "predictions")
 def ex08_4(predictions, rng):
-    with without_records("Predict from the source of the kernels: count sectors and wavefronts."):
+    hint = "Predict from the source of the kernels: count sectors and wavefronts."
+    with without_records(hint), without_launches(hint):
         given = predictions()
     if not isinstance(given, dict) or set(given) != set(PATTERNS):
         fail("wanted a dictionary with the five names", wanted=", ".join(PATTERNS), got=str(given))
