@@ -239,13 +239,9 @@ check.ex05_1(load_tile)
 # - All tiles are flat: element `c` of row `row` of the Q tile is `q_tile[row * d + c]`.
 # - `m` is −∞ the first time. `scale` may be any number, even a negative one.
 # - Each thread calls this for its own row, so there is no barrier.
+# - Compute in float32: start a sum with `float32(0)`. A bare `0.0` would make it a float64, which is slow on a GPU (lesson 07).
 #
-# <details><summary>Hint 1: types</summary>
-#
-# Start a sum with `float32(0)`. A bare `0.0` would give correct results here, but on a GPU it makes the sum a float64, which is slow (lesson 07).
-#
-# </details>
-# <details><summary>Hint 2: three loops</summary>
+# <details><summary>Hint: three loops</summary>
 #
 # - Write an outer loop over the keys `j`.
 # - Inside it, write a loop over `c` that computes the score.
@@ -293,6 +289,7 @@ check.ex05_2(visit)
 #
 # - Each thread loads its part of each tile, once, and writes its own row of `o`.
 # - Use `cuda.syncthreads()` twice per tile. (One or two more in the whole kernel are allowed.)
+# - Compute in float32, as in `visit`.
 # - The arrays may be longer than n rows.
 #
 # <details><summary>Hint 1: before the loop</summary>
@@ -349,7 +346,7 @@ def flash_kernel(q, k, v, o, n, d, columns, scale):
 check.ex05_3(flash_kernel)
 
 # %% [markdown]
-# One question is worth a minute. All threads load the Q tile together, so thread 0 may need an element that thread 1 loaded. Why is there no barrier right after it? Because no thread reads the Q tile before the first barrier inside the loop.
+# One question is worth a minute. All threads load the Q tile together, so thread 0 may need an element that thread 1 loaded. Why is there no barrier right after it? The loop has one in time: no thread reads the Q tile before the first barrier inside the loop.
 #
 # ## 5. Validate: against lesson 02, element by element
 #
@@ -480,7 +477,7 @@ show_ladder("05", flash_kernel)
 time_rung("05", flash_kernel)
 
 # %% [markdown]
-# Nothing wasted would be 63. Your kernel needs about thirteen times as many: a multiply-add for the output also reads and writes the row of `o_tile`, and threads whose rows begin a multiple of 32 numbers apart want the same bank at the same time (lesson 08). It is correct, and that comes first. Every later rung changes one thing.
+# With nothing wasted it would be 63. Your kernel needs about thirteen times as many: a multiply-add for the output also reads and writes the row of `o_tile`, and threads whose rows begin a multiple of 32 numbers apart want the same bank at the same time (lesson 08). It is correct, and that comes first. Every later rung changes one thing.
 #
 # ## In three lines
 # - A tile of whole rows is contiguous in flat memory, the kernel splits one line of shared memory into tiles, and all threads share the loads.

@@ -52,8 +52,7 @@ for number, line in enumerate(inspect.getsource(unfinished).splitlines(), start=
 #
 # Start with an empty dictionary, `return {}`, and run the check. It shows the first two
 # bugs that `sim` finds, and how many more there are. Fix the two bugs, and run the
-# check again. A finding shows where two threads conflict, which need not be where the
-# mistake is: for each of the two threads, ask which queries it owns, and why.
+# check again. A finding shows where two threads conflict. The mistake may be in another line. So ask for each of the two threads which queries it owns, and why.
 #
 # Two of the six mistakes are hard to find, because they give correct answers for most inputs. The check helps you: its scores also climb from −1000 to 1000, and fall, and in one case the last key is far above the rest. When you are done, each block computes its own queries, one per thread.
 #
@@ -100,7 +99,7 @@ def repairs():
 check.ex05_4(repairs)
 
 # %% [markdown]
-# Why do those two lines give correct answers so often? A softmax does not change if the same number is subtracted from all scores, and any number works in exact arithmetic. The maximum is only the safe choice. A running maximum that starts at 0 fails if all scores are far below 0: near −100 the weights are so small that float32 keeps only a digit or two of them, and below −104 all of them are rounded to 0, and 0 / 0 is NaN. A maximum over too few scores fails if the one that it missed is so large that its exp overflows. (With `d` larger than the tile, it even reads past the end of its row.)
+# Why do those two lines give correct answers so often? A softmax does not change if the same number is subtracted from all scores, and any number works in exact arithmetic. But exp overflows for large numbers, and rounds to 0 for very negative ones, so the maximum is the safe choice. A running maximum that starts at 0 fails if all scores are far below 0: near −100 the weights are so small that float32 keeps only a digit or two of them, and below −104 all of them are rounded to 0, and 0 / 0 is NaN. A maximum over too few scores fails if the one that it missed is so large that its exp overflows. (With `d` larger than the tile, it even reads past the end of its row.)
 #
 # ## In three lines
 # - Some mistakes show at once, some only with a tool that checks each access, and some only with scores far from 0.

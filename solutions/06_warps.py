@@ -179,7 +179,7 @@ for lane in (0, 1):
 # | `cuda.shfl_xor_sync(mask, value, 2)` | `lane ^ 2` |
 # | `cuda.shfl_sync(mask, value, 2)` | `2` |
 #
-# Down means from higher lanes to lower ones. If there is no such lane, as for lane 31 with `lane + 2`, a lane gets its own value back. `^` is *exclusive or*: it flips bits. 2 is binary 10, so `lane ^ 2` flips the second bit from the right. 5, binary 101, becomes 111, which is 7, and 7 becomes 5. With any number except 0, `^` forms pairs of lanes that swap their values. With a power of two, the two lanes of a pair differ in one bit.
+# Down means from higher lanes to lower ones. If there is no such lane, as for lane 31 with `lane + 2`, a lane gets its own value back. `^` is *exclusive or*: it flips bits. 2 is binary 10, so `lane ^ 2` flips the second bit from the right. So lane 5 (binary 101) gets the value of lane 7 (binary 111), and lane 7 gets the value of lane 5. With any number except 0, `^` forms pairs of lanes that swap their values. With a power of two, the two lanes of a pair differ in one bit.
 #
 # The `mask` has one bit for each participating lane. We always want all of them: 32 ones, `0xffffffff`. No lane gets a value before all lanes of the mask that are still running have reached the call. This is the meaning of `_sync` in the name.
 #
@@ -256,7 +256,8 @@ print("lanes that have 528:", [lane for lane in range(32) if out[lane] == 528])
 # - There can be any number of elements. Threads without an element read and write
 #   nothing.
 # - Name all 32 lanes in the mask, with `ALL_LANES`.
-# - Use no shared memory, no atomic operations and no barrier.
+# - Use no shared memory, no atomic operations and no barrier, and at most six shuffles for each warp.
+# - Compute in float32, in this exercise and the next two.
 #
 # <details><summary>Hint 1: which lanes are in my warp?</summary>
 #
@@ -426,7 +427,7 @@ for step in range(3):
 #
 # ## 6. Thirty-two readers
 #
-# At the end of lesson 01, thirty-two people shared 1000 pairs of score and value, and merged their states in five rounds. They were the lanes of a warp. Each lane has a state `(m, l, o)`: its largest score, and two sums relative to it. Where the sum had `value + other`, there is now a merge.
+# At the end of lesson 01, thirty-two people shared 1000 pairs of score and value, and merged their states in five rounds. They were the lanes of a warp. Each lane has a state `(m, l, o)`: its largest score, and two sums relative to it. A round of the sum adds two values; a round here merges two states.
 #
 # Here is an example on paper with 8 lanes, in base 2 as in lesson 01, so that all numbers are simple. There are five keys, with scores **1, 0, 2, 0, 3** and values **12, 40, 6, 8, 8**. Lanes 0 to 4 have read one each. Lanes 5 to 7 have read nothing: `(−∞, 0, 0)`.
 #
@@ -539,7 +540,7 @@ for lane in (0, 5, 31):
 # 0. The other 31 lanes wait while it reads. Divergence takes time, but does no harm.</details>
 
 # %% [markdown]
-# One thing in the code is new. Registers have no index. A GPU keeps `o` in registers only if the compiler can unroll every loop over it, and for that d must be a constant. So `warp_attention(d)` is an ordinary function that *creates* a kernel in which d is a constant.
+# One thing in the code below is new. Registers have no index. A GPU keeps `o` in registers only if the compiler can unroll every loop over it, and for that d must be a constant. So `warp_attention(d)` is an ordinary function that *creates* a kernel in which d is a constant.
 #
 # ### Exercise 6.3 · warp_attention · about fifteen lines
 # Write the part of the kernel that reads the keys, merges, and writes the output.
@@ -810,7 +811,7 @@ show_ladder("06", warp_attention)
 time_rung("06", warp_attention)
 
 # %% [markdown]
-# More: each warp reads every key from global memory by itself, where a block of lesson 05 shares it. An idea that saves one thing (barriers, shared memory) can cost more of another.
+# It needs more: each warp reads every key from global memory by itself, where a block of lesson 05 shares it. An idea that saves one thing (barriers, shared memory) can cost more of another.
 #
 # ## In three lines
 # - The 32 lanes of a warp run together and exchange values with shuffles: after five rounds of `shfl_xor`, every lane has the sum, or the merged state.

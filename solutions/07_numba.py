@@ -355,7 +355,7 @@ for name, one in {"float32(1)": float32(1), "1.0": 1.0}.items():
 # %% [markdown]
 # (To check the result: 1 + 0.5 + 0.25 + … is 2, and 1 - 1 + 1 - … + 1 is 1.)
 #
-# **Predict.** Here are four kernels, each in float32 only and with the float64 that bare numbers introduce. By what factor does float64 slow each one down on an H200? `relu` does one operation with each number that it loads. `rms_norm`, the next exercise, does a few. `row_sums` does a multiply-add for every two numbers that it loads, and `powers` does 4096 multiply-adds for one. `___`
+# **Predict.** Here are four kernels, each compiled twice: in float32 only, and with the float64 that bare numbers introduce. By what factor does float64 slow each one down on an H200? `relu` does one operation with each number that it loads. `rms_norm`, the next exercise, does a few. `row_sums` does a multiply-add for every two numbers that it loads, and `powers` does 4096 multiply-adds for one. `___`
 
 # %%
 print(f"microseconds, {SOURCE}\n")
@@ -472,7 +472,7 @@ check.ex07_3(blocks_for)
 
 # %% [markdown]
 # ### Exercise 7.4 · scale_all · two or three lines
-# Write `scale_all` with a grid-stride loop: every element of `out` is written once, by the thread that the table gives, for any grid.
+# Write `scale_all` with a grid-stride loop: every element of `out` is written once, by the thread that the table gives, for any grid. There is no barrier.
 #
 # <details><summary>Hint 1: the loop</summary>
 #

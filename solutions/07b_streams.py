@@ -95,7 +95,7 @@ stream.synchronize()
 print("after synchronize:", tripled)
 
 # %% [markdown]
-# Right after the launch, the result is not there yet. Within one stream this does no harm, because each kernel runs after all earlier ones. Only if Python itself reads a result, somebody has to wait. PyTorch does this automatically in `.cpu()`, `.item()` and `print(tensor)`.
+# Right after the launch, the result is not there yet. Within one stream this does no harm, because each kernel runs after all earlier ones. But before Python itself reads a result, it has to wait. PyTorch does this automatically in `.cpu()`, `.item()` and `print(tensor)`.
 #
 # In the picture, Python is in the upper row and the GPU's stream in the lower one. Time goes to the right.
 
@@ -212,7 +212,7 @@ print("no order:  ", in_two_streams(mark=False))
 print("with order:", in_two_streams(mark=True))
 
 # %% [markdown]
-# The result is zeros, without an error: the second stream was faster. The two calls of `synchronize` do not help, because they come too late. An event does help: the second stream waits for the mark of the first one, and Python waits for neither. The picture shows both cases over time:
+# The result is zeros, without an error: the second stream was faster. The two calls of `synchronize` do not help, because they come too late. An event does help: the second stream waits for the mark of the first one, and Python does not wait. The picture shows both cases over time:
 
 # %%
 fill = (1, 7, "x = ones, slowly", ORANGE)
@@ -323,7 +323,7 @@ print(
 # not 3. In the second, `row_sums` takes milliseconds to write its sums, PyTorch copies
 # them immediately, and we count those that are missing in the copy.
 #
-# **Predict.** In which of these cases is the count not 0? With the kernel in the default stream: `scale` reads a tensor; `scale` reads an array that was wrapped before; PyTorch reads the results of `row_sums`. And with the kernel in PyTorch's stream?
+# **Predict.** In which of these cases is the count not 0? With the kernel in the default stream: `scale` reads a tensor; `scale` reads an array that was wrapped before; PyTorch reads the results of `row_sums`. With the kernel in PyTorch's stream: `scale` reads a tensor; PyTorch reads the results of `row_sums`.
 
 # %%
 print(SOURCE, "\n")
@@ -396,7 +396,7 @@ for name, microseconds in recorded["launch_us"].items():
 # %% [markdown]
 # ## In three lines
 # - A launch has a stream and returns immediately. So wait before you read the result, and time kernels with events, after a first launch.
-# - Work in two streams runs in any order. An event orders it.
+# - The work of one stream can run before, after or during the work of another one. With an event, a stream waits for another.
 # - A launch costs time in Python. For small kernels, capture the launches in a CUDA graph.
 #
 # **You can now** launch a kernel together with PyTorch without a race between the two, and measure its time.

@@ -332,7 +332,7 @@ for width in (32, 33, 34, 36, 40, 47, 48):
 #
 # - 4 sectors per request to global memory;
 # - one wavefront per request to shared memory, so no bank conflicts;
-# - one tile of float32, with 32 rows of at most 36 words;
+# - one tile of float32, with 32 rows of at most 36 words, and one barrier;
 # - correct for a matrix of any shape.
 #
 # The grid is `tiles(rows, columns)`, with a block of 32 × 32 threads for each tile of 32 × 32. The shape of a shared array must be a compile-time constant: a literal or a global name, but not an expression such as `TILE + 1`.
@@ -616,11 +616,11 @@ print(f"bank conflicts of transpose_tiled: {conflicts:.1f} milliseconds")
 # %% [markdown]
 # All five move the same numbers, 1 GiB in and 1 GiB out. Compare the times with your table:
 #
-# - `copy` has the lowest cost in our table, and still reaches only about 60 % of the rate that NVIDIA states for an H200, 4.8 TB/s. So the number of sectors is not everything. The rate also depends on how many bytes are requested at the same time, and here each thread requests only 4 bytes. (The plain copy of lesson 02, by PyTorch, reaches 4.3 TB/s. [Lesson 08b](08b_roofline.ipynb) looks at this.)
+# - `copy` has the lowest cost in our table, and still reaches only 56 % of the rate that NVIDIA states for an H200, 4.8 TB/s. So the number of sectors is not everything. The rate also depends on how many bytes are requested at the same time, and here each thread requests only 4 bytes. (The plain copy of lesson 02, by PyTorch, reaches 4.3 TB/s. [Lesson 08b](08b_roofline.ipynb) looks at this.)
 # - `strided_copy` loads eight times as much from DRAM, close to the maximum rate. So it cannot become much faster, except with a smaller stride.
 # - `transpose_naive` moves no more to and from DRAM than the copy, because the caches have combined the stores to each sector. But each sector of `out` is requested eight times, once for each of its numbers, and the kernel takes five times as long as the copy.
 # - `transpose_tiled` and `transpose_padded` differ only in their bank conflicts.
-# - `transpose_padded` has the lowest cost everywhere, and still takes almost twice as long as the copy. What else is different? Its blocks have 1024 threads, so two of them fill a multiprocessor, and at `syncthreads` all threads of a block wait for the last one. These counters do not tell how much of the time this takes.
+# - `transpose_padded` has the lowest cost everywhere, and still takes almost twice as long as the copy. What else is different? Its blocks have 1024 threads, so two of them fill a multiprocessor, and at `syncthreads` all threads of a block wait for the last one. These counters do not show how much time the waiting takes.
 #
 # ### Where the rule ends (optional)
 #

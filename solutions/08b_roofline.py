@@ -198,12 +198,11 @@ show_table(
 
 
 # %% [markdown]
-# This follows [**Little's law**](../docs/glossary.md): the number of bytes in flight equals the rate times the latency. If the latency were constant, half the threads would give half the rate, and the last column would be 2. With few threads this nearly holds. With many threads the latency itself grows, because the loads queue, so the last threads add the least.
+# This follows [**Little's law**](../docs/glossary.md): the number of bytes in flight equals the rate times the latency. If the latency were constant, half the threads would give half the rate, and the last column would be 2. With few threads this nearly holds. With many threads the latency itself grows, because the loads queue, so each further thread adds less.
 #
 # High occupancy is one way to have many bytes in flight. The other is to let each
 # thread issue several loads before it waits for the first; then fewer threads are
-# enough. This is probably why the copy of lesson 08, in which each thread loads 4
-# bytes, is slower than PyTorch's copy, in which each thread loads more. And this is why
+# enough. This is probably why the copy of lesson 08, in which each thread loads 4 bytes, is slower than PyTorch's copy, in which each thread loads more. (`copy_some` also has 4 bytes per thread in flight, and it reaches 3.3 TB/s where that copy reaches 2.7. Its threads copy 16 numbers each, so far fewer threads have to be started.) And this is why
 # high occupancy is not a goal by itself. The flash kernel has low occupancy, because it
 # uses its registers for a row of q and a row of o.
 #
@@ -330,7 +329,7 @@ print(f"matmul_tiled, the GPU's wavefronts / the formula's: {less:.2f}")
 # %% [markdown]
 # The GPU counted a quarter less than the formula predicts, because the compiler found a better way. For each multiply-add, our line loads one word of `tile_a` and one of `tile_b`. But the four words of `tile_a` for four multiply-adds are contiguous, and the compiler loads them with one instruction, which takes 2 wavefronts. So there are 6 wavefronts for 4 multiply-adds, where we had counted 8.
 #
-# (You do not find the 12 n² bytes of a matrix product in any count, because each number is loaded by n / 32 blocks. The formula gives a minimum, not the actual traffic.)
+# (No count shows the 12 n² bytes of a matrix product, because n / 32 blocks load each number. The formula gives a minimum, not the actual traffic.)
 #
 # **Predict**, for a matrix product with n = 4096: does memory, arithmetic or shared memory determine the time? `___`
 
