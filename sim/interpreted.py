@@ -33,6 +33,7 @@ from sim.memory.declared import Declarations
 from sim.memory.record import Record
 from sim.memory.spaces import AddressSpace, bind_arguments
 from sim.memory.tensor_map import described_arrays
+from sim.observers import Pipeline
 from sim.reruns import ENDLESS, Reruns
 from sim.watched import watched
 
@@ -69,6 +70,9 @@ class Interpreted:
         observers = [observer() if isinstance(observer, type) else observer for observer in launch.observers]
         prepare = functools.partial(self.prepare, launch, make_grid)
         context, program, grid = prepare(observers, Seeded(np.random.default_rng(launch.seed)))
+        recorder = Pipeline()
+        if context.asynchronous:
+            recorder.attach(context)
         with Reruns(context, program, observers) as reruns:
             run(grid, context, program.fiber)
             further_notes = reruns.run_all(prepare, run)
@@ -78,7 +82,7 @@ class Interpreted:
         shares, unwatched = watched(observers, share, context.silent, left)
         notes = (*program.notes, *further_notes, *unwatched, *context.notes)
         shown = program.code, context.trace, shares, context.columns()
-        return Outcome(context.findings, context.counters, notes, *shown)
+        return Outcome(context.findings, context.counters, notes, *shown, tuple(recorder.events))
 
     def prepare(self, launch, make_grid, observers, schedule, poison=None):
         """Return (Context, ThreadProgram, Grid) for one run of the launch, without starting it."""

@@ -10,11 +10,12 @@ from typing import Any
 from sim.events import Access, Column, Finding, Index3, Site, index_text
 from sim.nouns import plural
 from sim.pages import reference
-from sim.recording import Recording
+from sim.recording import AsyncEvent, Recording
 from sim.viz import View
 from sim.viz.by_line import Listing, by_line, listing
 from sim.viz.memory_map import memory_map
 from sim.viz.page import page
+from sim.viz.pipeline import pipeline
 from sim.viz.timeline import timeline
 from sim.viz.warp_grid import warp_grid
 
@@ -31,6 +32,7 @@ class Report:
     watched: {observer's name: the fraction of the launch that it saw}. If a fraction is below 1, or if no
         observer saw an access, there is a note about it.
     columns: how `by_line` displays the counters of source lines.
+    async_events: the bulk copies, wgmma and waits for mbarriers of the first block, up to 400.
 
     Counters, by the observer that adds them:
 
@@ -56,6 +58,7 @@ class Report:
     trace: Recording | None = field(default=None, repr=False, compare=False)
     watched: dict[str, float] = field(default_factory=dict, compare=False)
     columns: tuple[Column, ...] = field(default=(), repr=False, compare=False)
+    async_events: tuple[AsyncEvent, ...] = field(default=(), repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle and copy, with source lines in place of code objects, which cannot be
@@ -126,6 +129,10 @@ class Report:
         """Return a figure of the threads of `block` over time, with barriers and waits. The default is the
         lowest traced block."""
         return timeline(self.recording, block)
+
+    def pipeline(self) -> View:
+        """Return a figure of the bulk copies, wgmma and phases of mbarriers of the first block over time."""
+        return pipeline(self.async_events, "Bulk copies, wgmma and phases of the first block")
 
     def warp_grid(
         self,

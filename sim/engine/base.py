@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from sim.device import DeviceSpec
 from sim.events import Column, Finding, Index3, Observer
 from sim.memory.argument import Argument
-from sim.recording import Recording
+from sim.recording import AsyncEvent, Recording
 
 
 class Kernel(ABC):
@@ -68,6 +68,7 @@ class Outcome:
     code: the code objects that ran, the kernel's first.
     watched: {observer's name: fraction of the launch that it saw}.
     columns: how to display the counters of source lines.
+    async_events: the bulk copies, wgmma and waits of the first block.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -77,6 +78,7 @@ class Outcome:
     trace: Recording | None = None
     watched: dict[str, float] = field(default_factory=dict)
     columns: tuple[Column, ...] = ()
+    async_events: tuple[AsyncEvent, ...] = ()
 
 
 class Engine(Protocol):

@@ -23,6 +23,13 @@ class Pipeline(Observer):
     def launch_started(self, context):
         self.context = context
 
+    def attach(self, context):
+        """Record a launch in addition to its observers, if one of them receives asynchronous operations."""
+        self.context = context
+        for hook in ("async_issued", "async_done", "async_tracked", "passed"):
+            if context.listeners["async_issued"]:
+                context.listeners[hook] = [*context.listeners[hook], getattr(self, hook)]
+
     def add(self, action, thread, lane, text, number=-1):
         if len(self.events) == self.limit:
             self.cut += 1

@@ -28,6 +28,8 @@ def page(report: Report) -> View:
         parts += ["<h4>Memory traffic by array</h4>", arrays_table(report.counters["arrays"])]
     if report.counters.get("lines"):
         parts += ["<h4>Cost by source line</h4>", report.by_line().body]
+    if report.async_events:
+        parts.append(report.pipeline().body)
     parts += [view.body for view in figures(report.trace)]
     return View(str(report), "".join(parts))
 

@@ -5,12 +5,14 @@ one fence or wait has been deleted."""
 
 import functools
 import re
+from urllib.parse import unquote
 
 import pytest
 
 from ptx import hopper_corpus as corpus
 from sim import LaunchError, load_ptx, simulate
 from sim.ptx import nvrtc
+from sim.viz.page import page
 
 pytest.importorskip("cuda.bindings.nvrtc")
 ENGINES = "fibers", "threads", "native"
@@ -85,3 +87,12 @@ def test_a_kernel_with_cluster_barriers_runs_without_clusters():
     assert right and not report.findings
     with pytest.raises(LaunchError, match="clusters of"):
         corpus.run("cluster sum", load_ptx(text("cluster sum")), cluster=2)
+
+
+def test_a_report_in_html_draws_the_copies_and_phases_of_the_first_block():
+    html = page(kinds("pipeline", text("pipeline"))[2]).html
+    assert "Bulk copies, wgmma and phases of the first block" in html
+    assert all(lane in unquote(html) for lane in (">tile[1, 0]<", ">full[1]<", ">empty[1]<"))
+    assert "bulk copy to tile[0, 0] is sent" in html and "is complete: phase 0 of full[0]" in html
+    without = kinds("cluster sum", text("cluster sum"))[2]
+    assert not without.async_events and "Bulk copies" not in page(without).html
