@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class EpochCounter(Observer):
-    """A counter of warp requests that processes accesses epoch by epoch.
+    """A counter of warp requests that processes accesses epoch by epoch. Bulk copies and wgmma access memory
+    without a request of a warp, so they are not counted.
 
     A subclass overrides `space`, the memory space whose accesses are counted, and `epochs`.
 
@@ -41,11 +42,13 @@ class EpochCounter(Observer):
         self.sites: dict[int, list[int]] = {}  # site -> its counts, in the order of `names`
 
     def launch_started(self, context: "Context") -> None:
-        self.spec = context.spec
+        self.spec, self.async_segments = context.spec, context.async_segments
         self.lanes = -(-context.spec.max_threads_per_block // context.spec.warp_size) * context.spec.warp_size
 
     def accesses(self, batch: Batch) -> None:
         mine = batch.space == self.space
+        if self.async_segments:
+            mine &= ~np.isin(batch.segment, [*self.async_segments])
         if mine.all():
             self.keep(batch.block, batch.thread, batch.site, batch.address, batch.size)
         elif mine.any():

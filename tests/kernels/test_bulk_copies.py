@@ -10,6 +10,7 @@ from numba.cuda.core.errors import UnsupportedError
 from kernels.tensor_cores import bulk_copies
 from kernels.tensor_cores.warpgroup import fence_proxy_async
 from sim import simulate, tensor_map
+from sim.observers import COUNTERS, DEFAULT
 
 TILE = """
 @cuda.jit
@@ -111,6 +112,13 @@ def test_a_copy_in_and_out(text, engine):
 def test_the_bug_is_found(text, old, new, wanted):
     assert text.count(old) == 1
     assert run(text.replace(old, new), max_steps=4000)[0] == wanted
+
+
+def test_copies_are_not_requests_of_warps():
+    _, right, report = run(TILE, observers=[*DEFAULT, *COUNTERS])
+    assert right and report.counters["coalescing"]["requests"] == 0
+    pieces = 4 * 2 * 512 // 16  # blocks, copies in each, bytes of a copy and of a log entry
+    assert report.counters["banks"]["shared_requests"] < pieces
 
 
 def test_the_ptx_has_the_instructions():
