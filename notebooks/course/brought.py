@@ -14,7 +14,7 @@ from course.definitions import is_brought
 
 KEPT = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
 MAGIC = "%", "!"
-SIMPLE = "float32", "math.log", "namedtuple"
+SIMPLE = "float32", "math.log", "namedtuple", "wgmma"
 
 
 def brought(lesson, *names):

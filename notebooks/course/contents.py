@@ -240,6 +240,13 @@ PARTS = {
             55,
             ("14b", "18"),
         ),
+        Lesson(
+            "18c_hopper",
+            "Hopper",
+            "swizzled tiles, products of four warps, a barrier that counts bytes, a pipeline",
+            85,
+            ("16b", "17"),
+        ),
     ],
     "6 · Beyond": [
         Lesson(

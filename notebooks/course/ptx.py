@@ -288,8 +288,10 @@ def another_gpu(architecture):
 
 
 def numbers_of(architecture):
-    """Return the architecture as a tuple: (8, 0) for "sm_80"."""
-    return divmod(int(architecture.removeprefix("sm_")), 10)
+    """Return the architecture as a tuple: (8, 0) for "sm_80", (9, 0, "a") for "sm_90a"."""
+    digits = architecture.removeprefix("sm_")
+    number, feature = digits.rstrip("a"), digits.lstrip("0123456789")
+    return (*divmod(int(number), 10), *feature)
 
 
 def parameters(function, signature):

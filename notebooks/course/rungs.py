@@ -112,8 +112,17 @@ RUNGS = {
         {"tiles": 1},
         {"tiles": 8192},
     ),
+    "18c": Rung(
+        "copies by TMA, wgmma",
+        "matmul, bfloat16",
+        "18c_hopper",
+        ("matmul",),
+        {"n": 64, "k": 512},
+        {"n": 4096, "k": 4096},
+    ),
 }
-SIZES = "WIDTH, KEYS, WARPS = 16, 16, 2"  # the line of lesson 17 that the GPU's versions replace
+# file -> the line of a lesson that defines its sizes, which the GPU's versions replace
+SIZES = {"17_fast_forward": "WIDTH, KEYS, WARPS = 16, 16, 2", "18c_hopper": "COLUMNS, STAGES = 32, 2"}
 
 
 def problem(lesson, device, *answers):
@@ -391,10 +400,49 @@ def tap_gradients(add_products, sum_diagonals):
     return kernel
 
 
+def pipeline_18c(device, matmul, n, k):
+    import torch
+
+    rows, columns, depth, threads = 64, 32, 64, 160
+    if device == "cuda":
+        columns, lesson = 256, "18c_hopper"
+        text = f"COLUMNS, STAGES = {columns}, 4"
+        matmul = finished(lesson, ("matmul",), lambda given: resized(given, lesson, text))["matmul"]
+    a, b = torch.randn(2, n, k, device=device).bfloat16()
+    c = torch.empty(n, n, device=device)
+    maps = [tile_map(a, (rows, depth)), tile_map(b, (columns, depth))]
+    return Problem(
+        lambda run: run(matmul, (n // columns, n // rows), threads, *maps, k // depth, c),
+        lambda: c,
+        lambda: a.float() @ b.float().T,
+        lambda: a @ b.T,
+        n * n * k,
+        4 * n * (k + n),
+        tensor_cores=True,
+        tolerance=0.02,
+    )
+
+
+def tile_map(matrix, box):
+    """Return the tensor map of a bfloat16 matrix with the 128-byte swizzle: on a GPU as a tensor there, else
+    as an array for the simulator."""
+    import torch
+
+    from sim import tensor_map
+    from sim.isa.tensor_map import TensorMap
+
+    if not matrix.is_cuda:
+        return tensor_map(matrix.view(torch.int16).numpy(), box, swizzle=128)
+    sizes, strides = tuple(matrix.shape[::-1]), (2 * matrix.stride(0),)
+    described = TensorMap("bf16", matrix.data_ptr(), sizes, strides, box[::-1], (1, 1), swizzle=128)
+    return torch.frombuffer(bytearray(described.encode()), dtype=torch.uint8).to(matrix.device)
+
+
 def enlarged(sizes, further=None):
     """Return {name: value} of the learner's lesson 17 with larger tiles, or of lesson `further`, which brings
     over functions of lesson 17."""
-    names = finished("17_fast_forward", ("flash_with", "two_buffers"), lambda text: resized(text, sizes))
+    first = "17_fast_forward"
+    names = finished(first, ("flash_with", "two_buffers"), lambda text: resized(text, first, sizes))
     if further is None:
         return names
 
@@ -407,11 +455,12 @@ def enlarged(sizes, further=None):
     return finished(further, ("conv_kernel",), edit, larger=larger)
 
 
-def resized(text, sizes):
-    """Replace the line of lesson 17 that defines the sizes of a tile."""
-    if text.count(SIZES) != 1:
-        raise ValueError(f"lesson 17 has the line {SIZES!r} {text.count(SIZES)} times; expected once")
-    return text.replace(SIZES, sizes)
+def resized(text, lesson, sizes):
+    """Replace the line of a lesson that defines its sizes."""
+    old = SIZES[lesson]
+    if text.count(old) != 1:
+        raise ValueError(f"{lesson} has the line {old!r} {text.count(old)} times; expected once")
+    return text.replace(old, sizes)
 
 
 def finished(lesson, needed, edit, **given):
@@ -439,4 +488,5 @@ MAKERS = {
     "17": flash_17,
     "17b": conv_17b,
     "18": taps_18,
+    "18c": pipeline_18c,
 }

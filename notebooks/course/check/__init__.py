@@ -11,7 +11,7 @@ is imported on first use. Read the files in this order:
     dialect, trial        rejection of Python that no GPU supports, and the compilation of a correct kernel
     tensors               instrumentation for answers in PyTorch
     patience              time limits
-    lesson01 to lesson23  the checks, one module per lesson
+    lesson01 to lesson23  the checks, one module per lesson; those of lesson 18c are in hopper
     backward_faults, cuda_kernels, six_kernels, streams   faulty kernels and models that single lessons use
     letters               the letters of the faulty versions in a bug hunt
 """

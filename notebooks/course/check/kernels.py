@@ -10,7 +10,7 @@ import numpy as np
 from course.check import dialect
 from course.check.dialect import python_function as python_function
 from course.check.harness import compare, fail
-from course.check.trial import remember_launch
+from course.check.trial import ARCHITECTURE, remember_launch
 from sim import ThreadError, simulate
 from sim.nouns import plural
 from sim.observers import DEFAULT
@@ -23,7 +23,15 @@ STEPS = 50_000  # limit on the total number of iterations of while loops before 
 
 
 def launch(
-    kernel, configuration, arguments, rng, call, refused=lambda finding: True, float64=None, **options
+    kernel,
+    configuration,
+    arguments,
+    rng,
+    call,
+    refused=lambda finding: True,
+    float64=None,
+    architecture=ARCHITECTURE,
+    **options,
 ):
     """Launch a kernel once and return sim's report.
 
@@ -31,6 +39,7 @@ def launch(
     including warnings). An unfinished stub raises its own NotImplementedError.
 
     float64: maximum number of float64 instructions in the compiled kernel.
+    architecture: GPU architecture for which the kernel must compile.
     options: additional options of sim.simulate.
     """
     dialect.refuse(kernel)
@@ -45,7 +54,7 @@ def launch(
     messages = [finding.message for finding in report.findings if refused(finding)]
     if messages:
         fail("sim finds a bug", call=call, hint=first(messages))
-    remember_launch(kernel, arguments, prod(report.grid), float64)
+    remember_launch(kernel, arguments, prod(report.grid), float64, architecture)
     return report
 
 

@@ -1,5 +1,6 @@
 """Checks for lesson 18: the tap gradient as products of windows, computed by a warp and its diagonals;
-register limits that let more blocks fit; and the convolution of a decoder's scores with overlapping rows."""
+register limits that let more blocks fit; and the convolution of a decoder's scores with overlapping rows.
+The checks of lesson 18c are in course.check.hopper."""
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from course.check import inputs, kernels
 from course.check.contract import Contract
 from course.check.harness import compare, exercise, explained, fail, instance
+from course.check.hopper import ex18_6, ex18_7, ex18_8, ex18_9, ex18_10  # noqa: F401
 from course.check.tensors import within
 from kernels.tensor_cores.tiles import tap_loader
 from sim.nouns import plural

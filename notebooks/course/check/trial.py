@@ -14,7 +14,8 @@ RUNNING = ContextVar("the check that runs")
 class Trial:
     """State of the check that is running.
 
-    launch: (kernel, arguments, maximum number of float64 instructions or None) of the last launch.
+    launch: (kernel, arguments, maximum number of float64 instructions or None, architecture) of the last
+        launch.
     blocks: largest number of blocks in one launch.
     """
 
@@ -32,18 +33,18 @@ class Trial:
 
         Return a line for the success message.
         """
-        kernel, arguments, most = self.launch
+        kernel, arguments, most, architecture = self.launch
         # A kernel built from PTX has already been compiled, so there is nothing to check here.
         if hasattr(kernel, "module"):
             from course.cuda_cpp import have_nvrtc
 
-            return f"compiles for {ARCHITECTURE}" if have_nvrtc() else "not compiled: NVRTC is not installed"
+            return f"compiles for {architecture}" if have_nvrtc() else "not compiled: NVRTC is not installed"
         try:
             from course.ptx import NoCompiler, compiled_here
         except ImportError:
             return "not compiled: numba-cuda is not installed"
         try:
-            made = compiled_here(kernel, *arguments, architecture=ARCHITECTURE)
+            made = compiled_here(kernel, *arguments, architecture=architecture)
         except NoCompiler:
             return "not compiled: libNVVM is not installed"
         except Exception as error:  # Any exception that Numba raises here is caused by the kernel.
@@ -61,7 +62,7 @@ class Trial:
                     " float32(0) and float32(n)."
                 ),
             )
-        return f"compiles for {ARCHITECTURE}"
+        return f"compiles for {architecture}"
 
 
 def reason(error, lines=8):
@@ -91,7 +92,8 @@ def tried(*facts):
         trial.facts.extend(facts)
 
 
-def remember_launch(kernel, arguments, blocks, most_float64):
+def remember_launch(kernel, arguments, blocks, most_float64, architecture=ARCHITECTURE):
     """Remember a launch, so that its kernel is compiled after all values have been checked."""
     if trial := RUNNING.get(None):
-        trial.launch, trial.blocks = (kernel, arguments, most_float64), max(trial.blocks, blocks)
+        trial.launch = kernel, arguments, most_float64, architecture
+        trial.blocks = max(trial.blocks, blocks)

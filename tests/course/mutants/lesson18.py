@@ -322,6 +322,45 @@ def plain_convolve(t, scores, bands):
         )
 
 
+# 18.6 to 18.10 ----------------------------------------------------------------------------------------------
+
+place, add_tiles, TransactionBarrier, consume, produce = from_solutions(
+    "18c", "place", "add_tiles", "TransactionBarrier", "consume", "produce"
+)
+
+
+@cuda.jit(device=True)
+def by_bits(row, column):
+    """Correct: exchanges the bits of the chunk directly."""
+    return column ^ ((row & 7) << 3)
+
+
+class CountedUpwards:
+    """Correct: counts both sums upwards."""
+
+    def __init__(self, arrivals):
+        self.wanted, self.come, self.expected, self.delivered, self.parity = arrivals, 0, 0, 0, 0
+
+    def arrive(self, nbytes=0):
+        self.come += 1
+        self.expected += nbytes
+        self.advance()
+
+    expect = arrive
+
+    def deliver(self, nbytes):
+        self.delivered += nbytes
+        self.advance()
+
+    def advance(self):
+        if self.come == self.wanted and self.expected == self.delivered:
+            self.come = self.expected = self.delivered = 0
+            self.parity ^= 1
+
+    def is_complete(self, parity):
+        return parity != self.parity
+
+
 ROW, RIGHT_HALF = "(lane & 7) + (lane >> 4) * 8", "(lane >> 3 & 1) * 8"
 ZEROED = "    for e in range(4):\n        t[e] = float32(0)\n"
 
@@ -492,10 +531,93 @@ MUTANTS = {
         ),
     ],
 }
+PLACE, FIRST = "((column // 8) ^ (row % 8)) * 8 + column % 8", "cuda.threadIdx.x"
+MULTIPLY = "        total = product"
+END_IF_DUE = "\n        self.end_phase()"
+RESTART = "        self.missing = self.arrivals"
+ADD = "        total = add_tiles(total, a[stage], b[stage])\n"
+ARRIVE = "        mbarrier_arrive(empty, stage)\n"
+WAIT_FULL = "        wait(full, stage, turn % 2)\n"
+WAIT_EMPTY = "        wait(empty, stage, (turn + 1) % 2)\n"
+COPY_B = "        tensor_load(b"
+STAGE = "step % full.shape[0], step // full.shape[0]"
+
+MUTANTS |= {
+    "ex18_6": wrong(
+        place,
+        ("adds in place of XOR", ("(column // 8) ^ (row % 8)", "(column // 8 + row % 8) % 8")),
+        ("every row, not modulo 8", ("(row % 8)", "row")),
+        ("half of the chunks", ("row % 8", "row % 4")),
+        ("elements in place of chunks", (PLACE, "column ^ (row % 8)")),
+        ("no swizzle", (PLACE, "column")),
+        ("the position of the chunk", (" * 8 + column % 8", "")),
+    ),
+    "ex18_7": wrong(
+        add_tiles,
+        ("no fence", ("    total = wgmma_fence(total)\n", "")),
+        ("no commit", ("    wgmma_commit()\n", "")),
+        ("no wait", ("return wgmma_wait_0(total)", "return total")),
+        ("the last product alone", ("of_b, True)", "of_b, False)")),
+        ("forgets the accumulators of the call", ("of_b, True)", "of_b, first > 0)")),
+        ("three products", ("range(0, 64, 16)", "range(0, 48, 16)")),
+        ("steps of 32", ("range(0, 64, 16)", "range(0, 64, 32)")),
+        ("always the first columns of A", ("a, (0, first)", "a, (0, 0)")),
+        ("A without a swizzle", ("(a, (0, first), 16, 1024, 128)", "(a, (0, first), 16, 1024, 0)")),
+        ("rows of half the length", ("b, (0, first), 16, 1024", "b, (0, first), 16, 512")),
+        ("the tiles exchanged", ("total, of_a, of_b", "total, of_b, of_a")),
+        ("one warp", (MULTIPLY, f"        if {FIRST} < 32:\n    {MULTIPLY}")),
+    ),
+    "ex18_8": wrong(
+        TransactionBarrier,
+        ("does not wait for bytes", (" and self.nbytes == 0", "")),
+        ("does not wait for arrivals", ("self.missing == 0 and ", "")),
+        ("one arrival in later phases", (f"1\n    {RESTART}", f"1\n    {RESTART[:-13]}1")),
+        ("the last byte ends nothing", (f"-= nbytes{END_IF_DUE}", "-= nbytes")),
+        ("the last arrival ends nothing", (f"-= 1{END_IF_DUE}", "-= 1")),
+        ("expect does not arrive", ("\n        self.arrive()", "")),
+        ("forgets other expectations", ("self.nbytes += nbytes", "self.nbytes = nbytes")),
+        ("the other parity", ("!= parity", "== parity")),
+        ("phase 0 alone", ("self.phase % 2 != parity", "self.phase > parity")),
+    ),
+    "ex18_9": wrong(
+        consume,
+        ("always parity 0", ("turn % 2", "0")),
+        ("the parity of the step", ("turn % 2", "step % 2")),
+        ("the producer's parity", ("turn % 2", "(turn + 1) % 2")),
+        ("does not wait", (WAIT_FULL, "")),
+        ("arrives first", (ADD + ARRIVE, ARRIVE + ADD)),
+        ("does not arrive", (ARRIVE, "")),
+        ("one thread arrives", (ARRIVE, f"        if {FIRST} == 0:\n    {ARRIVE}")),
+        ("arrives at full", ("mbarrier_arrive(empty", "mbarrier_arrive(full")),
+        ("always stage 0", ("a[stage], b[stage]", "a[0], b[0]")),
+        ("two stages", (STAGE, "step % 2, step // 2")),
+        ("forgets the last step", ("range(steps)", "range(steps - 1)")),
+    ),
+    "ex18_10": wrong(
+        produce,
+        ("the consumer's parity", ("(turn + 1) % 2", "turn % 2")),
+        ("does not wait", (WAIT_EMPTY, "")),
+        ("the bytes of A alone", ("(a.shape[1] + b.shape[1])", "a.shape[1]")),
+        ("elements in place of bytes", ("2 * 64 * (a", "64 * (a")),
+        ("twice the bytes", ("2 * 64 * (a", "4 * 64 * (a")),
+        ("32 columns", ("a.shape[1] + b.shape[1]", "64 + 32")),
+        ("expects nothing", ("2 * 64 * (a.shape[1] + b.shape[1])", "0")),
+        ("always the first tile of B", ("map_b, 0, (64 * step", "map_b, 0, (0")),
+        ("rows and columns exchanged", ("(64 * step, row)", "(row, 64 * step)")),
+        ("the first columns in every block", ("cuda.blockIdx.x", "0")),
+        ("two stages", (STAGE, "step % 2, step // 2")),
+        ("waits before the second copy", (COPY_B, f"{WAIT_FULL}{COPY_B}")),
+    ),
+}
 RIGHT = {
     "ex18_1": [tap_gradient, by_windows_of_16, turned],
     "ex18_2": [add_products, quarters_in_another_order, in_two_halves],
     "ex18_3": [sum_diagonals, barrier_first],
     "ex18_4": [most_registers, by_trying],
     "ex18_5": [convolve, in_registers, a_half_at_a_time],
+    "ex18_6": [place, by_bits],
+    "ex18_7": [add_tiles],
+    "ex18_8": [TransactionBarrier, CountedUpwards],
+    "ex18_9": [consume],
+    "ex18_10": [produce],
 }

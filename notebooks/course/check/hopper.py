@@ -1,0 +1,397 @@
+"""Checks for lesson 18c: swizzled tiles, products of a warp group, a transaction barrier in plain Python, and
+the two halves of a pipeline that is filled by tensor copies."""
+
+import numpy as np
+from ml_dtypes import bfloat16
+from numba import cuda
+from numpy import float32, int16, int64
+
+from course.check import kernels
+from course.check.contract import Contract
+from course.check.harness import compare, exercise, fail
+from kernels.tensor_cores.bulk_copies import (
+    fence_mbarrier_init,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_try_wait,
+    tensor_load,
+)
+from kernels.tensor_cores.warpgroup import (
+    fence_proxy_async,
+    matrix_descriptor,
+    wgmma,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait_0,
+)
+from sim import tensor_map
+from sim.events import Observer
+from sim.nouns import plural
+
+ARCHITECTURE = "sm_90a"
+ROWS, COLUMNS, DEPTH = 64, 32, 64  # rows of a tile of A and of B; elements in a row
+GROUP = 128  # threads that multiply
+SPINS = 4000  # iterations of waiting loops without progress, after which the launch has ended in a deadlock
+
+
+def launch(kernel, configuration, arguments, rng, call, **options):
+    return kernels.launch(
+        kernel, configuration, arguments, rng, call, float64=0, architecture=ARCHITECTURE, **options
+    )
+
+
+def swizzled(row, column):
+    return ((column // 8) ^ (row % 8)) * 8 + column % 8
+
+
+class Issued(Observer):
+    """An observer that counts the asynchronous operations: {(kind, block, thread): number}."""
+
+    def __init__(self):
+        self.counts = {}
+
+    def async_issued(self, operation):
+        key = operation.kind, operation.issued.block, operation.issued.thread
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+    def total(self, kind):
+        return sum(count for (of, _, _), count in self.counts.items() if of == kind)
+
+
+# 18.6 -------------------------------------------------------------------------------------------------------
+
+SWIZZLE = (
+    "A chunk has 8 elements: column // 8 is the number of the chunk, and column % 8 the place in it. Only the"
+    " number of the chunk changes: it becomes (column // 8) ^ (row % 8)."
+)
+
+
+@exercise("18.6", "place")
+def ex18_6(place, rng):
+    kernels.jitted(place, "place")
+
+    @cuda.jit
+    def every_element(rows, out):
+        thread = cuda.grid(1)
+        for column in range(64):
+            out[thread, column] = place(rows[thread], column)
+
+    rows = np.concatenate([np.arange(32), rng.integers(32, 4096, 32)])
+    wanted = swizzled(rows[:, None], np.arange(64)[None, :])
+    kernels.judge(
+        every_element,
+        (2, 32),
+        (rows,),
+        (np.full((64, 64), -1),),
+        (wanted,),
+        rng,
+        "place(row, column) for all columns of 64 rows; out[i, column] is the result for the i-th row",
+        Contract(barriers=(0, 0), shuffles=(0, 0)),
+        tolerance=0,
+        what="a wrong position",
+        hint=SWIZZLE,
+        float64=0,
+    )
+    return "all columns of rows 0 to 31, and of 32 rows below 4,096"
+
+
+# 18.7 -------------------------------------------------------------------------------------------------------
+
+PRODUCTS = (
+    "Four products of 16 columns each: columns 0, 16, 32 and 48 of both tiles. Each adds to the accumulators"
+    " that the one before returned."
+)
+
+
+@cuda.jit(device=True)
+def fill(tile, source, rows):
+    for element in range(cuda.threadIdx.x, rows * 64, cuda.blockDim.x):
+        row, column = element // 64, element % 64
+        tile[row, ((column // 8) ^ (row % 8)) * 8 + column % 8] = source[row, column]
+
+
+@cuda.jit(device=True)
+def store(total, columns, c):
+    thread = cuda.threadIdx.x % 128
+    row = 64 * cuda.blockIdx.y + thread // 32 * 16 + thread % 32 // 4
+    column = columns * cuda.blockIdx.x + thread % 4 * 2
+    for j in range(columns // 8):
+        c[row, column + 8 * j] = total[4 * j]
+        c[row, column + 8 * j + 1] = total[4 * j + 1]
+        c[row + 8, column + 8 * j] = total[4 * j + 2]
+        c[row + 8, column + 8 * j + 1] = total[4 * j + 3]
+
+
+def with_add_tiles(add_tiles):
+    """Return a kernel that adds the products of two pairs of tiles to accumulators that start with 3."""
+    start = (float32(3),) * (COLUMNS // 2)
+
+    @cuda.jit
+    def kernel(a, b, out):
+        a_tile = cuda.shared.array((2, 64, 64), int16, alignment=1024)
+        b_tile = cuda.shared.array((2, 32, 64), int16, alignment=1024)
+        for pair in range(2):
+            fill(a_tile[pair], a[pair], 64)
+            fill(b_tile[pair], b[pair], 32)
+        fence_proxy_async()
+        cuda.syncthreads()
+        total = add_tiles(start, a_tile[0], b_tile[0])
+        total = add_tiles(total, a_tile[1], b_tile[1])
+        store(total, 32, out)
+
+    return kernel
+
+
+def bits(matrix):
+    return np.ascontiguousarray(matrix).astype(bfloat16).view(int16)
+
+
+def value(given):
+    return given.view(bfloat16).astype(np.float64)
+
+
+@exercise("18.7", "add_tiles")
+def ex18_7(add_tiles, rng):
+    kernels.jitted(add_tiles, "add_tiles")
+    kernel = with_add_tiles(add_tiles)
+    for what, a, b in tiles(rng):
+        issued, out = Issued(), np.full((ROWS, COLUMNS), np.nan, float32)
+        call = f"total = add_tiles(total, a, b) for two pairs of tiles, {what}, starting with 3 everywhere"
+        launch(kernel, (1, GROUP), (a, b, out), rng, call, observers=observers(issued))
+        wanted = 3 + sum(value(a[i]) @ value(b[i]).T for i in range(2))
+        compare(out, wanted, what="wrong accumulators", call=call, tolerance=1e-5, hint=PRODUCTS)
+        # The simulator records an operation for each of the four warps.
+        if (count := issued.total("wgmma")) != 2 * 4 * 4:
+            fail(
+                f"correct, but the warp group issues {plural(count // 4, 'product')} for two pairs of tiles;"
+                " 8 are needed",
+                call=call,
+                hint=PRODUCTS,
+            )
+    return "whole numbers, and zeros next to NaN; two pairs of tiles, one after the other"
+
+
+def observers(*more):
+    from sim.observers import DEFAULT
+
+    return [*DEFAULT, *more]
+
+
+def tiles(rng):
+    """Yield (description, a (2, 64, 64), b (2, 32, 64)): bit patterns of bfloat16."""
+    a, b = (rng.integers(-8, 9, (2, rows, DEPTH)).astype(float) for rows in (ROWS, COLUMNS))
+    yield "whole numbers", bits(a), bits(b)
+    a[1, rng.integers(ROWS), rng.integers(48, DEPTH)] = np.nan
+    b[1, :, 48:] = 0
+    yield "zeros next to NaN", bits(a), bits(b)
+
+
+# 18.8 -------------------------------------------------------------------------------------------------------
+
+
+class Model:
+    """The reference for exercise 18.8."""
+
+    def __init__(self, arrivals):
+        self.arrivals = self.missing = arrivals
+        self.nbytes = self.phase = 0
+
+    def arrive(self):
+        self.missing -= 1
+        self.advance()
+
+    def expect(self, nbytes):
+        self.nbytes += nbytes
+        self.arrive()
+
+    def deliver(self, nbytes):
+        self.nbytes -= nbytes
+        self.advance()
+
+    def advance(self):
+        if self.missing == self.nbytes == 0:
+            self.phase += 1
+            self.missing = self.arrivals
+
+    def is_complete(self, parity):
+        return self.phase % 2 != parity
+
+
+RULE = (
+    "A phase ends when no arrival is missing and all expected bytes have been delivered. Then the next phase"
+    " begins: all arrivals are missing again. Test for the end in all three methods."
+)
+
+
+def histories(rng):
+    """Yield (number of arrivals, list of (method, arguments)) for barriers."""
+    yield 1, [("arrive", ()), ("arrive", ()), ("arrive", ())]
+    yield 2, [("expect", (512,)), ("deliver", (512,)), ("arrive", ()), ("arrive", ()), ("arrive", ())]
+    yield 1, [("expect", (768,)), ("deliver", (256,)), ("deliver", (512,)), ("arrive", ())]
+    yield 2, [("deliver", (256,)), ("expect", (256,)), ("arrive", ())]
+    yield 3, [("expect", (16,)), ("expect", (32,)), ("deliver", (48,)), ("arrive", ()), ("arrive", ())]
+    for _ in range(40):
+        arrivals, operations = int(rng.integers(1, 130)), []
+        for _ in range(int(rng.integers(3, 7))):
+            copies = 16 * rng.integers(1, 200, int(rng.integers(0, 4)))
+            by = rng.integers(0, arrivals, len(copies))
+            expected = [int(copies[by == thread].sum()) for thread in range(arrivals)]
+            phase = [("expect", (n,)) if n else ("arrive", ()) for n in expected]
+            phase += [("deliver", (int(n),)) for n in copies]
+            operations += [phase[i] for i in rng.permutation(len(phase))]
+        yield arrivals, operations
+
+
+@exercise("18.8", "TransactionBarrier")
+def ex18_8(TransactionBarrier, rng):
+    for arrivals, operations in histories(rng):
+        theirs, model, done = TransactionBarrier(arrivals), Model(arrivals), []
+        for parity in (0, 1):
+            ask(theirs, model, parity, arrivals, done)
+        for method, given in operations:
+            getattr(theirs, method)(*given)
+            getattr(model, method)(*given)
+            done.append(f"{method}({', '.join(map(str, given))})")
+            for parity in (0, 1):
+                ask(theirs, model, parity, arrivals, done)
+    return "barriers of 1 to 129 arrivals, several phases, bytes before and after their arrival"
+
+
+def ask(theirs, model, parity, arrivals, done):
+    got, wanted = theirs.is_complete(parity), model.is_complete(parity)
+    if bool(got) is not wanted:
+        shown = "; ".join(["...", *done[-6:]] if len(done) > 6 else done) or "nothing yet"
+        fail(
+            f"is_complete({parity}) is wrong",
+            call=f"b = TransactionBarrier({arrivals}); {shown}; b.is_complete({parity})",
+            wanted=str(wanted),
+            got=str(got),
+            hint=RULE if done else "At the start phase 0 is not complete: is_complete(0) is False.",
+        )
+
+
+# 18.9 and 18.10 ---------------------------------------------------------------------------------------------
+
+CONSUME = (
+    "Step s uses stage s % stages, in round s // stages. Its copies complete phase number `round` of"
+    " full[stage], so wait with the parity of that number, add the tiles, then let every thread arrive at"
+    " empty[stage]."
+)
+PRODUCE = (
+    "Step s fills stage s % stages, in round s // stages. Wait for the parity (round + 1) % 2: in round 0, in"
+    " which the stage is empty from the start, this passes at once; later, it waits for the round before."
+)
+
+
+@cuda.jit(device=True)
+def wait(barriers, stage, parity):
+    while not mbarrier_try_wait(barriers, stage, parity):
+        pass
+
+
+@cuda.jit(device=True)
+def the_producer(map_a, map_b, steps, a, b, full, empty):
+    for step in range(steps):
+        stage, turn = step % full.shape[0], step // full.shape[0]
+        wait(empty, stage, (turn + 1) % 2)
+        mbarrier_expect(full, stage, 128 * (a.shape[1] + b.shape[1]))
+        tensor_load(a, (stage, 0, 0), map_a, 0, (64 * step, 64 * cuda.blockIdx.y), full, stage)
+        tensor_load(b, (stage, 0, 0), map_b, 0, (64 * step, b.shape[1] * cuda.blockIdx.x), full, stage)
+
+
+def the_consumer(columns):
+    """Return the reference for exercise 18.9, for tiles of B with this number of rows."""
+    product = wgmma(columns, "bf16")
+
+    @cuda.jit(device=True)
+    def consume(total, steps, a, b, full, empty):
+        for step in range(steps):
+            stage, turn = step % full.shape[0], step // full.shape[0]
+            wait(full, stage, turn % 2)
+            total = wgmma_fence(total)
+            for part in range(4):
+                of_a = matrix_descriptor(a[stage], (0, 16 * part), 16, 1024, 128)
+                of_b = matrix_descriptor(b[stage], (0, 16 * part), 16, 1024, 128)
+                total = product(total, of_a, of_b, True)
+            wgmma_commit()
+            total = wgmma_wait_0(total)
+            mbarrier_arrive(empty, stage)
+        return total
+
+    return consume
+
+
+def pipeline(produce, consume, columns, stages):
+    """Return the kernel of the lesson for tiles of B with `columns` rows, and with this number of stages."""
+    zeros = (float32(0),) * (columns // 2)
+
+    @cuda.jit
+    def matmul(map_a, map_b, steps, c):
+        a = cuda.shared.array((stages, 64, 64), int16, alignment=1024)
+        b = cuda.shared.array((stages, columns, 64), int16, alignment=1024)
+        full = cuda.shared.array(stages, int64)
+        empty = cuda.shared.array(stages, int64)
+        thread = cuda.threadIdx.x
+        if thread == 0:
+            for stage in range(stages):
+                mbarrier_init(full, stage, 1)
+                mbarrier_init(empty, stage, 128)
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        if thread == 128:
+            produce(map_a, map_b, steps, a, b, full, empty)
+        elif thread < 128:
+            store(consume(zeros, steps, a, b, full, empty), columns, c)
+
+    return matmul
+
+
+def check_pipeline(kernel, columns, stages, grid, steps, rng, call, hint):
+    """Launch a pipeline. Return the asynchronous operations that it issued."""
+    a, b = (
+        bits(rng.integers(-8, 9, (size * count, DEPTH * steps)))
+        for size, count in ((ROWS, grid[1]), (columns, grid[0]))
+    )
+    given, issued = (a.copy(), b.copy()), Issued()
+    c = np.full((len(a), len(b)), np.nan, float32)
+    maps = (tensor_map(x, (rows, DEPTH), swizzle=128) for x, rows in ((a, ROWS), (b, columns)))
+    call = (
+        f"{call}: {plural(stages, 'stage')}, {plural(steps, 'step')}, tiles of {columns} columns,"
+        f" grid {grid[0]} × {grid[1]}"
+    )
+    launch(
+        kernel, (grid, GROUP + 32), (*maps, steps, c), rng, call, observers=observers(issued), max_steps=SPINS
+    )
+    compare((a, b), given, what="the kernel changed an input", call=call, tolerance=0)
+    compare(c, value(a) @ value(b).T, what="a wrong product", call=call, tolerance=0, hint=hint)
+    tiles_needed = 2 * steps * grid[0] * grid[1]
+    if (count := issued.total("tensor copy")) != tiles_needed:
+        fail(f"correct, but {count} tensor copies; {tiles_needed} are needed", call=call, hint=PRODUCE)
+    return issued
+
+
+@exercise("18.9", "consume")
+def ex18_9(consume, rng):
+    kernels.jitted(consume, "consume")
+    for stages, steps, grid in ((2, 5, (1, 1)), (3, 4, (1, 1)), (1, 2, (2, 1))):
+        kernel = pipeline(the_producer, consume, COLUMNS, stages)
+        issued = check_pipeline(
+            kernel, COLUMNS, stages, grid, steps, rng, "your consume, with the course's produce", CONSUME
+        )
+        needed = 4 * 4 * steps * grid[0]
+        if (count := issued.total("wgmma")) != needed:
+            what = f"correct, but {count // 4} products of a warp group; {needed // 4} are needed"
+            fail(what, hint=PRODUCTS)
+    return "1 to 3 stages, 2 to 5 steps"
+
+
+@exercise("18.10", "produce")
+def ex18_10(produce, rng):
+    kernels.jitted(produce, "produce")
+    for stages, steps, columns, grid in ((2, 5, COLUMNS, (1, 1)), (1, 2, 16, (2, 2)), (3, 4, 64, (1, 1))):
+        kernel = pipeline(produce, the_consumer(columns), columns, stages)
+        check_pipeline(
+            kernel, columns, stages, grid, steps, rng, "your produce, with the course's consume", PRODUCE
+        )
+    return "1 to 3 stages, 2 to 5 steps, tiles of 16 to 64 columns, up to four blocks"
