@@ -25,6 +25,8 @@ Read the files in this order:
     memory      device memory: buffers at simulated addresses
     streams     the order of streams, and host accesses that do not wait for them
     call_sites  source lines of host calls
+    unchecked   failed calls whose result the source ignores
+    footprints  the memory that the nodes of a graph access
     findings    findings about host code; output of all findings and of the summary
     handlers_memory, handlers_copies   allocation; copies, cudaMemset and variables
     handlers_launch, handlers_device   launches; devices, errors, streams and events

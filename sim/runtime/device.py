@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,14 @@ from sim.runtime.errors import (
     SUCCESS,
 )
 from sim.runtime.findings import HostFinding, Log
-from sim.runtime.handlers_graphs import Graphs, Node
+from sim.runtime.handlers_graphs import Graphs
 from sim.runtime.memory import MANAGED, DeviceMemory
 from sim.runtime.streams import Streams
 
 # largest size in bytes of dynamic shared memory that does not require cudaFuncSetAttribute
 STATIC_LIMIT = DeviceSpec.dynamic_shared_bytes
 WATCHED_LIMIT = 64 << 20  # largest size in bytes of managed memory that each launch compares
+OBSERVED_THREADS = 1 << 14  # largest launch of a graph whose accesses are recorded, which is interpreted
 
 
 @dataclass
@@ -107,6 +109,7 @@ class Device:
     blas_streams: maps from the handle of a cuBLAS context to its stream.
     error: the last error of a call; the next cudaGetLastError returns it.
     sticky: the error that every call returns after a kernel has aborted; 0 if none has.
+    unchecked: failed calls whose error the program has not looked at, with their function and error code.
     pending: the launch configurations that `<<<...>>>` has pushed.
     cluster: the blocks per cluster of the current launch.
     """
@@ -122,7 +125,7 @@ class Device:
     blas_streams: dict[int, int] = field(default_factory=dict)
     error: int = 0
     sticky: int = 0
-    unchecked: CallSite | None = None
+    unchecked: dict[CallSite, tuple[str, int]] = field(default_factory=dict)
     pending: list[tuple] = field(default_factory=list)
     handles: itertools.count = field(default_factory=lambda: itertools.count(0x100))
     events: dict[int, float | None] = field(default_factory=dict)
@@ -154,7 +157,8 @@ class Device:
 
         clear: whether to reset the last error to success; a sticky error remains.
         """
-        code, self.unchecked = self.sticky or self.error, None
+        code = self.sticky or self.error
+        self.unchecked.clear()
         if clear:
             self.error = 0
         return code
@@ -168,9 +172,9 @@ class Device:
 
     def submit(self, stream: int, action: Callable[[], int]) -> int:
         """Execute an operation of a stream, or append it to the graph that the stream is capturing."""
-        graph = self.graphs.capturing.get(stream)
-        if graph is not None:
-            graph.nodes[self.new_handle()] = Node(action, self.call)
+        capture = self.graphs.capturing.get(stream)
+        if capture is not None:
+            capture.add(self.new_handle(), stream, action, self.call)
             return SUCCESS
         self.streams.issue(stream)
         return action()
@@ -253,13 +257,18 @@ class Device:
 
     def configure(self, kernel: Kernel, seed: int, grid: tuple, block: tuple, shared: int) -> Any:
         """Return the function that runs a launch. Raise LaunchError if the configuration is invalid."""
-        options = self.options
+        options, observers = self.options, self.options.observers
+        if self.graphs.footprint is not None:
+            if prod(grid) * prod(block) <= OBSERVED_THREADS:
+                observers += (self.graphs.footprint,)
+            else:
+                self.log.notes["missing dependencies of large kernels in graphs were not looked for"] = None
         simulation = simulate(
             kernel,
             engine=options.engine,
             seed=seed,
             on_finding="report",
-            observers=options.observers,
+            observers=observers,
             spec=self.spec,
             max_steps=options.max_steps,
             cluster=self.cluster,
@@ -271,7 +280,6 @@ class Device:
         self.log.launches += 1
         verdict = error.verdict if isinstance(error, RefusedLaunch) else str(error)
         self.report("refused-launch", "error", verdict)
-        self.unchecked = self.call
         return self.fail(code)
 
     def run(self, configured: list, values: list[bytes]) -> None:
@@ -315,6 +323,8 @@ class Device:
 def argument_values(kernel: Kernel, arguments: int) -> list[bytes]:
     """Return the bytes of each argument of a launch, from an array of pointers to them."""
     parameters = kernel.function.parameters
+    if parameters and not arguments:
+        raise LaunchError(f"{kernel.__name__} is launched without arguments, but has {len(parameters)}")
     pointers = (ctypes.c_void_p * len(parameters)).from_address(arguments) if parameters else ()
     return [ctypes.string_at(at, p.bytes) for at, p in zip(pointers, parameters)]
 

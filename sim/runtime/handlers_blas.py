@@ -11,6 +11,7 @@ import ctypes
 import ml_dtypes
 import numpy as np
 
+from sim.events import STORE
 from sim.runtime.errors import SUCCESS
 from sim.runtime.handlers_copies import side
 from sim.runtime.handlers_memory import write_int, write_pointer
@@ -52,9 +53,12 @@ def store(device, address, given, value):
     if buffer is None:
         return
     view[...] = value.astype(view.dtype)
+    nbytes = view.shape[0] * view.itemsize
     for column in range(view.shape[1]):
         start = address - buffer.base + column * view.strides[1]
-        buffer.mark_written(start, view.shape[0] * view.itemsize)
+        buffer.mark_written(start, nbytes)
+        if device.graphs.footprint is not None:
+            device.graphs.footprint.add(STORE, buffer.base + start, nbytes)
 
 
 def scalar(device, address, dtype):

@@ -10,7 +10,7 @@ import struct
 
 import numpy as np
 
-from sim.events import SPACE_SHIFT
+from sim.events import LOAD, SPACE_SHIFT, STORE
 from sim.ptx.regions import ModuleKey
 from sim.runtime.errors import INVALID_DIRECTION, INVALID_SYMBOL, INVALID_VALUE, SUCCESS
 from sim.runtime.handlers_memory import write_pointer
@@ -32,7 +32,9 @@ def side(device, address, nbytes, wanted, role, name):
     wanted: whether the copy's kind says that this side is on the device; None if the kind is Default.
     role: "destination" or "source".
     """
-    memory = device.memory
+    memory, footprint = device.memory, device.graphs.footprint
+    if footprint is not None:
+        footprint.add(STORE if role == "destination" else LOAD, address, nbytes)
     buffer = memory.find(address)
     if buffer is None and (freed := memory.find_freed(address)):
         verdict = f"the {role} of {name} is {freed}, which was freed at {freed.freed}"
@@ -283,6 +285,9 @@ def copy_symbol(device, symbol, host, nbytes, offset, kind, name, to_symbol):
     if other is None:
         return INVALID_VALUE
     address = root.ctypes.data + offset
+    if device.graphs.footprint is not None and in_ptx is not None:
+        base = address_of_variable(variable.owner.module, in_ptx)
+        device.graphs.footprint.add(STORE if to_symbol else LOAD, base + offset, nbytes)
     if to_symbol:
         ctypes.memmove(address, other[0], nbytes)
         set_symbol(variable, in_ptx, offset, nbytes)

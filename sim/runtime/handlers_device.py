@@ -198,7 +198,9 @@ def cudaStreamWaitEvent(device, stream, event, flags):
     if event not in device.events:
         return INVALID_HANDLE
     if event in device.graphs.events:
-        device.graphs.capturing[stream] = device.graphs.events[event]
+        capture, nodes = device.graphs.events[event]
+        device.graphs.capturing[stream] = capture
+        capture.join(stream, nodes)
     else:
         device.streams.wait(stream, event)
     return SUCCESS
@@ -233,7 +235,8 @@ def cudaEventRecord(device, event, stream):
         return INVALID_HANDLE
     device.events[event] = device.now()
     if stream in device.graphs.capturing:
-        device.graphs.events[event] = device.graphs.capturing[stream]
+        capture = device.graphs.capturing[stream]
+        device.graphs.events[event] = capture, capture.last.get(stream, frozenset())
     else:
         device.streams.record(event, stream)
     return SUCCESS

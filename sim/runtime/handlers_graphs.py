@@ -2,9 +2,9 @@
 
 Each takes the Device, then the C arguments, with pointers as integers, and returns an error code.
 
-A graph is a list of operations in the order in which they were captured or added. Each operation therefore
-follows its dependencies, and a launch executes the operations in this order. A missing dependency is not
-reported.
+A launch executes the operations in the order in which they were captured or added, except that each operation
+follows its dependencies. The first launch also records the memory that unordered operations access, and
+reports two of them that access the same bytes.
 
 Source: CUDA Runtime API, "Graph Management" and "Stream Management".
 """
@@ -12,29 +12,67 @@ Source: CUDA Runtime API, "Graph Management" and "Stream Management".
 import ctypes
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sim.runtime.call_sites import CallSite
-from sim.runtime.errors import ILLEGAL_STATE, INVALID_VALUE, SUCCESS
+from sim.runtime.errors import CAPTURE_UNJOINED, ILLEGAL_STATE, INVALID_VALUE, SUCCESS
+from sim.runtime.footprints import VERBS, Footprint, before, unordered
 from sim.runtime.handlers_copies import copy, copy_region, read_region, set_rows
 from sim.runtime.handlers_memory import write_int, write_pointer
 
 CAPTURING = 1  # cudaStreamCaptureStatusActive
 
 
-@dataclass
+@dataclass(frozen=True)
 class Node:
-    """An operation of a graph, and the host call that added it. `action` is None for an empty node."""
+    """An operation of a graph.
+
+    action: the function that executes it, or None for an empty node.
+    site: the host call that added it.
+    after: the handles of the nodes that it depends on.
+    """
 
     action: Callable[[], int] | None
     site: CallSite
+    after: frozenset[int] = frozenset()
 
 
 @dataclass
 class Graph:
-    """A graph, or an executable graph. Nodes are identified by their handles."""
+    """A graph, or an executable graph. Nodes are identified by their handles.
+
+    checked: whether a launch has looked for missing dependencies.
+    """
 
     nodes: dict[int, Node] = field(default_factory=dict)
+    checked: bool = False
+
+    def in_order(self) -> dict[int, Node]:
+        """Return the nodes such that each one follows its dependencies, otherwise in the order of their
+        addition. Nodes on a cycle are missing."""
+        done, left = {}, dict(self.nodes)
+        while ready := next((h for h, node in left.items() if not node.after & left.keys()), None):
+            done[ready] = left.pop(ready)
+        return done
+
+
+@dataclass
+class Capture:
+    """A graph that streams record.
+
+    last: maps each stream to the nodes that its next operation depends on.
+    """
+
+    graph: Graph = field(default_factory=Graph)
+    last: dict[int, frozenset[int]] = field(default_factory=dict)
+
+    def add(self, handle: int, stream: int, action: Callable[[], int], site: CallSite) -> None:
+        self.graph.nodes[handle] = Node(action, site, self.last.get(stream, frozenset()))
+        self.last[stream] = frozenset([handle])
+
+    def join(self, stream: int, nodes: frozenset[int]) -> None:
+        """Make a stream's next operation depend on more nodes."""
+        self.last[stream] = self.last.get(stream, frozenset()) | nodes
 
 
 class Graphs:
@@ -42,18 +80,28 @@ class Graphs:
 
     def __init__(self) -> None:
         self.graphs: dict[int, Graph] = {}
-        self.capturing: dict[int, Graph] = {}  # stream -> the graph that records its operations
-        self.events: dict[int, Graph] = {}  # event recorded during a capture -> its graph
+        self.capturing: dict[int, Capture] = {}  # stream -> the graph that records its operations
+        # event recorded during a capture -> the capture, and the nodes that precede the event
+        self.events: dict[int, tuple[Capture, frozenset[int]]] = {}
+        self.footprint: Footprint | None = None  # the memory that the current node accesses
 
 
-def add(device, node, graph, action):
-    """Append an operation to a graph, and store its handle at `node`."""
+def add(device, node, graph, dependencies, count, action):
+    """Append an operation to a graph, and store its handle at `node`.
+
+    dependencies, count: an array of handles.
+    """
     if graph not in device.graphs.graphs:
         return INVALID_VALUE
-    handle = device.new_handle()
-    device.graphs.graphs[graph].nodes[handle] = Node(action, device.call)
+    handle, after = device.new_handle(), frozenset(read_handles(dependencies, count))
+    device.graphs.graphs[graph].nodes[handle] = Node(action, device.call, after)
     write_pointer(node, handle)
     return SUCCESS
+
+
+def read_handles(at, count):
+    """Return `count` handles from host memory."""
+    return struct.unpack(f"<{count}Q", ctypes.string_at(at, 8 * count)) if count else ()
 
 
 def new_graph(device, pointer, graph):
@@ -70,19 +118,25 @@ def new_graph(device, pointer, graph):
 def cudaStreamBeginCapture(device, stream, mode):
     if stream in device.graphs.capturing or stream == 0:
         return ILLEGAL_STATE
-    device.graphs.capturing[stream] = Graph()
+    device.graphs.capturing[stream] = Capture()
     return SUCCESS
 
 
 def cudaStreamEndCapture(device, stream, pointer):
-    """End a capture. Streams that joined it through events stop capturing too."""
-    graph = device.graphs.capturing.get(stream)
-    if graph is None:
+    """End a capture. Streams that joined it through events stop capturing too.
+
+    The capture is invalid if the stream has not waited for the work of all other streams.
+    """
+    capture = device.graphs.capturing.get(stream)
+    if capture is None:
         return ILLEGAL_STATE
+    nodes = capture.graph.nodes
+    joined = before({h: node.after for h, node in nodes.items()} | {None: capture.last.get(stream, ())})[None]
+    code = SUCCESS if len(joined) == len(nodes) else CAPTURE_UNJOINED
     streams, events = device.graphs.capturing, device.graphs.events
-    device.graphs.capturing = {s: g for s, g in streams.items() if g is not graph}
-    device.graphs.events = {e: g for e, g in events.items() if g is not graph}
-    return new_graph(device, pointer, graph)
+    device.graphs.capturing = {s: c for s, c in streams.items() if c is not capture}
+    device.graphs.events = {e: given for e, given in events.items() if given[0] is not capture}
+    return code or new_graph(device, pointer, capture.graph)
 
 
 def cudaStreamIsCapturing(device, stream, status):
@@ -98,11 +152,11 @@ def cudaGraphCreate(device, pointer, flags):
 
 
 def cudaGraphAddEmptyNode(device, node, graph, dependencies, count):
-    return add(device, node, graph, None)
+    return add(device, node, graph, dependencies, count, None)
 
 
 def cudaGraphAddKernelNode(device, node, graph, dependencies, count, parameters):
-    return add(device, node, graph, kernel_action(device, parameters))
+    return add(device, node, graph, dependencies, count, kernel_action(device, parameters))
 
 
 def kernel_action(device, parameters):
@@ -115,13 +169,13 @@ def kernel_action(device, parameters):
 
 def cudaGraphAddMemcpyNode(device, node, graph, dependencies, count, parameters):
     region = read_region(parameters)
-    return add(device, node, graph, lambda: copy_region(device, region, "cudaGraphAddMemcpyNode"))
+    action = lambda: copy_region(device, region, "cudaGraphAddMemcpyNode")  # noqa: E731
+    return add(device, node, graph, dependencies, count, action)
 
 
 def cudaGraphAddMemcpyNode1D(device, node, graph, dependencies, count, to, source, nbytes, kind):
-    return add(
-        device, node, graph, lambda: copy(device, to, source, nbytes, kind, "cudaGraphAddMemcpyNode1D")
-    )
+    action = lambda: copy(device, to, source, nbytes, kind, "cudaGraphAddMemcpyNode1D")  # noqa: E731
+    return add(device, node, graph, dependencies, count, action)
 
 
 def cudaGraphAddMemsetNode(device, node, graph, dependencies, count, parameters):
@@ -129,19 +183,20 @@ def cudaGraphAddMemsetNode(device, node, graph, dependencies, count, parameters)
     address, pitch, value, size, width, height = struct.unpack("<QQIIQQ", ctypes.string_at(parameters, 40))
     pattern = value.to_bytes(4, "little")[:size]
     name = "cudaGraphAddMemsetNode"
-    return add(device, node, graph, lambda: set_rows(device, address, pitch, pattern, width, height, name))
+    action = lambda: set_rows(device, address, pitch, pattern, width, height, name)  # noqa: E731
+    return add(device, node, graph, dependencies, count, action)
 
 
 def cudaGraphAddHostNode(device, node, graph, dependencies, count, parameters):
     function, data = struct.unpack("<QQ", ctypes.string_at(parameters, 16))
-    return add(device, node, graph, lambda: call_host(function, data))
+    return add(device, node, graph, dependencies, count, lambda: call_host(function, data))
 
 
 def cudaGraphAddChildGraphNode(device, node, graph, dependencies, count, child):
     if child not in device.graphs.graphs:
         return INVALID_VALUE
-    nodes = list(device.graphs.graphs[child].nodes.values())
-    return add(device, node, graph, lambda: execute(device, nodes))
+    inner = Graph(dict(device.graphs.graphs[child].nodes))
+    return add(device, node, graph, dependencies, count, lambda: execute(device, inner))
 
 
 def call_host(function, data):
@@ -151,10 +206,12 @@ def call_host(function, data):
 
 
 def cudaGraphExecKernelNodeSetParams(device, executable, node, parameters):
-    found = device.graphs.graphs.get(executable, Graph()).nodes
-    if node not in found:
+    found = device.graphs.graphs.get(executable, Graph())
+    if node not in found.nodes:
         return INVALID_VALUE
-    found[node] = Node(kernel_action(device, parameters), device.call)
+    action = kernel_action(device, parameters)
+    found.nodes[node] = replace(found.nodes[node], action=action, site=device.call)
+    found.checked = False
     return SUCCESS
 
 
@@ -166,10 +223,13 @@ def cudaGraphKernelNodeSetParams(device, node, parameters):
 
 
 def cudaGraphAddDependencies(device, graph, origins, targets, edges, count):
-    """Accept edges between existing nodes, if they agree with the order in which the nodes were added."""
-    order = list(device.graphs.graphs[graph].nodes)
-    pairs = zip(*(struct.unpack(f"<{count}Q", ctypes.string_at(at, 8 * count)) for at in (origins, targets)))
-    return SUCCESS if all(order.index(a) < order.index(b) for a, b in pairs) else INVALID_VALUE
+    """Add edges between existing nodes."""
+    nodes = device.graphs.graphs[graph].nodes
+    for origin, node in zip(read_handles(origins, count), read_handles(targets, count)):
+        if origin not in nodes or node not in nodes:
+            return INVALID_VALUE
+        nodes[node] = replace(nodes[node], after=nodes[node].after | {origin})
+    return SUCCESS
 
 
 def cudaGraphGetNodes(device, graph, nodes, count):
@@ -185,8 +245,11 @@ def cudaGraphGetNodes(device, graph, nodes, count):
 
 
 def cudaGraphInstantiate(device, pointer, graph, flags):
+    """Store an executable copy of a graph at `pointer`. A graph with a cycle is invalid."""
     found = device.graphs.graphs.get(graph)
-    return INVALID_VALUE if found is None else new_graph(device, pointer, Graph(dict(found.nodes)))
+    if found is None or len(found.in_order()) < len(found.nodes):
+        return INVALID_VALUE
+    return new_graph(device, pointer, Graph(dict(found.nodes)))
 
 
 cudaGraphInstantiateWithFlags = cudaGraphInstantiate
@@ -201,7 +264,7 @@ def cudaGraphExecUpdate(device, executable, graph, result):
     old, new = device.graphs.graphs.get(executable), device.graphs.graphs.get(graph)
     if old is None or new is None or len(old.nodes) != len(new.nodes):
         return INVALID_VALUE
-    old.nodes = dict(new.nodes)
+    old.nodes, old.checked = dict(new.nodes), False
     return SUCCESS
 
 
@@ -209,19 +272,45 @@ def cudaGraphLaunch(device, executable, stream):
     found = device.graphs.graphs.get(executable)
     if found is None:
         return INVALID_VALUE
-    nodes = list(found.nodes.values())
-    return device.submit(stream, lambda: execute(device, nodes))
+    return device.submit(stream, lambda: execute(device, found))
 
 
-def execute(device, nodes):
-    """Execute operations in order. Return the first error code. Findings name the calls that added them."""
-    launched = device.call
-    for node in nodes:
-        device.call = node.site
-        if code := node.action() if node.action else SUCCESS:
-            return code
+def execute(device, graph):
+    """Execute a graph. Return the first error code. Findings name the calls that added the operations."""
+    launched, outer, nodes = device.call, device.graphs.footprint, graph.in_order()
+    pairs = [] if graph.checked else unordered({handle: node.after for handle, node in nodes.items()})
+    footprints = {handle: Footprint() for pair in pairs for handle in pair}
+    graph.checked, code = True, SUCCESS
+    for handle, node in nodes.items():
+        device.call, mine = node.site, footprints.get(handle)
+        device.graphs.footprint = mine or outer
+        code = node.action() if node.action else SUCCESS
+        device.graphs.footprint = outer
+        if mine and outer:
+            outer.include(mine)
+        if code:
+            break
+    report_missing_dependencies(device, nodes, pairs, footprints)
     device.call = launched
-    return SUCCESS
+    return code
+
+
+def report_missing_dependencies(device, nodes, pairs, footprints):
+    """Report pairs of unordered nodes that access the same memory, unless both only read it."""
+    for first, second in pairs:
+        if found := footprints[first].conflict(footprints[second]):
+            address, early, late = found
+            buffer = device.memory.find(address)
+            what = f"byte {address - buffer.base:,} of {buffer}" if buffer else f"host memory at {address:#x}"
+            device.call = nodes[second].site
+            device.report(
+                "graph-race",
+                "error",
+                f"no dependency orders this node after the node added at {nodes[first].site}: that node"
+                f" {VERBS[early]} {what}, and this one {VERBS[late]} it",
+                "add the dependency to the node, or let the stream of this node wait for an event that is"
+                " recorded after the other node",
+            )
 
 
 def cudaGraphUpload(device, executable, stream):

@@ -49,6 +49,7 @@ from sim.runtime.signatures import (
     SIGNATURES,
 )
 from sim.runtime.stubs import compile_stubs, needed_functions
+from sim.runtime.unchecked import ignores_result, verdict_and_fix
 
 FINISH, FAULT, REPEAT = -1, -2, 1  # as in sim.runtime.stubs
 CALLBACK = ctypes.CFUNCTYPE(
@@ -73,6 +74,9 @@ HANDLERS = {name: getattr(module, name) for table, module in MODULES for name in
 HANDLERS |= {name: getattr(handlers_launch, name) for name in SIGNATURES if name.endswith("_ptsz")}
 QUIET = {"cudaGetErrorString", "cudaGetErrorName", "cudaGetLastError", "cudaPeekAtLastError", *REGISTRATION}
 NO_ERROR = {"cudaStreamQuery", "cudaEventQuery"}
+# functions that return the error of an aborted kernel, without any other effect
+AFTER_ABORT = MEMORY.keys() | COPIES.keys() | GRAPHS.keys()
+AFTER_ABORT |= {name for name in DEVICE if name.startswith(("cudaStream", "cudaEvent"))}
 
 
 class Program:
@@ -149,12 +153,24 @@ class Program:
         values = [convert(arguments[i], letter) for i, letter in enumerate(parameters)]
         device.streams.open()
         try:
-            answer = HANDLERS[name](device, *values) or 0
+            if device.sticky and name in AFTER_ABORT:
+                answer = device.sticky
+            else:
+                answer = HANDLERS[name](device, *values) or 0
         finally:
             device.streams.close()
-        if answer and not result and name not in QUIET | NO_ERROR | set(DRIVER) | set(BLAS):
-            device.fail(answer)
+        if answer and not result and name not in QUIET | NO_ERROR:
+            self.failed(name, answer)
         return answer
+
+    def failed(self, name: str, code: int) -> None:
+        """Record the error of a call, and the call if the program ignores its result."""
+        device = self.device
+        if name not in DRIVER and name not in BLAS:
+            device.fail(code)
+        consequence = device.sticky and any(known == device.sticky for _, known in device.unchecked.values())
+        if not consequence and ignores_result(device.call, name):
+            device.unchecked.setdefault(device.call, (name, code))
 
     def fault(self, address: int, write: bool, frames: list[int]) -> int:
         """Handle a SIGSEGV of the host. Return REPEAT if the host may repeat its access.
@@ -177,6 +193,7 @@ class Program:
             return REPEAT
         buffer = memory.find(address) or memory.find_freed(address)
         if buffer is None:
+            report_unchecked(device)  # because the fault ends the program, often as a consequence
             return 0
         use = f"was freed at {buffer.freed}" if buffer.freed else "is device memory"
         device.report(
@@ -198,12 +215,9 @@ class Program:
         device, log = self.device, self.device.log
         log.first_only = False
         device.streams.open()
-        if not early:
+        if not early and not device.sticky:
             report_leaks(device)
-        if device.unchecked is not None:
-            device.call = device.unchecked
-            verdict = "this launch failed, and the program never asked for the error"
-            device.report("unchecked-error", "warning", verdict, "call cudaGetLastError() after each launch")
+        report_unchecked(device)
         if device.memory.unwatched:
             log.notes["reads of unwritten bytes were not looked for in buffers that were partly written;"
                       " --engine fibers looks for them"] = None  # fmt: skip
@@ -252,6 +266,14 @@ def convert(word: int, letter: str) -> int:
         if letter == "u"
         else word
     )
+
+
+def report_unchecked(device: Device) -> None:
+    """Report failed calls whose error the program has not looked at."""
+    for site, (name, code) in device.unchecked.items():
+        device.call = site
+        device.report("unchecked-error", "warning", *verdict_and_fix(name, code))
+    device.unchecked.clear()
 
 
 def report_leaks(device: Device) -> None:

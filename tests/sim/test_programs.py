@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 
 from sim.errors import LaunchError
+from sim.events import ATOMIC, LOAD
 from sim.runtime import build as building
 from sim.runtime import fatbin, process, stubs
 from sim.runtime.build import build, find_nvcc
+from sim.runtime.call_sites import CallSite
 from sim.runtime.findings import HOST_KINDS
+from sim.runtime.footprints import Footprint, first_common, merged, unordered
 from sim.runtime.handlers_copies import report_unwritten
 from sim.runtime.process import HANDLERS
 from sim.runtime.properties import Properties
 from sim.runtime.signatures import SIGNATURES
 from sim.runtime.streams import Streams
+from sim.runtime.unchecked import ignores_result
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -84,22 +88,22 @@ def test_each_seed_begins_with_the_same_memory(built):
 
 # --- faults of the host -------------------------------------------------------------------------------------
 
-OF_P = r"the device memory allocated at host_faults.cu:11 \(16 bytes\)"
+OF_P = r"the device memory allocated at host_faults.cu:12 \(16 bytes\)"
 HOST_FAULTS = {
     0: (rf"copy-out-of-bounds: cudaMemcpy \(DeviceToHost\) accesses 32 bytes at byte 0 of its source, {OF_P}: 16"
-        r" bytes too many\n  at host_faults.cu:13"),
+        r" bytes too many\n  at host_faults.cu:14"),
     1: rf"copy-direction: the source of cudaMemcpy \(HostToDevice\) is {OF_P}, but the direction says that it is on",
-    2: r"invalid-pointer: the destination of cudaMemset is 0x\w+, which is no device memory\n  at host_faults.cu:15",
-    3: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:16\n  at host_faults.cu:16",
+    2: r"invalid-pointer: the destination of cudaMemset is 0x\w+, which is no device memory\n  at host_faults.cu:16",
+    3: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:17\n  at host_faults.cu:17",
     4: rf"invalid-pointer: cudaFree is given a pointer into the middle of {OF_P}",
-    5: rf"use-after-free: the source of cudaMemcpy \(DeviceToHost\) is {OF_P}, which was freed at host_faults.cu:18",
-    6: r"refused-launch: block.x is 2,000; the device takes 1 to 1,024\n  at host_faults.cu:19",
-    7: rf"host-access: the host accesses 0x\w+, in {OF_P}, which is device memory\n  at host_faults.cu:20",
-    8: rf"(?s)out-of-bounds: .*It is in {OF_P}, freed at host_faults.cu:21.*Launched from host_faults.cu:21: fill",
+    5: rf"use-after-free: the source of cudaMemcpy \(DeviceToHost\) is {OF_P}, which was freed at host_faults.cu:19",
+    6: r"refused-launch: block.x is 2,000; the device takes 1 to 1,024\n  at host_faults.cu:20",
+    7: rf"host-access: the host accesses 0x\w+, in {OF_P}, which is device memory\n  at host_faults.cu:21",
+    8: rf"(?s)out-of-bounds: .*It is in {OF_P}, freed at host_faults.cu:22.*Launched from host_faults.cu:22: fill",
     12: r"refused-launch: fill asks for 100,000 bytes of dynamic shared memory; without cudaFuncSetAttribute",
     13: rf"invalid-pointer: cudaFreeHost is given a pointer to {OF_P}",
-    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:40\n  at host_faults.cu:41",
-    14: r"invalid-pointer: the source of cudaMemcpy \(DeviceToDevice\) is a null pointer\n  at host_faults.cu:27",
+    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:46\n  at host_faults.cu:47",
+    14: r"invalid-pointer: the source of cudaMemcpy \(DeviceToDevice\) is a null pointer\n  at host_faults.cu:28",
 }  # fmt: skip
 
 
@@ -126,11 +130,72 @@ def test_an_error_that_nobody_asks_for_is_reported(built):
 
 
 @needs_nvcc
+def test_an_ignored_error_of_any_call_is_reported(built):
+    _, _, err = run(built("host_faults"), 19, options=["--engine", "fibers"])
+    for line, verdict in (
+        (33, "cudaMalloc failed with cudaErrorMemoryAllocation: out of memory"),
+        (34, "cudaSetDevice failed with cudaErrorInvalidDevice: invalid device ordinal"),
+    ):
+        text = f"unchecked-error (warning): {verdict}; the program never looked at the error\n"
+        assert f"{text}  at host_faults.cu:{line}\n  Likely fix: check the result of each call." in err
+    assert "unchecked-error" not in run(built("host_faults"), 19, "ask", options=["--engine", "fibers"])[2]
+
+
+@needs_nvcc
+def test_a_checked_error_is_not_reported(built):
+    _, out, err = run(built("host_faults"), 20, options=["--engine", "fibers"])
+    assert out.splitlines() == [
+        "cudaErrorMemoryAllocation", "cudaErrorInvalidDevice", "cudaErrorInvalidConfiguration",
+    ], err  # fmt: skip
+    assert "fill is launched without arguments" in err
+    assert "unchecked-error" not in err
+
+
+@needs_nvcc
+def test_an_ignored_error_is_reported_before_the_program_crashes(built):
+    status, _, err = run(built("host_faults"), 21, options=["--engine", "fibers"])
+    assert "unchecked-error (warning): cudaMalloc failed" in err
+    assert (status, "the program was ended by SIGSEGV" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "code, ignored",
+    [
+        ("cudaFree(p);", True),
+        ("  if (a(b)) cudaFree(p);", True),
+        ("for (int i = 0; i < n; i++) cudaFree(p[i]);", True),
+        ("else cudaFree(p);", True),
+        ("case 3: cudaFree(p), f();", True),
+        ("f(), ::cudaFree(p);", True),
+        ("cudaFree<int>(p);", True),
+        ("x = 3; /* = */ cudaFree(\n  p);", True),
+        ("#define N 3\n{ cudaFree(p); }", True),
+        ("CHECK(cudaFree(p));", False),
+        ("e = cudaFree(p);", False),
+        ("return cudaFree(p);", False),
+        ("return f(), cudaFree(p);", False),
+        ("(void)cudaFree(p);", False),
+        ("if (cudaFree(p)) return;", False),
+        ("cudaFree(p) == cudaSuccess || die();", False),
+        ("a ? cudaFree(p) : cudaFree(q);", False),
+        ("// cudaFree(p);", False),
+        ("myCudaFree(p);", False),
+    ],
+)
+def test_the_source_shows_whether_a_result_is_ignored(tmp_path, code, ignored):
+    source = tmp_path / "program.cu"
+    source.write_text(f"int main() {{\n{code}\n}}\n")
+    line = 2 + code.partition("cudaFree")[0].count("\n")
+    assert ignores_result(CallSite(str(source), line), "cudaFree") is ignored
+    assert not ignores_result(CallSite(str(tmp_path / "missing.cu"), line), "cudaFree")
+
+
+@needs_nvcc
 def test_a_copy_of_unwritten_memory_is_a_warning(built):
     status, _, err = run(built("host_faults"), 16, options=["--engine", "fibers"])
     assert re.search(
         rf"uninitialized-copy \(warning\): cudaMemcpy \(DeviceToHost\) copies 8 of 16 bytes that nothing has"
-        rf" written, the first at byte 8 of {OF_P}\n  at host_faults.cu:29",
+        rf" written, the first at byte 8 of {OF_P}\n  at host_faults.cu:30",
         err,
     ), err
     assert status == 0
@@ -148,7 +213,7 @@ def test_padding_may_be_unwritten():
 @needs_nvcc
 def test_a_leak_is_a_warning(built):
     status, _, err = run(built("host_faults"), 99, "ask", "leave", options=["--engine", "fibers"])
-    assert "leak (warning): an allocation of 16 bytes in total is never freed\n  at host_faults.cu:11" in err
+    assert "leak (warning): an allocation of 16 bytes in total is never freed\n  at host_faults.cu:12" in err
     assert status == 0
 
 
@@ -176,7 +241,7 @@ EARLY = {
     2: (r"reads 0x\w+ .*streams.cu:31: cudaMemcpyAsync \(DeviceToHost\) writes the pinned host memory", 32),
     3: (r"reads 0x\w+ .*streams.cu:31: cudaMemcpyAsync \(DeviceToHost\) writes the pinned host memory", 33),
     4: (r"reads 0x\w+ .*streams.cu:39: increment writes the managed memory", 40),
-    5: (r"reads 0x\w+ .*streams.cu:56: cudaMemcpyAsync \(DeviceToHost\) writes the pinned host memory", 60),
+    5: (r"reads 0x\w+ .*streams.cu:57: cudaMemcpyAsync \(DeviceToHost\) writes the pinned host memory", 61),
 }  # fmt: skip
 
 
@@ -194,6 +259,56 @@ def test_accesses_that_do_not_wait_are_found(built, which):
     text, line = EARLY[which]
     assert re.search(rf"unsynchronized-access: the host {text}.*\n  at streams.cu:{line}\n", err), err
     assert status == 1
+
+
+GRAPH_RACES = {
+    # two kernels; a memset, and the copy and the kernel after it; a copy, and a memset and a kernel before it
+    6: [(53, 50, "writes byte 0 of the device memory allocated at streams.cu:17", "writes")],
+    8: [
+        (71, 68, "writes byte 0 of the device memory allocated at streams.cu:17", "reads"),
+        (72, 68, "writes byte 0 of the device memory allocated at streams.cu:17", "writes"),
+    ],
+    9: [
+        (71, 68, "writes byte 0 of the device memory allocated at streams.cu:17", "reads"),
+        (72, 71, "reads byte 0 of the device memory allocated at streams.cu:17", "writes"),
+    ],
+}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("which", GRAPH_RACES)
+def test_nodes_of_a_graph_without_a_dependency_are_found(built, which):
+    status, _, err = run(built("streams"), which)
+    races = re.findall(
+        r"graph-race: no dependency orders this node after the node added at streams.cu:(\d+): that node (.*)"
+        r" \(4,000 bytes\), and this one (\w+) it\n  at streams.cu:(\d+)\n",
+        err,
+    )
+    assert [
+        (int(b), int(a), what, verb) for a, what, verb, b in sorted(races, key=lambda race: race[3])
+    ] == GRAPH_RACES[which], err
+    assert f"({len(races)} graph-race)" in err
+    assert status == 1
+
+
+@needs_nvcc
+def test_a_capture_must_be_joined(built):
+    status, _, err = run(built("streams"), 7)
+    assert (status, "the program returned 7" in err) == (1, True), err
+
+
+def test_ranges_of_footprints():
+    rows = lambda *pairs: np.array(pairs, np.int64).reshape(-1, 2)  # noqa: E731
+    assert merged(rows((8, 12), (0, 4), (4, 6), (9, 10), (20, 24))).tolist() == [[0, 6], [8, 12], [20, 24]]
+    assert merged(rows()).tolist() == []
+    assert first_common(rows((0, 4), (8, 12)), rows((4, 8), (11, 20))) == 11
+    assert first_common(rows((4, 8)), rows((0, 4), (8, 12))) is None
+    first, second = Footprint(), Footprint()
+    first.add(ATOMIC, 0, 8), second.add(ATOMIC, 4, 8)
+    assert first.conflict(second) is None
+    second.add(LOAD, 6, 1)
+    assert first.conflict(second) == (6, ATOMIC, LOAD)
+    assert unordered({1: [], 2: [1], 3: [1], 4: [2]}) == [(2, 3), (3, 4)]
 
 
 def test_the_order_of_streams():

@@ -6,6 +6,7 @@ __global__ void fill(int *p, int n) {
     if (threadIdx.x < n) p[threadIdx.x] = 1;
 }
 template <class T> void release(T *p);
+#define CHECK(call) if (cudaError_t error = call) printf("%s\n", cudaGetErrorName(error))
 int main(int argc, char **argv) {
     int *p, *q, h[8] = {};
     cudaMalloc(&p, 4 * sizeof(int));
@@ -29,6 +30,11 @@ int main(int argc, char **argv) {
     case 16: fill<<<1, 4>>>(p, 2), cudaMemcpy(h, p, 4 * sizeof(int), cudaMemcpyDeviceToHost); break;
     case 17: cudaFree(p); exit(5);
     case 18: release(p); return 0;
+    case 19: cudaMalloc(&q, (size_t)1 << 50);
+        cudaSetDevice(0), cudaSetDevice(3); break;
+    case 20: CHECK(cudaMalloc(&q, (size_t)1 << 50)); CHECK(cudaSetDevice(3));
+        CHECK(cudaLaunchKernel((void *)fill, 1, 2000, nullptr, 0, 0)); break;
+    case 21: cudaMalloc(&q, (size_t)1 << 50); *(volatile int *)(size_t)argc = 0; break;
     }
     if (argc > 2) printf("%s\n", cudaGetErrorName(cudaGetLastError()));
     if (argc > 3) return 0;

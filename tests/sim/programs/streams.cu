@@ -46,15 +46,16 @@ int main(int argc, char **argv) {
     cudaGraph_t graph, made;
     cudaGraphExec_t executable, other;
     cudaStreamBeginCapture(first, cudaStreamCaptureModeGlobal);
+    if (which == 6) cudaEventRecord(event, first);
     increment<<<4, 256, 0, first>>>(device);
-    cudaEventRecord(event, first);
+    if (which != 6) cudaEventRecord(event, first);
     cudaStreamWaitEvent(second, event, 0);  // the second stream joins the capture
     increment<<<4, 256, 0, second>>>(device);
     cudaLaunchHostFunc(second, count, &calls);
     cudaEventRecord(event, second);
-    cudaStreamWaitEvent(first, event, 0);
+    if (which != 7) cudaStreamWaitEvent(first, event, 0);
     cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, first);
-    cudaStreamEndCapture(first, &graph);
+    if (cudaStreamEndCapture(first, &graph)) return 7;
     cudaGraphInstantiate(&executable, graph, 0);
     for (int i = 0; i < 3; i++) cudaGraphLaunch(executable, first);
     if (which == 5) printf("%d\n", pinned[7]);
@@ -67,8 +68,9 @@ int main(int argc, char **argv) {
     cudaGraphAddMemsetNode(&nodes[0], made, nullptr, 0, &set);
     void *arguments[] = {&device};
     cudaKernelNodeParams launch = {(void *)increment, dim3(4), dim3(256), 0, arguments, nullptr};
-    cudaGraphAddKernelNode(&nodes[1], made, &nodes[0], 1, &launch);
-    cudaGraphAddMemcpyNode1D(&nodes[2], made, &nodes[1], 1, pinned, device, bytes, cudaMemcpyDeviceToHost);
+    cudaGraphAddMemcpyNode1D(&nodes[2], made, nullptr, 0, pinned, device, bytes, cudaMemcpyDeviceToHost);
+    cudaGraphAddKernelNode(&nodes[1], made, &nodes[0], which != 8, &launch);
+    if (which != 9) cudaGraphAddDependencies(made, &nodes[1], &nodes[2], nullptr, 1);
     size_t count_of_nodes;
     cudaGraphGetNodes(made, nullptr, &count_of_nodes);
     cudaGraphInstantiate(&other, made, 0);
