@@ -51,18 +51,50 @@ def tensor_map(
         raise ValueError("the last axis of the array must be contiguous")
     if fill not in ("zeros", "nan"):
         raise ValueError(f"fill is {fill!r}; wanted 'zeros' or 'nan'")
-    address = array.__array_interface__["data"][0]
-    described = TensorMap(
-        kind,
+    return tensor_map_bytes(
+        array,
         # numpy aligns only large arrays. Simulated addresses are aligned, whatever the address on the host
         # is.
-        address,
-        tuple(reversed(array.shape)),
-        tuple(reversed(array.strides[:-1])),
-        tuple(reversed(box)),
-        tuple(reversed(element_strides or (1,) * array.ndim)),
-        swizzle,
+        array.__array_interface__["data"][0],
+        kind,
+        array.shape,
+        array.strides,
+        box,
+        element_strides=element_strides,
+        swizzle=swizzle,
         fill_nan=fill == "nan",
+    )
+
+
+def tensor_map_bytes(
+    array: Any,
+    address: int,
+    kind: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    *,
+    element_strides: tuple[int, ...] | None = None,
+    swizzle: int = 0,
+    fill_nan: bool = False,
+) -> TensorMapBytes:
+    """Return the tensor map of a tensor of any shape in the memory of an array.
+
+    address: the tensor's first byte.
+    kind: the type, one of sim.isa.tensor_map.TYPES.
+    strides: the bytes between elements, axis by axis like shape. The last one is not used.
+
+    The other parameters are those of `tensor_map`. Raise ValueError for a map that the driver refuses.
+    """
+    described = TensorMap(
+        kind,
+        address,
+        tuple(reversed(shape)),
+        tuple(reversed(strides[:-1])),
+        tuple(reversed(box)),
+        tuple(reversed(element_strides or (1,) * len(shape))),
+        swizzle,
+        fill_nan=fill_nan,
     )
     check(described)
     room = np.zeros(NBYTES + 64, np.uint8)

@@ -8,6 +8,7 @@ Read the files in this order:
     session     sim.triton: install and remove the simulated driver; options and reports
     driver      the driver that Triton asks for its target, its properties and its launches
     launcher    one compiled kernel: arguments, hidden parameters and the simulated launch
+    tensors     unwritten tensors, and tensors whose address the program has read
     tuning      replacements for autotuning and benchmarks, which a simulation cannot time
     torch_cuda  replacements for torch.cuda, and the redirection of "cuda" to the CPU
     command     python -m sim triton script.py

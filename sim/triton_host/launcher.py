@@ -13,10 +13,16 @@ from triton.runtime import _allocation
 from triton.runtime.jit import _triton_jit_function_registry
 
 from sim.errors import LaunchError
+from sim.isa.tensor_map import SWIZZLES, TYPES
+from sim.memory.argument import host_array
+from sim.memory.tensor_map import tensor_map_bytes
 from sim.ptx.module import load_ptx
+from sim.triton_host.tensors import FRESH, POINTERS
 
 LANES = 32
 FLOATS = {"fp16": np.float16, "fp32": np.float32, "f32": np.float32, "fp64": np.float64}
+TENSOR_MAP = "nvTmaDesc"  # Triton's name for the type of a tensor map
+TF32 = TYPES.index("tf32")
 SCRATCH = "global_scratch", "profile_scratch"  # the parameters that Triton appends, in this order
 
 
@@ -55,8 +61,8 @@ class Launcher:
         """Return the launch configuration for `simulate`. Raise LaunchError if it needs a cluster."""
         if getattr(self.metadata, "num_ctas", 1) != 1:
             raise LaunchError(
-                f"{self.src.name} was compiled with num_ctas={self.metadata.num_ctas}; sim has no clusters of"
-                " blocks: wanted num_ctas=1"
+                f"{self.src.name} was compiled with num_ctas={self.metadata.num_ctas}; sim.triton() launches"
+                " no clusters of blocks: wanted num_ctas=1"
             )
         return grid, self.threads, 0, self.metadata.shared
 
@@ -67,23 +73,40 @@ class Launcher:
         programs: the number of programs, each of which has its own scratch memory.
         """
         names, values = [], []
-        has_descriptors = getattr(self.metadata, "tensordesc_meta", None)
+        self.kernel.module.store.pinned.arrays.clear()  # those of the previous launch
+        descriptors = iter(getattr(self.metadata, "tensordesc_meta", None) or ())
         for (name, kind), value in zip(self.src.signature.items(), arguments):
             if isinstance(kind, str) and kind.startswith("tensordesc"):
-                if has_descriptors:
-                    raise LaunchError(
-                        f"{name} is a TMA descriptor, which sim does not support; compile for sm_80, where"
-                        " Triton replaces descriptors by pointers"
-                    )
-                (kind,) = [tuple(expand_signature([kind], None, None))]
-                value = tuple(decompose_descriptor(value))
+                layout = next(descriptors, None)  # None for sm_80, where pointers replace descriptors
+                kind = tuple(expand_signature([kind], layout, TENSOR_MAP))
+                value = (
+                    decompose_descriptor(value) if layout is None else expand_descriptor(name, value, layout)
+                )
             for label, one, of in flatten(name, kind, value):
                 names.append(label)
-                values.append(parameter_value(label, one, of))
+                values.append(self.with_addresses(parameter_value(label, one, of)))
         for name in SCRATCH[: len(self.kernel.names) - len(names)]:
             names.append(name)
             values.append(self.scratch(name, programs, stream))
         return names, values
+
+    def with_addresses(self, value):
+        """Return a parameter's value. A tensor of host addresses, which the program has read with data_ptr(),
+        is replaced by a copy with simulated addresses."""
+        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.uint64):
+            return value
+        pointers = {
+            at: tensor
+            for at in set(value.reshape(-1).tolist())
+            if (tensor := POINTERS.tensor(at)) is not None
+        }
+        if not pointers:
+            return value
+        pin, result = self.kernel.module.pointer, value.clone()
+        # the largest tensors first, because others can be parts of them
+        for at, tensor in sorted(pointers.items(), key=lambda pair: -pair[1].nbytes):
+            result[value == at] = pin(host_array(tensor_memory(tensor), "tensor"), "tensor")
+        return result
 
     def scratch(self, name, programs, stream):
         """Return the scratch memory of a launch, or a null pointer if the kernel has none."""
@@ -94,6 +117,37 @@ class Launcher:
         if name == "profile_scratch" and not _allocation.has_profile_allocator():
             return np.zeros(size * programs, np.uint8)
         return parameter_value(name, "*i8", allocator.get()(size * programs, align, stream))
+
+
+def expand_descriptor(name, descriptor, layout):
+    """Return the parameters of a TensorDescriptor: its tensor map, sizes and strides.
+
+    layout: Triton's metadata: the box, the swizzle and the type of the elements, as numbers of the driver
+        API.
+
+    Raise LaunchError for a descriptor in the mode im2col or of 4-bit elements.
+    """
+    if layout.get("is_im2col") or layout["fp4_padded"]:
+        raise LaunchError(
+            f"{name} is a TMA descriptor {'of 4-bit elements' if layout['fp4_padded'] else 'in im2col mode'},"
+            " which sim does not support"
+        )
+    # the numbers of the types differ between Triton's device code and the driver (make_tensordesc_arg)
+    number = TF32 if descriptor.round_f32_to_tf32 else {8: 10, 9: 8, 10: 9}.get(*[layout["elem_type"]] * 2)
+    try:
+        described = tensor_map_bytes(
+            host_array(tensor_memory(descriptor.base), name),
+            descriptor.base.data_ptr(),
+            TYPES[number],
+            tuple(descriptor.shape),
+            tuple(stride * layout["elem_size"] for stride in descriptor.strides),
+            tuple(layout["block_size"]),
+            swizzle=SWIZZLES[layout["swizzle"]],
+            fill_nan=descriptor.padding == "nan",
+        )
+    except ValueError as error:
+        raise LaunchError(f"{name}: {error}") from None
+    return described, *descriptor.shape, *descriptor.strides
 
 
 def flatten(name, kind, value):
@@ -112,6 +166,8 @@ def parameter_value(name, kind, value):
     """
     if kind.startswith("*"):
         return tensor_memory(getattr(value, "base", value)) if hasattr(value, "data_ptr") else value or 0
+    if kind == TENSOR_MAP:
+        return value
     if kind in FLOATS:
         return FLOATS[kind](value)
     if kind == "bf16":
@@ -120,14 +176,13 @@ def parameter_value(name, kind, value):
 
 
 def tensor_memory(tensor):
-    """Return a tensor over the memory of `tensor`, of a type that numpy has. 8-bit floats become integers."""
-    if isinstance(tensor, torch.Tensor):
-        tensor = tensor.detach()
-        if tensor.dtype.is_floating_point and tensor.element_size() == 1:
-            return tensor.view(torch.uint8)
-        if tensor.dtype == torch.bool:
-            return tensor.view(torch.uint8)
-    return tensor
+    """Return a tensor or array over the memory of `tensor`, of a type that numpy has. 8-bit floats become
+    integers."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    tensor = tensor.detach()
+    eight_bit = tensor.dtype.is_floating_point and tensor.element_size() == 1
+    return FRESH.array(tensor.view(torch.uint8) if eight_bit or tensor.dtype == torch.bool else tensor)
 
 
 def relocate_files(ptx):

@@ -7,9 +7,15 @@ from types import SimpleNamespace
 import torch
 from torch.overrides import TorchFunctionMode
 
+from sim.triton_host.tensors import CREATORS, FRESH, POINTERS
+
 
 class Redirection(TorchFunctionMode):
-    """A mode in which PyTorch's functions create tensors on the CPU where a program asks for "cuda"."""
+    """A mode in which PyTorch's functions create tensors on the CPU where a program asks for "cuda".
+
+    Tensors without values, such as those of torch.empty, contain poison. Tensors whose address the program
+    reads are remembered.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -22,7 +28,10 @@ class Redirection(TorchFunctionMode):
         kwargs.pop("pin_memory", None)
         if func is torch.Tensor.pin_memory:
             return args[0]
-        return func(*("cpu" if is_cuda(value) else value for value in args), **kwargs)
+        result = func(*("cpu" if is_cuda(value) else value for value in args), **kwargs)
+        if func is torch.Tensor.data_ptr:
+            return POINTERS.add(args[0], result)
+        return FRESH.fill(result) if func in CREATORS else result
 
 
 def is_cuda(value):

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,10 @@ pytestmark = pytest.mark.triton
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 kernels = pytest.importorskip("triton_kernels")
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
+
+from sim.triton_host.launcher import Launcher, expand_descriptor  # noqa: E402
+
 pytest_plugins = ["pytester"]
 FIBERS = {"engine": "fibers"}
 
@@ -78,6 +83,69 @@ def test_replicated_loads_do_not_race_with_the_store(engine):
         kernels.store_and_reverse[(1,)](torch.zeros(512), torch.zeros(512), BLOCK=512)
         for report in session.reports[2:]:
             assert [finding.kind for finding in report.findings] == ["race-global"]
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_tensor_descriptors(architecture):
+    """For sm_90 a descriptor becomes a tensor map, for sm_80 a pointer with sizes and strides."""
+    described = lambda tensor: TensorDescriptor.from_tensor(tensor, [16, 16])  # noqa: E731
+    x = torch.arange(20 * 24, dtype=torch.float32).reshape(20, 24)
+    out, options = torch.empty(20, 24), {"ROWS": 16, "COLUMNS": 16, "num_warps": 1}
+    with sim.triton(**FIBERS, architecture=architecture, on_finding="report") as session:
+        kernels.add_tiles[(2, 2)](described(x), described(out), **options)
+        kernels.add_tiles[(1, 1)](described(torch.empty(20, 24)), described(out), **options)
+    clean, found = session.reports
+    assert (
+        torch.equal(out[16:], x[16:] + 1) and torch.equal(out[:, 16:], x[:, 16:] + 1) and not clean.findings
+    )
+    (finding,) = found.findings
+    assert (finding.kind, finding.index) == ("uninitialized-read", (0, 0)) and finding.array.startswith("x")
+
+
+def test_unsupported_layouts_are_refused_by_name():
+    with pytest.raises(
+        sim.LaunchError, match="x is a TMA descriptor in im2col mode, which sim does not support"
+    ):
+        expand_descriptor("x", None, {"is_im2col": True, "fp4_padded": False})
+    with pytest.raises(sim.LaunchError, match="x is a TMA descriptor of 4-bit elements"):
+        expand_descriptor("x", None, {"fp4_padded": True})
+    made = SimpleNamespace(metadata=SimpleNamespace(num_ctas=2), src=SimpleNamespace(name="add"))
+    with pytest.raises(sim.LaunchError, match="add was compiled with num_ctas=2; .* wanted num_ctas=1"):
+        Launcher.configuration(made, (1,))
+
+
+def test_memory_of_torch_empty_is_unwritten(session):
+    session.on_finding = "report"
+    kinds = lambda: [finding.kind for finding in session.reports[-1].findings]  # noqa: E731
+    out = torch.zeros(64)
+    for x in (torch.empty(64), torch.empty_like(out), out.new_empty(64), torch.empty(64, dtype=torch.int32)):
+        kernels.double_without_mask[(1,)](x, out, 64, BLOCK=64, num_warps=2)
+        assert kinds() == ["uninitialized-read"]
+    x[:40] = 1
+    kernels.double_without_mask[(1,)](x[:32], out, 32, BLOCK=32, num_warps=1)
+    assert kinds() == []
+    kernels.double_without_mask[(1,)](x, out, 64, BLOCK=64, num_warps=2)
+    assert [(f.kind, f.index) for f in session.reports[-1].findings] == [("uninitialized-read", (40,))]
+    # a store of the kernel, and a write of the host
+    for write in (
+        lambda y: kernels.double_without_mask[(1,)](out, y, 64, BLOCK=64, num_warps=2),
+        torch.Tensor.zero_,
+    ):
+        write(y := torch.empty(64))
+        kernels.double_without_mask[(1,)](y, out, 64, BLOCK=64, num_warps=2)
+        assert kinds() == []
+
+
+def test_addresses_of_tensors_in_a_tensor(session):
+    sizes, named = torch.tensor([5, 7, 3, 2]), {"BLOCK": 32, "num_warps": 1}
+    for longer in (40, 80):  # each launch gives the tensors new addresses
+        first, second, whole = torch.zeros(5), torch.zeros(longer), torch.zeros(64)
+        addresses = torch.tensor([x.data_ptr() for x in (first, second, whole, whole[32:])], device="cuda")
+        kernels.increment_each[(4,)](addresses, sizes, **named)
+        assert [int(x.sum()) for x in (first, second, whole, whole[32:])] == [5, 7, 5, 2]
+        assert addresses[0] == first.data_ptr() and not session.reports[-1].findings
+    with pytest.raises(sim.KernelBug, match=r"tensor_?\d?\[5\] is outside tensor_?\d?, whose shape is 5"):
+        kernels.increment_each[(1,)](addresses, torch.tensor([6]), **named)
 
 
 @pytest.mark.parametrize("n, even", [(128, True), (100, False)])

@@ -81,3 +81,17 @@ def store_and_reverse(x, out, BLOCK: tl.constexpr):
 def row_products(x, y, out, BLOCK: tl.constexpr):
     row, i = tl.program_id(0), tl.arange(0, BLOCK)
     tl.store(out + row, tl.sum(tl.load(x + row * BLOCK + i) * tl.load(y + row * BLOCK + i), 0))
+
+
+@triton.jit
+def add_tiles(x, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column = tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS
+    out.store([row, column], x.load([row, column]) + 1)
+
+
+@triton.jit
+def increment_each(addresses, sizes, BLOCK: tl.constexpr):
+    x = tl.load(addresses + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    i = tl.arange(0, BLOCK)
+    mask = i < tl.load(sizes + tl.program_id(0))
+    tl.store(x + i, tl.load(x + i, mask=mask) + 1, mask=mask)

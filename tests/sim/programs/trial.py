@@ -1,6 +1,6 @@
 """Run the public CUDA programs that programs.txt lists, and record what `python -m sim run` says about each.
 
-    python tests/sim/programs/trial.py SOURCES WORK [--only TEXT] [--again] [--seconds 90]
+    python tests/sim/programs/trial.py SOURCES WORK [--only TEXT] [--again] [--seconds 90] [--minutes 8]
     python tests/sim/programs/trial.py SOURCES WORK --planted
     python tests/sim/programs/trial.py SOURCES WORK --table
 
@@ -176,6 +176,7 @@ def main():
     parser.add_argument("--planted", action="store_true", help="run the programs with planted bugs")
     parser.add_argument("--table", action="store_true", help="print a table of the results")
     parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--minutes", type=float, help="start no program after this time")
     parser.add_argument("--seconds", type=int, default=90, help="limit of CPU seconds per program")
     options = parser.parse_args()
     sources, work = options.sources.resolve(), options.work.resolve()
@@ -186,7 +187,10 @@ def main():
     if options.planted:
         plant(options, sources, work / "planted")
         return
+    end = time.monotonic() + 60 * (options.minutes or float("inf"))
     for path, arguments, sizes, flags, extra in entries():
+        if time.monotonic() > end:
+            break
         results = json.loads(store.read_text()) if store.exists() else {}
         if options.only and not any(part in path for part in options.only.split(",")):
             continue
