@@ -9,6 +9,7 @@ from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
 from sim.native.codegen.shadow import BARE, EMPTY, GLOBAL, LOCAL, SHARED
 from sim.native.lower.module import CannotLower
+from sim.native.ptx.copies import has_copies, make_rings
 from sim.native.ptx.memory import OF_BLOCK, READ_ONLY, WRITABLE, Table
 from sim.native.ptx.program import compile_kernel
 from sim.native.run.launch import Attempt
@@ -69,6 +70,9 @@ class PtxAttempt(Attempt):
         """Run the blocks. First save the variables of the module, whose values persist between launches."""
         self.variables_before = [(a.root, a.root.copy()) for a in self.variables if a.writable]
         super().run()
+        if self.rings is not None and has_copies(self.rings):
+            self.restore()
+            raise CannotLower("a thread ends before its asynchronous copies have arrived")
 
     def restore(self):
         """Restore the arguments and the variables of the module to their contents before the launch."""
@@ -81,7 +85,10 @@ class PtxAttempt(Attempt):
     def arguments(self):
         """Build the table of memory regions. Return the arguments of the grid function that follow
         `state`."""
-        table = Table(self.source.site_count, self.layout.memory.space, len(self.source.atomic_widths) > 1)
+        copies = any(operation == "copy" for operation, *_ in self.source.calls.values())
+        self.rings = make_rings(self.launch.threads) if copies else None
+        mixed = len(self.source.atomic_widths) > 1
+        table = Table(self.source.site_count, self.layout.memory.space, mixed, self.rings)
         for name in self.source.local_positions:
             allocation = self.layout.allocations[name]
             self.add_own(table, allocation, LOCAL, self.launch.threads, stride=allocation.root.size)

@@ -29,8 +29,9 @@ from sim.native.codegen.shadow import (
 # REGIONS       address of the array of regions
 # COUNT         number of regions
 # SCRATCH       address of scratch bytes, to which invalid accesses are redirected
+# PENDING       address of the rings of asynchronous copies (sim.native.ptx.copies), or 0
 # SITE_REGIONS  first of the cached regions, one per access site
-REGIONS, COUNT, SCRATCH, SITE_REGIONS = 0, 1, 2, 8
+REGIONS, COUNT, SCRATCH, PENDING, SITE_REGIONS = 0, 1, 2, 3, 8
 # Fields of a region, in int64:
 # BASE     simulated address
 # SIZE     size in bytes, of one thread's copy if STRIDE is not 0
@@ -215,11 +216,13 @@ class Table:
     site_count: the number of access sites in the kernel.
     space: the simulated address space.
     mixed: whether the kernel's atomics have several widths.
+    rings: the rings of asynchronous copies, or None if the kernel has no copies.
     references: the arrays to which the table's addresses refer. They must stay alive.
     """
 
-    def __init__(self, site_count, space, mixed):
+    def __init__(self, site_count, space, mixed, rings=None):
         self.rows, self.references, self.site_count, self.space, self.mixed = [], [], site_count, space, mixed
+        self.rings = rings
 
     def add(self, allocation, memory, watch, itemsize, fixed=WRITABLE, stride=0):
         """Add the region of an allocation.
@@ -253,6 +256,7 @@ class Table:
         numbers = np.zeros(SITE_REGIONS + self.site_count, np.int64)
         scratch = np.full(64, 0xFF, np.uint8)
         numbers[[REGIONS, COUNT, SCRATCH]] = self.address(rows), len(self.rows), self.address(scratch)
+        numbers[PENDING] = self.address(self.rings)
         # Until its first access, each site caches the last row, an empty region that contains no address.
         numbers[SITE_REGIONS:] = numbers[REGIONS] + rows[:-1].nbytes
         return self.address(numbers)

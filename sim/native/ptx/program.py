@@ -24,6 +24,8 @@ from sim.ptx.special_registers import SPECIALS
 from sim.ptx.syntax import python_name
 from sim.ptx.warps import form_of
 
+COPY_SIZES = {f"cp_async_{size}": size for size in (4, 8, 16)}
+WAITS = {"cp_async_commit": "commit", "cp_async_wait": "receive", "cp_async_wait_all": "receive_all"}
 COMPILED_ATOMICS = {*VIEWS, *HALF, *PACKED}  # the PTX types whose atomics are compiled
 
 
@@ -131,7 +133,7 @@ class Lowering(Program):
         return name
 
     def transfer_sites(self):
-        """Raise Missing: asynchronous copies, mbarriers and wgmma have no compiled form."""
+        """Raise Missing: bulk copies, mbarriers and wgmma have no compiled form."""
         raise Missing
 
     def load(self, ptx_type, space, count):
@@ -183,7 +185,17 @@ class Lowering(Program):
             raise Missing
         return (self.load if loads else self.store)(ptx_type, space, 1)
 
-    transfer = named_barrier = cluster = fence_call = callee_name = pointer_call = refuse
+    def transfer(self, name):
+        """Return the name of the function for a part of cp.async. Raise Missing for other transfers."""
+        if name in COPY_SIZES:
+            size = COPY_SIZES[name]
+            sites = [self.number_access(f"u{min(8 * size, 64)}", space) for space in ("shared", "global")]
+            return self.add_call("copy", size, *sites)
+        if name not in WAITS:
+            raise Missing
+        return self.add_call(WAITS[name])
+
+    named_barrier = cluster = fence_call = callee_name = pointer_call = refuse
 
     # --- synchronisation points -----------------------------------------------------------------------------
 

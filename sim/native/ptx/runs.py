@@ -12,6 +12,7 @@ from sim.isa.registers import WIDTHS, find_operation
 from sim.isa.table import by_ptx
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.shadow import DIVERGED, UNWRITTEN, set_error, watch_atomic, watch_store
+from sim.native.ptx.copies import commit, make_sender, receive
 from sim.native.ptx.evaluate import Evaluator, parse_expression
 from sim.native.ptx.memory import is_undefined, make_locator, mark_undefined, reset_local, watch_ptx_load
 from sim.native.ptx.values import FLOATS, HALF, I64, Integer, Predicate
@@ -143,6 +144,32 @@ class RunCompiler(Evaluator):
         pointers = self.locate(watch_store, ptx_type, space, count, site, address)
         for pointer, value in zip(pointers, values):
             self.builder.store(self.code_of(value, ptx_type), pointer)
+
+    def do_copy(self, size, to_site, from_site, to_space, to, from_space, source, valid):
+        """Emit an asynchronous copy of `size` bytes, of which it reads `valid` from the source."""
+        addresses = [
+            self.resize(self.add(self.to_integer(address), self.to_integer(WINDOWS.get(space, 0))), 64)
+            for address, space in ((to, to_space), (source, from_space))
+        ]
+        codes = (
+            I64(to_site),
+            addresses[0],
+            I64(from_site),
+            addresses[1],
+            self.resize(self.to_integer(valid), 64),
+        )
+        self.call_helper(make_sender(size), *self.machine, *codes)
+
+    def do_commit(self):
+        self.call_helper(commit, *self.machine[:2])
+
+    def do_receive(self, groups):
+        """Emit a wait until at most the newest `groups` groups are in flight."""
+        self.call_helper(receive, *self.machine, self.resize(self.to_integer(groups), 64))
+
+    def do_receive_all(self):
+        self.do_commit()
+        self.do_receive(0)
 
     def do_atomic(self, operation, ptx_type, space, site, address, *operands):
         """Emit an atomic operation, and return the old value.

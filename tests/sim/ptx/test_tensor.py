@@ -264,6 +264,17 @@ PLANTED = {
         "async-copy",
         PLACE + COPY + COMMIT + WAIT + "st.shared.b32 [%r3], %r1;",
     ),
+    "read under way": (PLACE + COPY + COMMIT + OWN + WAIT, "async-copy", PLACE + COPY + COMMIT + WAIT + OWN),
+    "read by another under way": (
+        PLACE + COPY + COMMIT + BARRIER + OTHER + WAIT,
+        "async-copy",
+        PLACE + COPY + COMMIT + WAIT + BARRIER + OTHER,
+    ),
+    "two copies to one place": (
+        PLACE + COPY + COMMIT + COPY + COMMIT + WAIT + OWN,
+        "async-copy",
+        PLACE + COPY + COMMIT + WAIT + COPY + COMMIT + WAIT + OWN,
+    ),
     "source written under way": (
         PLACE + COPY + COMMIT + "st.global.b32 [%x3], %r1;" + WAIT,
         "async-copy",
@@ -314,22 +325,39 @@ PLANTED = {
 }
 
 
-COMPILED = ["a lane missing in mma", "a lane missing in ldmatrix"]
+NIGHTLY = ["a lane missing in mma", "a lane missing in ldmatrix", "own copy, no wait", "no wait, syncwarp"]
+NIGHTLY += ["no wait, ldmatrix", "no commit", "misaligned source", "beyond the array", "written under way"]
+# compiled code checks copies by itself, and then the interpreter runs the marked blocks
+COMPILED = ["no wait", "misaligned row", "one group too many", "source written under way", "no barrier"]
+COMPILED += ["source written by another", "the tile used again", "two copies to one place"]
+COMPILED += ["read under way", "read by another under way"]
 
 
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
         *((name, "fibers") for name in PLANTED),
-        ("no wait", "native"),
-        ("misaligned row", "native"),
-        *(pytest.param(name, "native", marks=pytest.mark.nightly) for name in COMPILED),
+        *((name, "native") for name in COMPILED),
+        *(pytest.param(name, "native", marks=pytest.mark.nightly) for name in NIGHTLY),
     ],
 )
 def test_planted_bugs_are_found_and_their_twins_are_clean(name, engine):
     bug, kind, twin = PLANTED[name]
     assert kinds(bug, engine=engine)[0] == [kind]
     assert kinds(twin, engine=engine)[0] == []
+
+
+def test_waited_copies_are_compiled():
+    """Copies of two groups. If a thread leaves a copy behind, the launch is interpreted."""
+    second = COPY.replace("[%r3]", "[%r3+512]")
+    body = f"{COPY}{COMMIT}{second}{COMMIT}cp.async.wait_group 1;{OWN}cp.async.wait_all;{BARRIER}{OTHER}"
+    y = np.zeros(128, np.int32)
+    simulation = simulate(kernel(PLACE + body), engine="native")
+    report = simulation[1, 32](np.arange(128, dtype=np.int32), y)
+    assert report.notes == ("compiled",) and y[:4].tolist() == [4, 0, 12, 8]
+    simulation = simulate(kernel(PLACE + COPY + COMMIT), engine="native", on_finding="report")
+    report = simulation[2, 32](np.arange(128, dtype=np.int32), y)
+    assert report.notes == ("interpreted: a thread ends before its asynchronous copies have arrived",)
 
 
 def test_a_fragment_mixed_up_is_a_wrong_value_only():

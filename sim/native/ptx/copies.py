@@ -1,0 +1,199 @@
+"""Asynchronous copies (cp.async) of a compiled PTX launch, and the checks of accesses during a copy.
+
+The bytes of a copy arrive when its thread waits for it, as in the interpreter (sim.memory.transfer). Each
+thread has a *ring* of the copies that it has sent and not waited for.
+
+At its issue, a copy is checked like a load of the source and a store to the destination. The shadow entries
+of the destination get the flag FLIGHT. At its arrival, the block is marked for the interpreter if any thread
+may have accessed the destination, or changed the source, since the issue. Accesses to the destination change
+its shadow entries, so the entry of the last write must still be that of the issue, and the entry of the last
+reads must be from an earlier epoch. Then the destination counts as written by the current thread, so that
+accesses which no barrier separates from the wait are races.
+
+A thread that ends before its copies have arrived leaves them in its ring. The interpreter then runs the
+launch.
+"""
+
+import functools
+
+import numpy as np
+
+from sim.native.codegen.int64 import byte, int64_helper, set_byte, variant
+from sim.native.codegen.shadow import BARE, EPOCH_SHIFT, RACE, is_from_earlier_block, set_error, watch_store
+from sim.native.ptx.memory import (
+    BASE,
+    HOST,
+    PENDING,
+    SHADOW,
+    SHIFT,
+    SITE_REGIONS,
+    SIZE,
+    WATCH,
+    make_locator,
+    region_of,
+    watch_ptx_load,
+)
+
+FLIGHT = 1 << 14  # flag of a shadow entry: a copy in flight writes the element
+CAPACITY = 128  # number of copies in a ring, a power of two; more copies mark the block
+# Fields at the start of a ring, in int64:
+# FIRST  index of the oldest copy
+# COUNT  number of copies
+# GROUP  number of committed groups so far
+# LEFT   1 if a thread of an earlier block left copies in the ring
+FIRST, COUNT, GROUP, LEFT, HEADER = range(5)
+# Fields of a copy, in int64:
+# OF_GROUP  number of groups that were committed before it
+# TO        host address of the destination region's row in the table
+# TO_AT     offset in bytes of the destination in its region
+# FROM      the same for the source, or 0 if the copy writes zeros
+# FROM_AT
+# BYTES     size of the copy
+# OWN       shadow entry of the thread at the issue
+OF_GROUP, TO, TO_AT, FROM, FROM_AT, BYTES, OWN, FIELDS = range(8)
+RING = HEADER + CAPACITY * FIELDS
+
+
+def make_rings(threads):
+    """Return the empty rings of a block's threads."""
+    return np.zeros((threads, RING), np.int64)
+
+
+def has_copies(rings):
+    """Return whether any thread ended before its copies had arrived."""
+    return bool(rings[:, [COUNT, LEFT]].any())
+
+
+@functools.cache
+def make_sender(size):
+    """Return the helper that starts a copy of `size` bytes. Its parameters are the first ones of `send`."""
+    locators = {"write": make_locator(watch_store, size), "read": make_locator(watch_ptx_load, size)}
+    return variant(send, f"{size}", size=size, **locators)
+
+
+def send(table, thread, state, to_site, to, from_site, source, valid, size, write, read):
+    """Start a copy.
+
+    to_site, from_site: the indices of the accesses in the kernel.
+    to, source: the simulated addresses.
+    valid: the number of bytes to read from the source. If it is neither 0 nor `size`, the block is marked.
+    size: the number of bytes of the copy. It is known at compile time, and so are the parameters below.
+    write, read: the locators (sim.native.ptx.memory) of the destination and the source.
+    """
+    if valid != 0 and valid != size:
+        set_error(state, RACE)
+        return 0
+    # An earlier copy in flight is visible only before the store replaces its shadow entries.
+    region = region_of(table, to, thread)
+    if region != 0:
+        check_no_flight(region, to - region[BASE], size, state)
+    write(table, to_site, to, thread, state)
+    to_region = table[SITE_REGIONS + to_site]
+    to_at = to - to_region[BASE]
+    if to_at < 0 or to_at > to_region[SIZE] - size:
+        return 0  # the locator has set an error flag
+    from_region = 0
+    from_at = 0
+    if valid == size:
+        read(table, from_site, source, thread, state)
+        from_region = table[SITE_REGIONS + from_site]
+        from_at = source - from_region[BASE]
+        if from_at < 0 or from_at > from_region[SIZE] - size:
+            return 0
+    mark_flight(to_region, to_at, size, state)
+    ring = table[PENDING] + 8 * RING * thread
+    if ring[COUNT] > 0 and is_from_earlier_block(copy_at(ring, ring[FIRST])[OWN], state):
+        ring[LEFT] = 1
+        ring[COUNT] = 0
+    if ring[COUNT] == CAPACITY:
+        set_error(state, RACE)
+        return 0
+    copy = copy_at(ring, ring[FIRST] + ring[COUNT])
+    copy[OF_GROUP] = ring[GROUP]
+    copy[TO] = to_region
+    copy[TO_AT] = to_at
+    copy[FROM] = from_region
+    copy[FROM_AT] = from_at
+    copy[BYTES] = size
+    copy[OWN] = state.own_entry
+    ring[COUNT] += 1
+    return 0
+
+
+@int64_helper
+def copy_at(ring, position):
+    """Return the address of the copy at an index of a ring. The index wraps around."""
+    return ring + 8 * (HEADER + FIELDS * (position & CAPACITY - 1))
+
+
+@int64_helper(inline=False)
+def mark_flight(region, offset, size, state):
+    """Set the flag FLIGHT in the shadow entries of a destination."""
+    if region[WATCH] != BARE:
+        shadow, shift = region[SHADOW], region[SHIFT]
+        for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
+            shadow[2 * granule] = state.own_entry | FLIGHT
+
+
+@int64_helper(inline=False)
+def check_no_flight(region, offset, size, state):
+    """Mark the block if a copy of the block is in flight to these bytes."""
+    if region[WATCH] != BARE:
+        shadow, shift = region[SHADOW], region[SHIFT]
+        for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
+            before = shadow[2 * granule]
+            if before & FLIGHT != 0 and before >> EPOCH_SHIFT >= state.block_start:
+                set_error(state, RACE)
+
+
+@int64_helper
+def not_earlier(entry, other):
+    """Return whether the epoch of a shadow entry is not earlier than that of another one."""
+    return entry >> EPOCH_SHIFT >= other >> EPOCH_SHIFT
+
+
+@int64_helper(inline=False)
+def arrive(copy, state):
+    """Write the bytes of a copy, and mark the block if accesses may conflict with the copy."""
+    to_region, from_region, size, own = copy[TO], copy[FROM], copy[BYTES], copy[OWN]
+    to = to_region[HOST] + copy[TO_AT]
+    if to_region[WATCH] != BARE:
+        shadow, shift, offset = to_region[SHADOW], to_region[SHIFT], copy[TO_AT]
+        for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
+            if shadow[2 * granule] != own | FLIGHT or not_earlier(shadow[2 * granule + 1], own):
+                set_error(state, RACE)
+            shadow[2 * granule] = state.own_entry
+    if from_region == 0:
+        for position in range(size):
+            set_byte(to, position, 0)
+        return 0
+    source = from_region[HOST] + copy[FROM_AT]
+    if from_region[WATCH] != BARE:
+        shadow, shift, offset = from_region[SHADOW], from_region[SHIFT], copy[FROM_AT]
+        for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
+            if not_earlier(shadow[2 * granule], own):
+                set_error(state, RACE)
+    for position in range(size):
+        set_byte(to, position, byte(source, position))
+    return 0
+
+
+@int64_helper
+def commit(table, thread):
+    """Commit the copies that the thread has sent since the last commit, as one group."""
+    ring = table[PENDING] + 8 * RING * thread
+    ring[GROUP] += 1
+
+
+@int64_helper(inline=False)
+def receive(table, thread, state, groups):
+    """Wait until at most the newest `groups` groups of the thread are in flight."""
+    ring = table[PENDING] + 8 * RING * thread
+    first, count, arrived = ring[FIRST], ring[COUNT], 0
+    for number in range(count):  # the groups are in ascending order
+        copy = copy_at(ring, first + number)
+        if copy[OF_GROUP] < ring[GROUP] - groups:
+            arrive(copy, state)
+            arrived = number + 1
+    ring[FIRST] = first + arrived
+    ring[COUNT] = count - arrived
