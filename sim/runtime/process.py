@@ -150,6 +150,7 @@ class Program:
             device.report("unsupported", "error", f"{name}: sim does not simulate this function")
             return device.fail(NOT_SUPPORTED)
         parameters, _, result = SIGNATURES[name].partition(":")
+        reported = device.log.seen.total()
         values = [convert(arguments[i], letter) for i, letter in enumerate(parameters)]
         device.streams.open()
         try:
@@ -160,15 +161,20 @@ class Program:
         finally:
             device.streams.close()
         if answer and not result and name not in QUIET | NO_ERROR:
-            self.failed(name, answer)
+            self.failed(name, answer, device.log.seen.total() > reported)
         return answer
 
-    def failed(self, name: str, code: int) -> None:
-        """Record the error of a call, and the call if the program ignores its result."""
+    def failed(self, name: str, code: int, reported: bool) -> None:
+        """Record the error of a call, and the call if the program ignores its result.
+
+        reported: whether a finding states the fault. Only a launch needs a second one, because its results
+            are missing.
+        """
         device = self.device
         if name not in DRIVER and name not in BLAS:
             device.fail(code)
         consequence = device.sticky and any(known == device.sticky for _, known in device.unchecked.values())
+        consequence = consequence or reported and "LaunchKernel" not in name
         if not consequence and ignores_result(device.call, name):
             device.unchecked.setdefault(device.call, (name, code))
 
