@@ -158,17 +158,25 @@ class Parser(Operands):
 
         pointers: a tuple of (byte offset, Symbol).
         """
-        size, parts, pointers = WIDTHS[ptx_type] // 8, [], []
-        depth = 0
+        size, data, pointers = WIDTHS[ptx_type] // 8, bytearray(), []
+        whole, depth = ptx_type[0] in "bsu", 0
         while True:
-            if self.accept("{"):
+            token = self.next
+            if token == "{":
                 depth += 1
-            elif self.accept("}"):
+                self.take()
+            elif token == "}":
                 depth -= 1
+                self.take()
+            elif (
+                whole and token.isdecimal() and int(token) < 1 << 8 * size
+            ):  # fast, for tables of 100,000 values
+                data += int(token).to_bytes(size, "little")
+                self.take()
             elif not self.accept(","):
-                parts.append(self.initial_number(ptx_type, size, pointers, sum(map(len, parts))))
+                data += self.initial_number(ptx_type, size, pointers, len(data))
             if depth == 0:
-                return b"".join(parts), tuple(pointers)
+                return bytes(data), tuple(pointers)
 
     def initial_number(self, ptx_type, size, pointers, offset):
         """Parse one value of an initialiser, and return its bytes.

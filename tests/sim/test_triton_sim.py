@@ -87,7 +87,7 @@ def test_replicated_loads_do_not_race_with_the_store(engine):
 
 @pytest.mark.parametrize("architecture", [80, 90])
 def test_tensor_descriptors(architecture):
-    """For sm_90 a descriptor becomes a tensor map, for sm_80 a pointer with sizes and strides."""
+    """Pass descriptors: tensor maps for sm_90, pointers with sizes and strides for sm_80."""
     described = lambda tensor: TensorDescriptor.from_tensor(tensor, [16, 16])  # noqa: E731
     x = torch.arange(20 * 24, dtype=torch.float32).reshape(20, 24)
     out, options = torch.empty(20, 24), {"ROWS": 16, "COLUMNS": 16, "num_warps": 1}

@@ -3,6 +3,7 @@
 The host sets and reads them, and they persist between launches.
 """
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from ptx.test_cuda_cpp import module
 from sim import LaunchError, load_cuda, load_ptx, simulate
+from sim.ptx.parse import parse
 
 ENGINES = ["fibers", "native"]
 X = np.arange(1, 9, dtype=np.float32)
@@ -154,3 +156,17 @@ def test_constant_memory_that_a_header_declares_is_refused_too(tmp_path):
         simulate(kernels["scale"])[1, 3](y)
     kernels.constant["weights"] = [1, 2, 3]
     assert simulate(kernels["scale"])[1, 3](y).findings == () and y.tolist() == [1, 2, 3]
+
+
+def test_a_long_initialiser_is_parsed_in_linear_time():
+    """Parse a table like cuRAND's. It took a minute when each value added up all earlier ones."""
+    count = 60_000
+    values = ", ".join(str(i % 256) for i in range(count))
+    head = ".version 8.0\n.target sm_80\n.address_size 64\n"
+    lines = f"{head}.global .b8 long[{count}] = {{{values}}};\n"
+    lines += ".global .u16 short[4] = {65535, 0x10, -1, {7}};\n"
+    before = time.process_time()
+    variables = parse(lines).variables
+    assert time.process_time() - before < 5
+    assert variables["long"].initial == bytes(range(256)) * 234 + bytes(range(96))
+    assert variables["short"].initial == bytes([255, 255, 16, 0, 255, 255, 7, 0])
