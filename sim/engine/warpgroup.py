@@ -20,7 +20,14 @@ from sim.isa.conversions import cast
 from sim.isa.matrix_descriptor import decode
 from sim.isa.wgmma import THREADS, WARPS
 from sim.memory.async_proxy import issue_async
-from sim.memory.products import Fragment, Issue, products_of, report_early_access, report_missing_fence
+from sim.memory.products import (
+    Fragment,
+    Issue,
+    products_of,
+    report_early_access,
+    report_missing_fence,
+    report_unset_register,
+)
 from sim.nouns import plural
 
 WARPGROUP = "warp group"  # a value of Thread.waits
@@ -163,6 +170,11 @@ def call_of_ptx(scheduler, memory, product, frame, site, names):
     def call(*operands):
         state = products_of(context.thread)
         check_registers(context, state, accumulators, of_a, product.shape, site)
+        read = accumulators + of_a if operands[-1] else of_a
+        unset = next((name for name in read if name in state.registers.unset), None)
+        if unset is not None:
+            report_unset_register(context, site, unset, unset in of_a)
+        state.registers.unset -= {*accumulators, *of_a}
         results, issue = arrive(scheduler, memory, product, operands, frame, site)
         state.registers.written |= dict.fromkeys(accumulators, issue)
         state.registers.read |= dict.fromkeys(of_a, issue)
@@ -198,10 +210,22 @@ def check_registers(context, state, accumulators, of_a, shape, site):
                 break
 
 
-def toucher(context, site, reads, writes):
+def declarer(context, names):
+    """Return the function that records the registers which the thread has not set yet."""
+
+    def declare():
+        products_of(context.thread).registers.unset |= names
+
+    return declare
+
+
+def toucher(context, site, reads, writes, constant=False, moved=False):
     """Return the function that records accesses of a PTX instruction to registers of products.
 
     reads, writes: the names of the registers.
+    constant: whether the instruction sets a constant, which a compiler can place behind the fence. It counts
+        as an access before the fence if the thread has executed a fence since it last waited for a product.
+    moved: whether the compiler has moved the instruction from before a fence to behind it.
     """
     read, written = dict.fromkeys(reads, ("read", site)), dict.fromkeys(writes, ("written", site))
 
@@ -218,8 +242,10 @@ def toucher(context, site, reads, writes):
                         issue = registers.read.get(name)
                     if issue is not None:
                         report_early_access(context, word, site, issue, name)
-        registers.touched |= read
-        registers.touched |= written
+        registers.unset.difference_update(writes)
+        if not (moved or constant and state.fence_is_new):
+            registers.touched |= read
+            registers.touched |= written
 
     return touch
 

@@ -33,13 +33,15 @@ class ThreadProducts:
     open: those not yet committed.
     groups: the committed groups that have not been waited for, oldest first.
     fenced: whether the thread has executed a wgmma.fence.
+    fence_is_new: whether it has executed one since its last wait that completed a product.
     registers: the PendingRegisters of a PTX kernel.
     """
 
-    __slots__ = "open", "groups", "fenced", "registers"
+    __slots__ = "open", "groups", "fenced", "fence_is_new", "registers"
 
     def __init__(self):
-        self.open, self.groups, self.fenced, self.registers = [], [], False, PendingRegisters()
+        self.open, self.groups, self.registers = [], [], PendingRegisters()
+        self.fenced = self.fence_is_new = False
 
     def is_pending(self, issue):
         """Return whether the thread has not waited for a product."""
@@ -64,7 +66,7 @@ class Products:
         self.state = products_of(memory.context.thread)
 
     def fence(self, registers):
-        self.state.fenced = True
+        self.state.fenced = self.state.fence_is_new = True
         self.state.registers.touched.clear()
         return self.passed(registers)
 
@@ -82,6 +84,7 @@ class Products:
             done += self.state.groups.pop(0)
         self.state.registers.release(done)
         if done:
+            self.state.fence_is_new = False
             finish_async(self.context, [operation for issue in done for operation in issue.operations])
         return self.passed(registers)
 
@@ -130,12 +133,13 @@ class PendingRegisters:
     written: {name of an accumulator: the Issue that sets it}.
     read: {name of a register with a fragment of A: the Issue that reads it}.
     touched: {name: (word for the access, site)} for the accesses since the last wgmma.fence.
+    unset: the names of registers that no instruction has set.
     """
 
-    __slots__ = "written", "read", "touched"
+    __slots__ = "written", "read", "touched", "unset"
 
     def __init__(self):
-        self.written, self.read, self.touched = {}, {}, {}
+        self.written, self.read, self.touched, self.unset = {}, {}, {}, set()
 
     def release(self, issues):
         """Return the registers of completed products to the thread."""
@@ -150,6 +154,7 @@ class PendingRegisters:
                 names[to] = names[source]
             else:
                 names.pop(to, None)
+        (self.unset.add if source in self.unset else self.unset.discard)(to)
 
 
 # --- findings -----------------------------------------------------------------------------------------------
@@ -202,5 +207,24 @@ def report_missing_fence(context, site, touched=None):
             tuple(witnesses),
             reason="Only the fence orders accesses to accumulators and fragments of A before a wgmma.",
             fix="put wgmma.fence between the last access to these registers and the wgmma",
+        )
+    )
+
+
+def report_unset_register(context, site, name, of_a):
+    """Report a product that reads a register which no instruction has set.
+
+    of_a: whether the register belongs to the fragment of A, and not to the accumulators.
+    """
+    start = "set the accumulators to zero before the first product, or pass scale-d = 0 to it"
+    context.findings.append(
+        Finding(
+            "uninitialized-read",
+            "error",
+            f"a wgmma reads register {name}, which no instruction has set",
+            (context.witness("read", site),),
+            reason="The register has an undefined value"
+            + ("." if of_a else ", to which a product with scale-d = 1 adds."),
+            fix="load the fragment of A before the product" if of_a else start,
         )
     )

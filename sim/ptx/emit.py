@@ -51,7 +51,7 @@ class Writer:
         # the blocks emitted in place of a jump.
         self.home, self.heads, self.inlined = {}, set(), set()
         self.origins = Origins(self, translate.HANDLERS.keys())
-        self.products = ProductRegisters(self)
+        self.products = ProductRegisters(self, translate.HANDLERS.keys())
 
     def write(self):
         """Return the source lines of the function's definition."""
@@ -85,7 +85,9 @@ class Writer:
                 self.emit(f"{python_name(variable.name)} = {self.module.push_frame(variable)}()")
         if self.module.follows_copies:
             self.module.analysis(StructCopies).initialise(self)
-        for name in sorted(registers_read_unset(self.blocks)):
+        unset = registers_read_unset(self.blocks)
+        self.products.declare(unset)
+        for name in sorted(unset):
             self.emit(f"{self.name(Register(name, ''))} = {INITIAL_VALUES[self.kinds[name]]}")
             if name in self.origins.registers:
                 self.emit(f"{self.origins.name(Register(name, ''))} = False")

@@ -4,6 +4,11 @@ A product works on registers while the thread continues. Each access to a regist
 therefore reported to sim.engine.warpgroup. A move between such registers hands on the state of the register,
 because compilers rename registers by moves.
 
+A wgmma.fence names no registers, so a compiler may move an instruction that only computes with registers from
+before the fence to behind it. NVRTC does so with constants, such as the zeros of `float d[8] = {}`, and with
+arithmetic. ptxas then adds a fence of its own (its message C7519). Such instructions are recognised by their
+constant values (`constant_registers`) and by their lines in the source (`moved_instructions`).
+
 Source: PTX ISA 9.7.15, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
 """
 
@@ -14,7 +19,8 @@ from sim.isa import wgmma
 from sim.isa.registers import Missing
 from sim.ptx.copies import AddressMemory
 from sim.ptx.register_kinds import read_and_written
-from sim.ptx.syntax import Address, Group, Immediate, Instruction, Register
+from sim.ptx.syntax import Address, Group, Immediate, Instruction, Label, Register
+from sim.ptx.undefined import COMPUTING
 
 MOVES = "mov.b32", "mov.u32", "mov.s32", "mov.f32"
 PTX_TYPES = {"f32": "f32", "f16": "b32", "s32": "s32"}  # type of D -> PTX type of its registers
@@ -107,10 +113,14 @@ def types_of(item):
 
 
 class ProductRegisters:
-    """The statements in the source of one function that report accesses to registers of products."""
+    """The statements in the source of one function that report accesses to registers of products.
 
-    def __init__(self, writer):
+    handled: the opcodes that do more than compute with registers.
+    """
+
+    def __init__(self, writer, handled):
         self.writer, self.module = writer, writer.module
+        self.handled = handled - COMPUTING
         items = [item for item in writer.function.body if isinstance(item, Instruction)]
         self.names = set()
         for item in items:
@@ -127,6 +137,68 @@ class ProductRegisters:
                 if self.names & set(pair):
                     self.names |= set(pair)
             changed = len(self.names) > before
+        self.constants = self.constant_registers(items) if self.names else set()
+        self.moved = self.moved_instructions() if self.names else set()
+
+    def computes(self, item):
+        """Return whether an instruction only computes with registers, and is always executed."""
+        return item.names[0] not in self.handled and item.guard is None and len(item.operands) > 1
+
+    def constant_registers(self, items):
+        """Return the names of the registers whose value depends on nothing but constants."""
+        definitions = {}
+        for item in items:
+            for name in registers_of(item)[1]:
+                definitions.setdefault(name, []).append(item)
+        found, before = set(), -1
+        while len(found) > before:
+            before = len(found)
+            for name, defining in definitions.items():
+                if name not in found and all(self.is_constant(item, found) for item in defining):
+                    found.add(name)
+        return found
+
+    def is_constant(self, item, constants):
+        """Return whether an instruction sets its result to a constant.
+
+        constants: the names of registers with constant values.
+        """
+        sources = [part for operand in item.operands[1:] for part in getattr(operand, "parts", (operand,))]
+        return self.computes(item) and all(
+            isinstance(part, Immediate) or isinstance(part, Register) and part.name in constants
+            for part in sources
+        )
+
+    def moved_instructions(self):
+        """Return the ids of the instructions that the compiler has moved behind a wgmma.fence.
+
+        Such an instruction follows the fence without a label between the two. In the source, it stands before
+        the fence, and the product stands after the fence.
+        """
+        moved, fence, candidates = set(), None, []
+        for item in self.writer.function.body:
+            if isinstance(item, Label):
+                fence = None
+            if not isinstance(item, Instruction):
+                continue
+            if item.opcode.startswith("wgmma.fence"):
+                fence, candidates = item, []
+            elif fence and item.opcode.startswith("wgmma.mma_async"):
+                if stands_before(fence.location, item.location):
+                    moved.update(candidates)
+            elif fence and self.computes(item) and stands_before(item.location, fence.location):
+                candidates.append(id(item))
+        return moved
+
+    def declare(self, unset):
+        """Emit the report of registers that some path reads before it sets them.
+
+        unset: the names of these registers.
+        """
+        names = frozenset(label(self.writer, name) for name in self.names & unset)
+        if names:
+            call = self.module.new_name("unset", lambda run: warpgroup.declarer(run.context, names))
+            self.writer.emit(f"{call}()")
 
     def before(self, item):
         """Emit the report of an instruction's accesses."""
@@ -137,10 +209,13 @@ class ProductRegisters:
             return
         read, written = (tuple(label(self.writer, name) for name in names) for names in (read, written))
         site = self.module.site("load")
-        make = warpgroup.toucher
-        if is_move(item) and read and written:
-            make, read, written = warpgroup.mover, written[0], read[0]
-        name = self.module.new_name("touch", lambda run: make(run.context, site, read, written))
+        constant = self.is_constant(item, self.constants)
+        if is_move(item) and read and written and not constant:
+            make, facts = warpgroup.mover, (written[0], read[0])
+        else:
+            read = () if constant else read
+            make, facts = warpgroup.toucher, (read, written, constant, id(item) in self.moved)
+        name = self.module.new_name("touch", lambda run: make(run.context, site, *facts))
         self.writer.emit(f"{name}()")
 
 
@@ -166,3 +241,21 @@ def registers_of(item):
         read, written = read_and_written(replace(item, guard=None))
         read.add(item.guard[0].name)
     return read, written
+
+
+def stands_before(one, other):
+    """Return whether a Location precedes another one in the source, in a function in which both are. Return
+    False if one of them is unknown."""
+    pairs = zip(call_chain(one), call_chain(other))
+    first, second = next(((a, b) for a, b in pairs if a != b), ((), ()))
+    return first[:1] == second[:1] and first < second
+
+
+def call_chain(location):
+    """Return (file, line, column) of a Location and of the calls into which it was inlined, outermost
+    first."""
+    chain = []
+    while location is not None:
+        chain.insert(0, (location.file, location.line, location.column))
+        location = location.inlined
+    return chain

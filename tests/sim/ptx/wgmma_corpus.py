@@ -84,7 +84,34 @@ extern "C" __global__ void k(const u16 *a, const u16 *b, float *out) {
 }
 """
 
-# The same, with the fragments of A in registers
+# The same, without a dependence between the registers and the fence: NVRTC moves the zeros behind the fence
+ZEROS = TILE.replace("    keep(d);\n", "").replace("    for (int i = 0; i < 8; i++) d[i] = 0;\n", "")
+OVERWRITES = ZEROS.replace("16 * k), 1)", "16 * k), k > 0)")
+ZEROS = ZEROS.replace("float d[8];", "float d[8] = {};")
+
+# D = 1.5 A Bᵀ: NVRTC moves the multiplication behind the fence
+SCALED = r"""
+extern "C" __global__ void k(const u16 *a, const u16 *b, float *out) {
+    __shared__ __align__(1024) u16 tile_a[64 * 64], tile_b[16 * 64];
+    float d[8] = {};
+    float half = 64.0f / blockDim.x;
+    load(tile_a, a, 64, 64, threadIdx.x, blockDim.x);
+    load(tile_b, b, 16, 64, threadIdx.x, blockDim.x);
+    proxy_fence();
+    __syncthreads();
+    #pragma unroll 1
+    for (int step = 0; step < 2; step++) {
+        for (int i = 0; i < 8; i++) d[i] *= half;
+        arrive();
+        for (int k = 0; k < 4; k++) product(d, swizzled(tile_a + 16 * k), swizzled(tile_b + 16 * k), 1);
+        commit();
+        wait<0>();
+    }
+    store(out, d, threadIdx.x);
+}
+"""
+
+# The same as TILE, with the fragments of A in registers
 REGISTERS = r"""
 extern "C" __global__ void k(const u16 *a, const u16 *b, float *out) {
     __shared__ __align__(1024) u16 tile_b[16 * 64];
@@ -401,6 +428,7 @@ LARGE = LARGE.replace("OUTPUTS", ", ".join(f'"+f"(d[{i}])' for i in range(64)))
 
 KERNELS = {"tile": TILE, "registers": REGISTERS, "stages": STAGES, "specialised": SPECIALISED}
 KERNELS |= {"ping-pong": PING_PONG, "chain": CHAIN, "tensor copies": TENSOR_COPIES, "pipeline": PIPELINE}
+KERNELS |= {"zeros": ZEROS, "first product overwrites": OVERWRITES, "scaled": SCALED}
 THREADS = {"specialised": 384, "pipeline": 384, "ping-pong": 256}
 
 
@@ -424,8 +452,35 @@ LOADS = """        if (step < 3) {
             load(tile_b[next], b + 64 * (step + 1), 16, 256, threadIdx.x, 128);
         }
 """
+ONE_FENCE = (
+    "    #pragma unroll 1\n    for (int step",
+    "    arrive();\n    #pragma unroll 1\n    for (int step",
+)
 PAIRS = {
     # --- the registers of a product ---
+    "sums never set": pair("zeros", ("float d[8] = {};", "float d[8];"), kinds="uninitialized-read"),
+    "sums never set, and the first product adds to them": pair(
+        "first product overwrites", ("k > 0)", "k >= 0)"), kinds="uninitialized-read"
+    ),
+    "sums scaled after the fence": pair(
+        "scaled",
+        (
+            "        for (int i = 0; i < 8; i++) d[i] *= half;\n        arrive();\n",
+            "        arrive();\n        for (int i = 0; i < 8; i++) d[i] *= half;\n",
+        ),
+        kinds="wgmma",
+    ),
+    "sums scaled in a loop, with one fence before it": pair(
+        "scaled", ONE_FENCE, ("        arrive();\n", ""), kinds="wgmma"
+    ),
+    "sums cleared in a loop, with one fence before it": pair(
+        "scaled",
+        ONE_FENCE,
+        ("        arrive();\n", "        out[step * threadIdx.x] = d[0];\n"),
+        ("d[i] *= half;", "d[i] = 0;"),
+        kinds="wgmma",
+        possible="race-global",
+    ),
     "no wgmma.fence": pair("tile", ("    arrive();\n", ""), kinds="wgmma"),
     "sums read before the wait": pair("tile", ("    wait<0>();\n", ""), kinds="wgmma", possible="async-copy"),
     "the wait leaves a group pending": pair(
@@ -716,6 +771,8 @@ def operands(kernel):
 def expected(kernel, a, b):
     """Return the output of a correct kernel."""
     a, b = a.astype(float), b.astype(float)
+    if kernel == "scaled":
+        return 1.5 * a @ b.T
     if kernel == "ping-pong":
         return 2 * a @ b.T
     if kernel == "chain":
