@@ -345,12 +345,16 @@ class Observer:
         """A thread has performed an atomic at `address`. `reach` is "block" or "grid". `wrote` is False for a
         failed compare-and-swap."""
 
-    def arrived(self, at: Moment, phase: Phase) -> Findings:
-        """A thread has arrived at a named barrier or an mbarrier."""
+    def arrived(self, at: Moment, phase: Phase, reach: str | None = "grid") -> Findings:
+        """A thread has arrived at a named barrier, an mbarrier or the barrier of a cluster.
 
-    def passed(self, at: Moment, phase: Phase) -> Findings:
-        """A thread has observed that this phase of a named barrier or an mbarrier is complete: all threads
-        have arrived."""
+        reach: "grid", "block" if the arrival releases only to the thread's own block (.cta), or None if it
+            does not release (.relaxed).
+        """
+
+    def passed(self, at: Moment, phase: Phase, reach: str | None = "grid") -> Findings:
+        """A thread has observed that this phase of a named barrier, an mbarrier or the barrier of a cluster
+        is complete: all threads have arrived. `reach` is that of the acquire, as for `arrived`."""
 
     def copy_sent(self, at: Moment, copy: Copy) -> Findings:
         """A thread has issued an asynchronous copy. Its store is already in the log."""

@@ -37,7 +37,8 @@ class Cluster:
     def arrive(self, context, releases):
         """Let the current thread arrive. Raise InvalidOperand if it has arrived in this phase already.
 
-        releases: whether the arrival publishes the accesses of the thread.
+        releases: whether the arrival publishes the accesses of the thread, and not only those before its last
+            fence.
         """
         thread = context.thread
         if thread in self.arrived or thread.cluster_phase is not None:
@@ -46,8 +47,7 @@ class Cluster:
             )
         self.arrived.add(thread)
         thread.cluster_phase = self.phase
-        if releases:
-            context.announce_ordering("arrived", self.phase_key())
+        context.announce_ordering("arrived", self.phase_key(), "grid" if releases else None)
         return self.complete()
 
     def phase_key(self, phase=None):

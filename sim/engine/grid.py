@@ -20,7 +20,7 @@ class Thread:
 
     __slots__ = (
         "index linear warp lane block fiber waits frame calls iterations payload result done error"
-        " sent groups async_sent async_groups products cluster_phase fenced failed_atomic times_skipped"
+        " sent groups async_sent async_groups products cluster_phase failed_atomic times_skipped"
         " failed_wait origin".split()
     )
 
@@ -37,7 +37,6 @@ class Thread:
         # the same for bulk copies (sim.memory.async_proxy.Pending)
         self.async_sent, self.async_groups = [], []
         self.products = None  # its ThreadProducts (sim.memory.products), if it takes part in wgmma
-        self.fenced = False  # whether it has executed a fence at the scope of a cluster or wider
         self.cluster_phase = None  # the phase of barrier.cluster in which it has arrived, before its wait
         # origin of the undefined value that the thread passes to a shuffle; afterwards, the origin of the
         # result

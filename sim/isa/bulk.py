@@ -160,7 +160,7 @@ def cp_async_bulk_wait_all_read(memory):
 @bulk_instruction(source="PTX ISA membar, fence", ptx=("fence.mbarrier_init.release.cluster",))
 def fence_mbarrier_init(memory):
     """Order initialisations of mbarriers before a relaxed arrival at the barrier of the cluster."""
-    memory.context.thread.fenced = True
+    memory.context.announce_ordering("fenced", "grid")
 
 
 def proxy_fence(name, spaces, *ptx):

@@ -212,6 +212,7 @@ def mbarrier_complete_tx(memory, where, index, nbytes):
     """Count bytes at an mbarrier as arrived, as a bulk copy does when it completes."""
     barrier = memory.barrier(where, index)
     if barrier is not None:
+        memory.reach = None  # PTX has no other form than .relaxed
         memory.arrived(barrier, barrier.phase)
         barrier.count_bytes(nbytes, memory.witness("sent"))
 

@@ -321,26 +321,6 @@ class AsyncProxyMemory:
         """Return the Access of the current thread at this instruction."""
         return self.context.witness(what, self.site("atomic"))
 
-    def report_reuse(self, barrier):
-        """Report that the current thread arrives for the next phase of an mbarrier before the current one is
-        complete."""
-        element = self.context.space.element(barrier.address)
-        expecting = dict.fromkeys(witness for witness, _ in barrier.expected_bytes)
-        self.context.findings.append(
-            Finding(
-                "async-copy",
-                "error",
-                f"the mbarrier {element} gets an arrival for its next phase, and phase {barrier.phase}"
-                f" still waits"
-                f" for {plural(abs(barrier.tx), 'byte')}",
-                (self.witness("arrives"), *expecting),
-                *element,
-                reason="All threads of the phase have arrived, so a further arrival in it is undefined.",
-                fix="wait until the stage is free again (the mbarrier at which its readers arrive) before"
-                " the next arrive.expect_tx",
-            )
-        )
-
     def fence_proxy(self, spaces):
         """Order the accesses of the generic proxy before the fence and those of the async proxy after it.
 

@@ -16,6 +16,7 @@ from sim.isa.matrix_descriptor import ADDRESS_MASK, CHUNK
 from sim.memory.array import Array
 from sim.memory.async_proxy import AsyncProxyMemory
 from sim.memory.async_proxy import Spot as Spot
+from sim.memory.barriers import BarrierMemory, phase_of
 from sim.memory.products import Products
 from sim.nouns import plural
 
@@ -34,7 +35,7 @@ class Sent:
             self.memory[:], self.data = self.data, None
 
 
-class Memory(AsyncProxyMemory):
+class Memory(AsyncProxyMemory, BarrierMemory):
     """The memory operations of an instruction. Each front end implements `spot` and `site`, and thereby
     defines the form of a location."""
 
@@ -165,66 +166,11 @@ class Memory(AsyncProxyMemory):
             found[inside] = allocation.base + offset[inside]
         return data.reshape(*addresses.shape, CHUNK), found.reshape(addresses.shape)
 
-    # --- mbarriers in shared memory -------------------------------------------------------------------------
-
-    def barrier(self, where, index):
-        """Return the mbarrier at a location, or None if there is none."""
-        site = self.site("atomic")
-        spot = self.spot(where, index, 8, 8, site, "changed")
-        if spot is None:
-            return None
-        home, address = self.context.thread.block.home(spot.address)
-        found = home.mbarriers.get(address)
-        if found is None:
-            self.context.findings.append(self.not_initialised(spot.address, site))
-        self.log_write(spot, site)
-        return found
-
-    def set_barrier(self, where, index, barrier):
-        site = self.site("store")
-        spot = self.spot(where, index, 8, 8, site, "written")
-        if spot is not None:
-            home, address = self.context.thread.block.home(spot.address)
-            home.mbarriers[address] = barrier
-            if barrier is not None:
-                barrier.address, barrier.block = address, home.index
-            else:  # observers order an invalidation differently, so it needs its own segment of the log
-                self.context.begin_segment(self.context.thread)
-                self.context.invalidating.add(self.context.last_segment)
-            self.log_write(spot, site)
-            if barrier is None:
-                self.context.begin_segment(self.context.thread)
-
-    def not_initialised(self, address, site):
-        element = self.context.space.element(address)
-        return Finding(
-            "uninitialized-read",
-            "error",
-            f"{self.name} takes {element}, where no barrier has been initialised",
-            (self.context.witness("changed", site),),
-            *element,
-            reason="What bytes there mean is undefined.",
-            fix="let one thread initialise it (mbarrier.init), then cuda.syncthreads()",
-        )
-
-    def arrived(self, barrier, phase):
-        """Report that the current thread arrives at the mbarrier in this phase."""
-        barrier.suppliers[self.context.thread] = phase
-        self.context.announce_ordering("arrived", phase_of(barrier, phase))
-
-    def wait_failed(self, barrier):
-        """Record that the current thread found the phase of the mbarrier incomplete."""
-        self.context.thread.failed_wait = barrier, self.site("atomic")
-        self.context.polls.failed()
-
-    def passed(self, barrier, phase):
-        self.context.thread.failed_wait = None
-        self.context.announce_ordering("passed", phase_of(barrier, phase))
+    # --- fences --------------------------------------------------------------------------------------------
 
     def fence(self, reach):
         """Order the current thread's accesses before and after the fence, for all threads in `reach` ("block"
         or "grid")."""
-        self.context.thread.fenced |= reach == "grid"
         self.context.announce_ordering("fenced", reach)
         self.yield_turn()
 
@@ -247,13 +193,6 @@ class Memory(AsyncProxyMemory):
         self.log(spot.address, len(spot.memory), site)
         if self.context.log is not None:
             self.context.values.append(value)
-
-
-def phase_of(barrier, phase):
-    """Return the key that identifies a phase of an mbarrier to observers. It contains the block of the
-    barrier,
-    because other blocks of the cluster can arrive at it."""
-    return ("mbarrier", barrier.address, barrier.block), phase
 
 
 class Alignment:

@@ -20,7 +20,8 @@ Read the files in this order:
     epochs         the base class of the counters banks, coalescing and branches
     traffic        accesses and bytes by array, memory space and line
     async_proxy    bulk copies and wgmma: accesses before their end, missing proxy fences; async_findings has
-        the messages, and clusters checks accesses to other blocks of a cluster
+        the messages, clusters checks accesses to other blocks of a cluster, and lifetimes checks that
+        operations end before their blocks
     trace          a recording of all events
     pipeline       a recording of bulk copies, wgmma and phases
 """

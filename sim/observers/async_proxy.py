@@ -17,7 +17,8 @@ from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SPACE_SHIFT, Moment
 from sim.observers.async_findings import AsyncFindings, inside
 from sim.observers.clocks import merge
 from sim.observers.copies import NEVER, precedes
-from sim.observers.order import HappensBefore, bulk_thread
+from sim.observers.lifetimes import Lifetimes
+from sim.observers.order import GRID, HappensBefore, bulk_thread
 from sim.sites import cluster_rank
 
 GRAINS = {SHARED: 16, GLOBAL: 2}  # state space -> bytes per unit of the state below
@@ -45,8 +46,8 @@ class ProxyOrder(HappensBefore):
     def issue(self, block, epoch, thread, segment):
         self.issued[block, thread, segment] = [*self.clocks_now(block, epoch, thread, segment)]
 
-    def complete(self, block, thread, segment, name, phase):
-        self.arrival_clocks.setdefault(phase, []).extend(self.issued.pop((block, thread, segment), ()))
+    def complete(self, block, thread, segment, phase):
+        self.gather(block, phase, GRID, self.issued.pop((block, thread, segment), ()))
 
     def observe(self, block, thread, segment, moments):
         """Do nothing: the end of an operation orders no generic access."""
@@ -95,11 +96,13 @@ class AsyncProxy:
 
     order: the HappensBefore of the launch.
     number: the function that returns the number of a block.
+    performed: the order in which operations are performed (sim.observers.lifetimes).
     """
 
-    def __init__(self, context, order, number, names):
+    def __init__(self, context, order, number, names, performed):
         self.context, self.order, self.number, self.names = context, order, number, names
         self.findings = AsyncFindings(context, names)
+        self.lifetimes = Lifetimes(context, performed, number)
         self.fenced = {SHARED: ProxyOrder(), GLOBAL: ProxyOrder()}
         self.waiting, self.operations = [], []  # batches and operations that have not been processed
         self.known, self.ends, self.read_ends = [], {}, {}  # operations by number; operation -> Moments
@@ -129,9 +132,9 @@ class AsyncProxy:
         for operation in operations:
             (self.read_ends if sources else self.ends)[operation].append(at)
 
-    def tracked(self, operation):
+    def tracked(self, operation, phase):
         at = operation.issued
-        name = bulk_thread(at.thread, operation.barrier)
+        name = bulk_thread(at.thread, phase[0])
         self.ends[operation].append(Moment(self.number(at.block), NEVER, name, at.segment))
 
     def accesses(self, batch):
@@ -336,6 +339,13 @@ class AsyncProxy:
 
     def launch_finished(self):
         """Return the findings of the launch."""
+        explained = {
+            site for site, *_ in self.reported
+        }  # an access that is too early explains a missing wait
+        for operation in self.known:
+            ends = self.ends[operation], self.read_ends[operation]
+            if operation.site not in explained and not self.lifetimes.contains(operation, *ends):
+                self.reported[operation.site, "end"] = None, self.findings.left, (operation,)
         # A block that was ended early did not get to its waits.
         ended_early = any(finding.kind in FATAL for finding in self.context.findings)
         findings = [
@@ -345,24 +355,6 @@ class AsyncProxy:
         ]
         self.reported.clear()
         return findings
-
-    def block_ended(self, block):
-        """Note the operations of a block that nothing has waited for."""
-        for operation, ends in self.ends.items():
-            awaited = ends or self.read_ends[operation] or self.home(operation) != block
-            # An access that is too early explains the missing wait.
-            if not awaited and operation.site not in {site for site, *_ in self.reported}:
-                self.reported[operation.site, "end"] = None, self.findings.left, (operation,)
-
-    def home(self, operation):
-        """Return the index of the block that must not end before an operation. It is the block that sends,
-        unless
-        the operation only writes to the shared memory of another block."""
-        block = operation.issued.block
-        ranks = {cluster_rank(address) for address, _ in operation.writes if self.context.clustered}
-        if any(address >> SPACE_SHIFT == SHARED for address, _ in operation.reads) or ranks <= {None}:
-            return block
-        return self.context.cluster_blocks(block)[max(rank for rank in ranks if rank is not None)]
 
     def unordered(self, address, a, b):
         """Return the finding for two unordered accesses (Rows) if one of them belongs to an operation,

@@ -33,9 +33,6 @@ class ClusterAccesses:
         # owner, and the lines accessed by other blocks than the owner
         self.rows, self.lines = {}, {}
         self.ends = {}  # number of a block -> Moments of its threads after its last access
-        # (number of a block, thread) -> (segment, phase) of each barrier.cluster that it has passed; number
-        # of a block -> these phases
-        self.passes, self.phases = {}, {}
 
     def add(self, batch):
         """Keep the accesses of a batch to shared memory."""
@@ -51,15 +48,6 @@ class ClusterAccesses:
         self.rows.setdefault(first, []).append(rows)
         self.lines.setdefault(first, set()).update(np.unique(rows.address[far] >> LINE_SHIFT).tolist())
 
-    def passed(self, at, phase):
-        """Record that a thread has passed a barrier of its cluster, which keeps the blocks together even if
-        it
-        orders no accesses (barrier.cluster.arrive.relaxed)."""
-        barrier, count = phase
-        if barrier[0] == "cluster":
-            self.passes.setdefault((self.number(at.block), at.thread), []).append((at.segment, count))
-            self.phases.setdefault(self.number(at.block), set()).add(count)
-
     def block_ended(self, block, threads):
         number = self.number(block)
         self.ends[number] = [Moment(number, inf, thread, inf) for thread in range(threads)]
@@ -72,10 +60,12 @@ class ClusterAccesses:
             if len(keep):
                 yield rows[keep]
 
-    def lifetimes(self, order):
+    def lifetimes(self, performed):
         """Yield a finding for each site that accesses a block which may not have started, or may have ended.
-        It
-        names the lowest thread."""
+        It names the lowest thread.
+
+        performed: the order in which operations are performed.
+        """
         checked, found = set(), {}
         for rows in (rows for parts in self.rows.values() for rows in parts):
             for i in range(len(rows)):
@@ -83,7 +73,7 @@ class ClusterAccesses:
                 if owner == row.block or (row.segment, owner, row.site) in checked:
                     continue
                 checked.add((row.segment, owner, row.site))
-                state = self.state(order, row, owner)
+                state = self.state(performed, row, owner)
                 rank = self.names[row.block][::-1], row.thread, int(rows.address[i])
                 if state and rank < found.get(row.site, (((1 << 32,),),))[0]:
                     found[row.site] = rank, row, int(rows.address[i]), owner, state
@@ -94,12 +84,8 @@ class ClusterAccesses:
         """Return (missing property, fix) if an access to the memory of a block is not ordered after the start
         of
         the block and before its end. Return None if it is."""
-        passes = self.passes.get((row.block, row.thread), ())
-        if not any(last < row.segment for last, _ in passes) and not started(order, row, owner):
+        if not started(order, row, owner):
             return "has started", START
-        phases = self.phases.get(owner, ())
-        if any(last >= row.segment and phase in phases for last, phase in passes):
-            return None
         ends = self.ends.get(owner, ())
         return None if any(order.before(row, end) for end in ends) else ("has not ended", END)
 

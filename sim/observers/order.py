@@ -3,12 +3,14 @@
 Barriers order the threads of one block. Release and acquire order everything else (PTX ISA, Memory
 Consistency Model):
 
-    release   a fence, followed by an atomic that writes
-    acquire   an atomic on the same element that reads the released value, directly or through other atomics
+    release   a fence, followed by an atomic that writes or by a relaxed arrival at a barrier
+    acquire   an atomic on the same element that reads the released value, directly or through other atomics;
+              or a relaxed wait at the barrier, followed by a fence
 
 A release publishes all accesses performed or acquired by its thread before the fence. `threadfence_block`
 publishes them to the thread's own block, and `threadfence` to the whole grid. Barriers for a part of a block
-(mbarrier, named barrier) and `syncwarp` release and acquire without a fence.
+(mbarrier, named barrier) and `syncwarp` release and acquire without a fence, unless they are `.relaxed`. An
+mbarrier instruction with the scope .cta neither releases to other blocks nor acquires from them.
 
 An atomic that does not write (a failed compare-and-swap) publishes nothing. An atomic of scope .cta neither
 publishes to other blocks nor acquires from them. An atomic on shared memory orders only threads of its block,
@@ -56,7 +58,9 @@ class HappensBefore:
         self.last_acquired = {}
         self.history = {}  # (block, thread) -> (segments, the clocks of the thread after each of them)
         self.block_clocks = {}  # block -> (epochs, the clocks of all its threads after each of them)
-        self.arrival_clocks = {}  # phase_key of a barrier -> the clocks of the threads that have arrived
+        # phase_key of a barrier -> {(block, reach): the clocks of its threads that have arrived}
+        self.arrival_clocks = {}
+        self.unfenced = {}  # (block, thread) -> the clocks of relaxed waits, which its next fence acquires
         self.issued = {}  # (block, thread, segment) -> the clocks at the issue of an operation
         self.unions = {}  # ids of clocks -> (the clocks, their union)
 
@@ -64,6 +68,8 @@ class HappensBefore:
         """Save the clock of a thread at a fence. Later atomics of the thread publish this clock to the
         threads within `reach`."""
         self.active = True
+        if observed := self.unfenced.pop((block, thread), None):
+            self.acquire(block, thread, segment, observed)
         clock = self.clock(block, epoch, thread, segment)
         released = self.released.setdefault(block, {})
         before = released.get(thread, {}) if reach == BLOCK else {GRID: clock}
@@ -89,16 +95,25 @@ class HappensBefore:
             self.unions[key] = acquired, merge(acquired)
         return self.unions[key][1], {block: epoch, (block, thread): segment}
 
-    def arrive(self, block, epoch, thread, segment, phase):
+    def arrive(self, block, epoch, thread, segment, phase, reach=GRID):
         """Release at a barrier for a part of a block: add the clock of the thread to the phase of the
-        barrier."""
+        barrier. A relaxed arrival (`reach` is None) adds the clock of the thread's last fence."""
         self.active = True
         barrier, opened = phase
         # Two phases later, every waiting thread has passed this phase.
         self.arrival_clocks.pop(phase_key(block, (barrier, opened - 2)), None)
-        self.arrival_clocks.setdefault(phase_key(block, phase), []).extend(
-            self.clocks_now(block, epoch, thread, segment)
-        )
+        if reach is None:
+            released = self.released.get(block, {})
+            for part in (released[one] for one in (thread, None) if one in released):
+                for home, clock in part.items():
+                    self.gather(block, phase, home, [clock])
+        else:
+            self.gather(block, phase, reach, self.clocks_now(block, epoch, thread, segment))
+
+    def gather(self, block, phase, reach, clocks):
+        """Add clocks that threads of a block release to a phase."""
+        phases = self.arrival_clocks.setdefault(phase_key(block, phase), {})
+        phases.setdefault((block, reach), []).extend(clocks)
 
     def track_copies(self, block, epoch, thread, segment, phase):
         """Record that the asynchronous copies of the thread arrive at an mbarrier on completion.
@@ -107,20 +122,19 @@ class HappensBefore:
         copies.
         """
         self.arrive(block, epoch, thread, segment, phase)
-        copies = copies_thread(thread)
-        self.arrival_clocks[phase_key(block, phase)].append({(block, copies): segment})
+        self.gather(block, phase, GRID, [{(block, copies_thread(thread)): segment}])
 
     def issue(self, block, epoch, thread, segment):
         """Save the clock of a thread that issues an operation of the async proxy."""
         self.active = True
         self.issued[block, thread, segment] = list(self.clocks_now(block, epoch, thread, segment))
 
-    def complete(self, block, thread, segment, barrier, phase):
+    def complete(self, block, thread, segment, phase):
         """Release, at the mbarrier that counts the bytes of an operation, everything before its issue and its
         accesses."""
         clocks = self.issued.pop((block, thread, segment), ())
-        end = {(block, bulk_thread(thread, barrier)): segment}
-        self.arrival_clocks.setdefault(phase_key(block, phase), []).extend([*clocks, end])
+        end = {(block, bulk_thread(thread, phase[0])): segment}
+        self.gather(block, phase, GRID, [*clocks, end])
 
     def observe(self, block, thread, segment, moments):
         """Let a thread that waits for operations acquire their accesses.
@@ -137,11 +151,18 @@ class HappensBefore:
         clocks = self.block_clocks.get(at.block, ((), ((),)))[1][-1]
         return any(at.segment <= clock.get((at.block, at.thread), -1) for clock in clocks)
 
-    def pass_barrier(self, block, epoch, thread, segment, phase):
-        """Acquire the clocks of all threads that arrived at this phase of a barrier."""
-        gathered = self.arrival_clocks.get(phase_key(block, phase), [])
-        gathered[:] = [merge(gathered)]
-        self.acquire(block, thread, segment, {phase: gathered[0]})
+    def pass_barrier(self, block, epoch, thread, segment, phase, reach=GRID):
+        """Acquire the clocks that were released to this phase of a barrier. The next fence acquires those of
+        a relaxed wait (`reach` is None)."""
+        clocks = {}
+        for (home, released), gathered in self.arrival_clocks.get(phase_key(block, phase), {}).items():
+            if home == block or released == GRID and reach != BLOCK:
+                gathered[:] = [merge(gathered)]
+                clocks[phase, home, released] = gathered[0]
+        if reach is None:
+            self.unfenced.setdefault((block, thread), {}).update(clocks)
+        else:
+            self.acquire(block, thread, segment, clocks)
 
     def perform_atomic(self, block, epoch, thread, segment, address, wrote, reach):
         """Acquire the clocks published by earlier atomics on this element. If the atomic wrote, publish the
@@ -334,18 +355,18 @@ class OrderingObserver(Observer):
     def copies_tracked(self, at, phase, copies):
         self.record_event("track_copies", *at, phase)
 
-    def arrived(self, at, phase):
-        self.record_event("arrive", *at, phase)
+    def arrived(self, at, phase, reach=GRID):
+        self.record_event("arrive", *at, phase, reach)
 
-    def passed(self, at, phase):
-        self.record_event("pass_barrier", *at, phase)
+    def passed(self, at, phase, reach=GRID):
+        self.record_event("pass_barrier", *at, phase, reach)
 
     def async_issued(self, operation):
         self.record_event("issue", *operation.issued)
 
     def async_tracked(self, operation, phase):
         at = operation.issued
-        self.record_event("complete", at.block, at.thread, at.segment, operation.barrier, phase)
+        self.record_event("complete", at.block, at.thread, at.segment, phase)
 
     def async_done(self, at, operations, sources):
         moments = [(one.issued.thread, one.issued.segment) for one in operations]

@@ -64,7 +64,7 @@ class Pipeline(Observer):
             text = f"the {operation.kind} of {line_of(operation)} is complete: phase {phase[1]} of {name}"
             self.add("end", None, name, text, self.numbers[operation])
 
-    def passed(self, at, phase):
+    def passed(self, at, phase, reach="grid"):
         barrier, number = phase
         if at.block != self.block or barrier[0] != "mbarrier" or (phase, at.thread // 32) in self.seen:
             return

@@ -29,6 +29,7 @@ from sim.observers.clusters import ClusterAccesses
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
 from sim.observers.extents import Extents
 from sim.observers.facts import Facts
+from sim.observers.lifetimes import Performed
 from sim.observers.order import GRID, HappensBefore, OrderingObserver
 from sim.observers.pairs import (
     both_store,
@@ -66,7 +67,8 @@ class Races(OrderingObserver):
         self.flights = Flights(context)
         self.blocks, self.names = {}, []  # block -> its number; the blocks in the order of their numbers
         parts = context, self.order, self.number, self.names
-        self.proxy = AsyncProxy(*parts) if context.asynchronous else None
+        self.performed = Performed() if context.clustered else self.order
+        self.proxy = AsyncProxy(*parts, self.performed) if context.asynchronous else None
         self.cluster = ClusterAccesses(context, self.number, self.names) if context.clustered else None
         # The events passed to `order`, and a pair (number of events replayed, an order in which a fence
         # precedes every atomic).
@@ -121,18 +123,15 @@ class Races(OrderingObserver):
 
     def async_tracked(self, operation, phase):
         super().async_tracked(operation, phase)
-        self.proxy.tracked(operation)
-
-    def passed(self, at, phase):
-        super().passed(at, phase)
-        if self.cluster:
-            self.cluster.passed(at, phase)
+        self.proxy.tracked(operation, phase)
 
     def proxy_fenced(self, at, spaces):
         self.proxy.fence(at._replace(block=self.number(at.block)), spaces)
 
     def record_event(self, name, block, *facts):
         super().record_event(name, self.number(block), *facts)
+        if self.performed is not self.order:
+            getattr(self.performed, name)(self.number(block), *facts)
         if self.proxy:
             self.proxy.record(name, self.number(block), *facts)
         if len(self.events) < MAX_EVENTS:
@@ -176,8 +175,6 @@ class Races(OrderingObserver):
         findings = super().block_ended(block, epoch)
         if self.cluster:
             self.cluster.block_ended(block, prod(self.context.block_shape))
-        if self.proxy:
-            self.proxy.block_ended(block)
         return findings
 
     def between_blocks(self):
@@ -203,7 +200,7 @@ class Races(OrderingObserver):
             return findings
         # A race explains the missing order of its accesses.
         racing = {access.site for finding in findings for access in finding.accesses}
-        lifetimes = self.cluster.lifetimes(self.order)
+        lifetimes = self.cluster.lifetimes(self.performed)
         return findings + [finding for finding in lifetimes if finding.accesses[0].site not in racing]
 
     @property

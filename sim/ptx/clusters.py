@@ -28,13 +28,12 @@ FORMS = {"arrive", "wait", "release", "acquire", "relaxed"}
 def arrival(run, place, releases):
     """Return the function that arrives at the barrier of the cluster.
 
-    releases: whether the arrival has release semantics. One without them releases after a fence.
+    releases: whether the arrival has release semantics. One without them releases what precedes a fence.
     """
     context = run.context
 
     def arrive():
-        thread = context.thread
-        if thread.block.barrier.arrive(context, releases or thread.fenced):
+        if context.thread.block.barrier.arrive(context, releases):
             run.scheduler.woken = True
 
     return run.with_site(arrive, place[1])

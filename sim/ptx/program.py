@@ -306,11 +306,11 @@ class Program:
         """Return the Subword of a strong access, or None."""
         return self.analysis(Subwords).find(item)
 
-    def transfer(self, name):
+    def transfer(self, name, reach="grid"):
         """Return the name of the function that executes a MemoryInstruction."""
         entry, sites = INSTRUCTIONS[name], self.transfer_sites()
         self.used.add(name)
-        return self.new_name("transfer", lambda run: run.transfer(entry, sites))
+        return self.new_name("transfer", lambda run: run.transfer(entry, sites, reach))
 
     def transfer_sites(self):
         """Return {action: site number} for an instruction with several kinds of accesses."""

@@ -340,14 +340,16 @@ class Run:
             scheduler, entry, entry.fetch(memory, space, *given, **more), at
         )
 
-    def transfer(self, entry, sites):
+    def transfer(self, entry, sites, reach="grid"):
         """Return the function that executes a MemoryInstruction. Any error that it raises names the site of
-        the instruction."""
-        return with_site(self.on_memory(entry, sites), sites["load"])
+        the instruction. `reach` is that of sim.memory.transfer.Memory."""
+        return with_site(self.on_memory(entry, sites, reach), sites["load"])
 
-    def on_memory(self, entry, sites=None):
+    def on_memory(self, entry, sites=None, reach="grid"):
         """Return the function that executes a MemoryInstruction."""
-        return functools.partial(entry.semantics, AddressMemory(self.memory, entry.name, sites))
+        memory = AddressMemory(self.memory, entry.name, sites)
+        memory.reach = reach
+        return functools.partial(entry.semantics, memory)
 
     def with_site(self, function, site):
         return with_site(function, site)

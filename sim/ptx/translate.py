@@ -202,11 +202,14 @@ def mbarrier(writer, item):
     space = "shared" if {"shared", "shared::cta", "shared::cluster"} & set(names) else "generic"
     values = [repr(space), address_text(writer, where)]
     values += [writer.value(operand, ptx_type) for operand in given[:1]]
-    name = writer.module.transfer(entry.name)
+    # Without a scope, PTX assumes .cta. CUTLASS omits the scope at barriers that order blocks of a cluster.
+    # Therefore, only an explicit .cta is taken literally.
+    reach = None if "relaxed" in names else "block" if "cta" in names else "grid"
+    name = writer.module.transfer(entry.name, reach)
     writer.assign(to, f"{name}({', '.join(values)})", "pred" if "wait" in entry.name else "u64", True)
 
 
-# Modifiers of mbarrier that have no effect here: in sim, every arrival releases, and every wait acquires.
+# Modifiers of mbarrier that do not select an entry of sim.isa.
 ORDERING = set("release acquire relaxed cta cluster shared shared::cta shared::cluster".split())
 WITHOUT_RESULT = set("mbarrier_init mbarrier_inval mbarrier_expect_tx mbarrier_complete_tx".split())
 # entry -> (minimum, maximum) number of the operands after the address. The last operand of try_wait is a time

@@ -217,6 +217,35 @@ extern "C" __global__ void k(int* x, int* y) {
     wait(&bar, 0);
     y[t] = tile[63 - t];
 }""",
+    # each block stores its elements to the next block of its cluster, and arrives there
+    "push": r"""
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(const int* x, int* y) {
+    __shared__ int next[64];
+    __shared__ u64 bar;
+    int t = threadIdx.x;
+    if (t == 0) { init(&bar, 64); init_fence(); }
+    meet_relaxed();
+    *there(&next[t], rank() ^ 1) = x[64 * blockIdx.x + t];
+    arrive_at(&bar, rank() ^ 1);
+    wait_cluster(&bar, 0);
+    y[64 * blockIdx.x + t] = next[t];
+}""",
+    # uses a barrier for one copy, and its memory for another barrier
+    "renewed": r"""
+extern "C" __global__ void k(const int* x, int* y) {
+    __shared__ __align__(128) int tile[64];
+    __shared__ u64 bar;
+    int t = threadIdx.x;
+    for (int i = 0; i < 2; i++) {
+        if (t == 0) { init(&bar, 1); init_fence(); }
+        __syncthreads();
+        if (t == 0) { expect(&bar, 256); load(tile, x + 64 * i, 256, &bar); }
+        wait(&bar, 0);
+        y[64 * i + t] = tile[63 - t];
+        __syncthreads();
+        if (t == 0) invalidate(&bar);
+    }
+}""",
     # uses one tile for two copies, one after the other
     "reuse": r"""
 extern "C" __global__ void k(int* x, int* y) {
@@ -237,6 +266,11 @@ extern "C" __global__ void k(int* x, int* y) {
     if (t == 0) { store(x, tile, 256); commit(); wait_all(); x[0] = 6; }
 }""",
 }
+KERNELS["relaxed pipeline"] = (
+    KERNELS["pipeline"]
+    .replace("wait(&full[s], phase);", "wait_relaxed(&full[s], phase); __threadfence_block();")
+    .replace("arrive(&empty[s]);", "__threadfence_block(); arrive_relaxed(&empty[s]);")
+)
 
 
 def box_of(a, swizzle=0):
@@ -275,10 +309,13 @@ LAUNCHES = {
         np.repeat(numbers(512).reshape(2, -1).sum(1), 4),
     ),
     "ring": ((2, 64), lambda: (numbers(128), zeros(128)), np.roll(numbers(128), 64)),
+    "push": ((2, 64), lambda: (numbers(128), zeros(128)), np.roll(numbers(128), 64)),
+    "renewed": ((1, 64), lambda: (numbers(128), zeros(128)), numbers(128).reshape(2, 64)[:, ::-1].ravel()),
     "reduction": ((3, 64), lambda: (numbers(192), zeros(64)), numbers(192).reshape(3, 64).sum(0)),
     "scratch": ((1, 64), lambda: (zeros(64), zeros(64)), 3 * numbers(64)[::-1]),
     "reuse": ((1, 64), lambda: (numbers(128), zeros(128)), numbers(128).reshape(2, 64)[:, ::-1].ravel()),
 }
+LAUNCHES["relaxed pipeline"] = LAUNCHES["pipeline"]
 COPY, FENCE, RACE = ["async-copy"], ["proxy-fence"], ["race-shared"]
 # A question mark follows a kind that depends on the progress of the threads before they hang.
 HANGS = ["async-copy?", "deadlock"]
@@ -399,6 +436,36 @@ PAIRS = {
     "a block ends while its tile is filled": ("ring", "    wait(&bar, 0);\n    y[64 * blockIdx.x + t] ="
         " next[t];\n    meet();\n",
                                               "    y[64 * blockIdx.x + t] = 0;\n", [*COPY, "use-after-free"]),
+    "two blocks end while their tiles may still be sent": (
+        "ring", "next[t];\n    meet();\n", "next[t];\n", COPY),
+    "a block ends while its tile may still be sent": (
+        "ring", "next[t];\n    meet();\n", "next[t];\n    if (rank() == 0) wait(&bar, 0);\n", COPY),
+    # --- the order and scope of arrivals and waits
+    "an arrival without a release": (
+        "pipeline", "arrive(&empty[s]);", "arrive_relaxed(&empty[s]);", COPY),
+    "a fence after a relaxed arrival": (
+        "relaxed pipeline", "__threadfence_block(); arrive_relaxed(&empty[s]);",
+        "arrive_relaxed(&empty[s]); __threadfence_block();", COPY),
+    "a wait without an acquire": (
+        "pipeline", "wait(&full[s], phase);", "wait_relaxed(&full[s], phase);", COPY),
+    "no fence after a relaxed wait": (
+        "relaxed pipeline", "wait_relaxed(&full[s], phase); __threadfence_block();",
+        "__threadfence_block(); wait_relaxed(&full[s], phase);", COPY),
+    "a store to another block, and an arrival without a release": (
+        "push", "arrive_at(&bar", "arrive_at_relaxed(&bar", RACE),
+    "a store to another block, and an arrival of block scope": (
+        "push", "arrive_at(&bar", "arrive_at_cta(&bar", RACE),
+    "a store of another block, and a wait of block scope": ("push", "wait_cluster", "wait_cta", RACE),
+    "a tile of another block, and a wait of block scope": (
+        "ring", "wait(&bar, 0)", "wait_cta(&bar, 0)", COPY),
+    "a fence before the data, and a relaxed arrival at the cluster": (
+        "cluster sum", "if (t == 0) sum = 0;\n    meet();",
+        "__threadfence();\n    if (t == 0) sum = 0;\n    meet_relaxed();", RACE),
+    # --- initialisation of a barrier that is in use
+    "a barrier is initialised again": ("renewed", "        if (t == 0) invalidate(&bar);\n", "", ["misuse"]),
+    "a barrier is initialised while a copy is under way": (
+        "renewed", "256, &bar); }\n", "256, &bar); init(&bar, 1); expect(&bar, 0); }\n",
+        ["misuse", "async-copy", "race-shared?"]),
     "one block does not arrive at the cluster": ("cluster sum", "t]);\n    meet();", "t]);\n    if (rank())"
         " meet();", RACE),
 }  # fmt: skip

@@ -17,6 +17,21 @@ __device__ void arrive_at(u64* b, int rank) { u32 there; asm("mapa.shared::clust
         : "=r"(there) : "r"(at(b)), "r"(rank)); asm volatile(
         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];"
         :: "r"(there) : "memory"); }
+__device__ void invalidate(u64* b) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(at(b)) : "memory"); }
+__device__ void arrive_relaxed(u64* b) { asm volatile(
+        "mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [%0];"
+        :: "r"(at(b)) : "memory"); }
+#define ARRIVE_AT(ORDER) u32 there; asm("mapa.shared::cluster.u32 %0, %1, %2;" \
+        : "=r"(there) : "r"(at(b)), "r"(rank)); \
+        asm volatile("mbarrier.arrive." ORDER ".shared::cluster.b64 _, [%0];" :: "r"(there) : "memory");
+__device__ void arrive_at_relaxed(u64* b, int rank) { ARRIVE_AT("relaxed.cluster") }
+__device__ void arrive_at_cta(u64* b, int rank) { ARRIVE_AT("release.cta") }
+#define WAIT(ORDER) u32 yes; do asm volatile( \
+        "{ .reg .pred p; mbarrier.try_wait.parity." ORDER ".shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" \
+        : "=r"(yes) : "r"(at(b)), "r"(parity) : "memory"); while (!yes);
+__device__ void wait_relaxed(u64* b, int parity) { WAIT("relaxed.cta") }
+__device__ void wait_cta(u64* b, int parity) { WAIT("acquire.cta") }
+__device__ void wait_cluster(u64* b, int parity) { WAIT("acquire.cluster") }
 __device__ bool done(u64* b, int parity) { u32 yes; asm volatile(
         "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
         : "=r"(yes) : "r"(at(b)), "r"(parity) : "memory"); return yes; }

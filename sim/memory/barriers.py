@@ -1,0 +1,122 @@
+"""Mbarriers in shared memory (sim.isa.mbarrier), and the events that they report to observers.
+
+Source: PTX ISA 9.7.13.15, "Parallel Synchronization and Communication Instructions: mbarrier".
+"""
+
+from sim.events import Finding
+from sim.nouns import plural
+
+
+class BarrierMemory:
+    """The part of sim.memory.transfer.Memory for mbarriers.
+
+    reach: the blocks with which the instruction orders accesses: "grid", "block", or None for none.
+    """
+
+    reach = "grid"
+
+    def barrier(self, where, index):
+        """Return the mbarrier at a location, or None if there is none."""
+        site = self.site("atomic")
+        spot = self.spot(where, index, 8, 8, site, "changed")
+        if spot is None:
+            return None
+        home, address = self.context.thread.block.home(spot.address)
+        found = home.mbarriers.get(address)
+        if found is None:
+            self.context.findings.append(self.not_initialised(spot.address, site))
+        self.log_write(spot, site)
+        return found
+
+    def set_barrier(self, where, index, barrier):
+        site = self.site("store")
+        spot = self.spot(where, index, 8, 8, site, "written")
+        if spot is not None:
+            home, address = self.context.thread.block.home(spot.address)
+            if barrier is not None and home.mbarriers.get(address) is not None:
+                self.report_second_init(home.mbarriers[address], spot.address)
+            home.mbarriers[address] = barrier
+            if barrier is not None:
+                barrier.address, barrier.block = address, home.index
+            else:  # observers order an invalidation differently, so it needs its own segment of the log
+                self.context.begin_segment(self.context.thread)
+                self.context.invalidating.add(self.context.last_segment)
+            self.log_write(spot, site)
+            if barrier is None:
+                self.context.begin_segment(self.context.thread)
+
+    def not_initialised(self, address, site):
+        element = self.context.space.element(address)
+        return Finding(
+            "uninitialized-read",
+            "error",
+            f"{self.name} takes {element}, where no barrier has been initialised",
+            (self.context.witness("changed", site),),
+            *element,
+            reason="What bytes there mean is undefined.",
+            fix="let one thread initialise it (mbarrier.init), then cuda.syncthreads()",
+        )
+
+    def arrived(self, barrier, phase):
+        """Report that the current thread arrives at the mbarrier in this phase."""
+        barrier.suppliers[self.context.thread] = phase
+        self.context.announce_ordering("arrived", phase_of(barrier, phase), self.reach)
+
+    def wait_failed(self, barrier):
+        """Record that the current thread found the phase of the mbarrier incomplete."""
+        self.context.thread.failed_wait = barrier, self.site("atomic")
+        self.context.polls.failed()
+
+    def passed(self, barrier, phase):
+        self.context.thread.failed_wait = None
+        self.context.announce_ordering("passed", phase_of(barrier, phase), self.reach)
+
+    def report_second_init(self, barrier, address):
+        """Report that the current thread initialises an mbarrier that is still valid."""
+        element, block = self.context.space.element(address), self.context.thread.block
+        waits = [
+            thread
+            for member in block.cluster
+            for thread in member.threads
+            if not thread.done and thread.failed_wait and thread.failed_wait[0] is barrier
+        ]
+        busy = waits or barrier.pending != barrier.expected or barrier.tx or barrier.bulk or barrier.tracked
+        witnesses = [self.context.witness("waits", thread.failed_wait[1], thread) for thread in waits[:1]]
+        self.context.findings.append(
+            Finding(
+                "misuse",
+                "error" if busy else "warning",
+                f"the mbarrier {element} is initialised again, and "
+                + ("its phase is not complete" if busy else "has not been invalidated"),
+                (self.witness("initialises"), *witnesses),
+                *element,
+                reason="The behaviour of a second mbarrier.init is undefined before mbarrier.inval.",
+                fix="initialise the barrier once, and continue with its next phase (the other parity)",
+            )
+        )
+
+    def report_reuse(self, barrier):
+        """Report that the current thread arrives for the next phase of an mbarrier before the current one is
+        complete."""
+        element = self.context.space.element(barrier.address)
+        expecting = dict.fromkeys(witness for witness, _ in barrier.expected_bytes)
+        self.context.findings.append(
+            Finding(
+                "async-copy",
+                "error",
+                f"the mbarrier {element} gets an arrival for its next phase, and phase {barrier.phase}"
+                f" still waits"
+                f" for {plural(abs(barrier.tx), 'byte')}",
+                (self.witness("arrives"), *expecting),
+                *element,
+                reason="All threads of the phase have arrived, so a further arrival in it is undefined.",
+                fix="wait until the stage is free again (the mbarrier at which its readers arrive) before"
+                " the next arrive.expect_tx",
+            )
+        )
+
+
+def phase_of(barrier, phase):
+    """Return the key that identifies a phase of an mbarrier to observers. It contains the block of the
+    barrier, because other blocks of the cluster can arrive at it."""
+    return ("mbarrier", barrier.address, barrier.block), phase
