@@ -110,7 +110,7 @@ def exact(bits):
 #
 # > chunk j of row i is stored where chunk **j XOR (i mod 8)** would be.
 #
-# XOR is Python's `^`: it compares two numbers bit by bit and sets the bits in which they differ. This permutation is the **swizzle** with 128 bytes, the length of a row. The hardware knows it, so you only have to use it consistently.
+# XOR is Python's `^`: it compares two numbers bit by bit and sets the bits in which they differ. This permutation is the **swizzle** with 128 bytes, the length of a row. The copy unit and the tensor cores apply the same permutation, so you only have to name it.
 #
 # **Predict.** Row 3 has its chunk 2 at which position? `___`
 #
@@ -335,7 +335,7 @@ for kernel in (no_fence, fence_last, impatient):
 #
 #     tensor_load(tile, (0, 0), the_map, 0, (column, row), barriers, stage)
 #
-# copies the box whose first element is (row, column) of the array. (The coordinates begin with the last axis, as in PTX. The `0` is the position of the map in the array that holds it.) The call returns at once. How do the other threads notice that the tile has arrived? The copy reports its bytes to an **mbarrier**, a barrier in shared memory. `barriers[stage]` is such a barrier, an int64.
+# copies the box whose first element is (row, column) of the array. (The coordinates begin with the last axis, as in PTX. The `0` is the position of the map in the array that holds it.) The call returns at once. How do the other threads notice that the tile has arrived? The copy counts its bytes at an **mbarrier**, a barrier object in shared memory. `barriers[stage]` is such a barrier, an int64.
 #
 # An mbarrier goes through phases 0, 1, 2, … In each phase it waits for two things: a fixed number of **arrivals**, and the delivery of all **expected bytes**. Here is a barrier with one arrival:
 #
@@ -348,19 +348,19 @@ for kernel in (no_fence, fence_last, impatient):
 #
 # With the last byte the phase ends. The barrier starts the next phase by itself: one arrival is missing again.
 #
-# A waiting thread does not ask for the number of the phase. It asks: is the phase with **parity** 0 (or 1) complete? The answer is true if the barrier is now in a phase with the *other* parity. One bit is enough, because no thread is ever two phases behind.
+# A waiting thread does not test for the number of a phase. It tests whether the phase with **parity** 0 (or 1) is complete. That is true if the barrier is now in a phase with the *other* parity. One bit is enough, because no thread is ever two phases behind.
 #
-# **Predict.** A new barrier is in phase 0. What is the answer for parity 1, before anything has happened? `___`
+# **Predict.** A new barrier is in phase 0. Is the phase with parity 1 complete, before anything has happened? `___`
 #
 # <details><summary>Answer</summary>
 #
-# True: the current phase has parity 0, so "the phase with parity 1", which would be phase −1, counts as complete. Section 6 makes use of this.
+# Yes: the current phase has parity 0, so "the phase with parity 1", which would be phase −1, counts as complete. Section 6 makes use of this.
 #
 # </details>
 #
 # ### Exercise 18.8 · TransactionBarrier · about twelve lines
 #
-# Build the barrier in plain Python. `TransactionBarrier(arrivals)` is a new barrier. `arrive()` is one arrival. `expect(nbytes)` adds expected bytes, and then arrives. `deliver(nbytes)` reports bytes of a copy. `is_complete(parity)` answers a waiting thread. Bytes may be delivered before a thread expects them, as long as the phase has not ended.
+# Build the barrier in plain Python. `TransactionBarrier(arrivals)` is a new barrier. `arrive()` is one arrival. `expect(nbytes)` adds expected bytes, and then arrives. `deliver(nbytes)` counts delivered bytes of a copy. `is_complete(parity)` returns whether the phase with this parity is complete. Bytes may be delivered before a thread expects them, as long as the phase has not ended.
 #
 # <details><summary>Hint 1: one test for both</summary>
 #
@@ -651,9 +651,9 @@ for name, kernel in [
 # %% [markdown]
 # All three are races, and `sim` reports them as `async-copy`: a product reads a tile while a copy may still write to it.
 #
-# - `only_a`: the barrier has seen all the bytes that it was told to expect as soon as 8,192 bytes have arrived, no matter from which copy. The phase ends early, and the consumer may read B before it is there.
-# - `too_soon`: the producer is told that the stage is empty while the products still read it. In the message, the copy of a later step writes to the tile that a product reads.
-# - `one_parity`: in round 1 the consumer asks for parity 0. That phase was complete long ago, so it does not wait.
+# - `only_a`: the barrier expects 8,192 bytes, and it does not matter which copy delivers them. The phase can end before the copy of B has ended, and the consumer then reads B too early.
+# - `too_soon`: the arrivals come before the products have read the stage. The producer then starts the copies of a later step, which write to the tile that a product reads.
+# - `one_parity`: in round 1 the consumer waits for parity 0. The phase with parity 0 is complete since round 0, so the wait ends at once.
 #
 # On a GPU each of them returns correct values as long as the copies happen to be fast enough. The opposite mistakes are easier to notice: a producer that expects too many bytes leaves the consumer waiting for ever, and `sim` reports a deadlock.
 
@@ -672,7 +672,7 @@ show_ladder("18c", matmul)
 time_rung("18c", matmul)
 
 # %% [markdown]
-# The number falls to about a fifth. The threads no longer load operands: the copies and the products access memory on their own, without an instruction for every few bytes. What is left are waits, arrivals, and the stores of C. The work of a modern kernel's threads is mostly to say what happens when.
+# The number falls to about a fifth. The threads no longer load operands: the copies and the products access memory on their own, without an instruction for every few bytes. What is left are waits, arrivals, and the stores of C. In such a kernel, the threads mostly decide when the other units start.
 #
 # ## Validate
 #
@@ -699,7 +699,7 @@ show_table(["inputs", "m, n, k", "within the tolerance", "findings of sim"], *ro
 # %% [markdown]
 # ## In four lines
 #
-# - A swizzle permutes the chunks of each row, so that the same chunk of eight rows lies in eight different groups of banks. The copy unit and the tensor cores know it.
+# - A swizzle permutes the chunks of each row, so that the same chunk of eight rows lies in eight different groups of banks. The copy unit and the tensor cores apply it.
 # - `wgmma` returns before its product is done. Fence, products, commit, wait: until the wait you may touch neither its accumulators nor its operands.
 # - Threads and asynchronous units use different paths to memory. After ordinary stores, `fence_proxy_async` comes before the barrier.
 # - An mbarrier counts arrivals and bytes. With two of them for each stage, one thread copies while four warps multiply.
