@@ -1,7 +1,7 @@
 """The findings about operations of the async proxy: accesses before their end, missing proxy fences, and
 operations that no thread waits for."""
 
-from sim.events import SHARED, SITES, Access, Finding, alias
+from sim.events import SHARED, SITES, STORE, Access, Finding, alias
 from sim.observers.copies import WORDS
 
 
@@ -33,6 +33,8 @@ class AsyncFindings:
 
     def unordered(self, operation, row, address, other):
         """Return the finding for an access that nothing orders with an operation."""
+        if other is not None and repeats(operation, other):
+            return self.repeated(operation, row, address, other)
         is_source = not inside_any(address, operation.writes)
         verb = "reads" if is_source else "writes"
         between = f"while a {operation.kind} that {verb} it may be under way, and nothing orders the two"
@@ -42,6 +44,19 @@ class AsyncFindings:
             f" at a barrier after it, and the thread that sends the {operation.kind} wait there"
         )
         return self.finding(operation, row, row.site, address, other, between, fix)
+
+    def repeated(self, operation, row, address, other):
+        """Return the warning for a copy that several threads send, as `repeats` defines."""
+        element = self.context.space.element(address)
+        return Finding(
+            "async-copy",
+            "warning",
+            f"{element} is written by the same {operation.kind} of several threads, and nothing orders them",
+            (self.sender(operation), self.sender(other)),
+            *element,
+            reason="They copy the same bytes, so the result is the same whichever comes last.",
+            fix="let one thread of the warp send it, which elect.sync or a test of the lane selects",
+        )
 
     def fix(self, operation, is_source):
         """Return the fix for an access that no wait orders after an operation."""
@@ -136,6 +151,12 @@ LEFT = {
     " before it returns",
     "wgmma": "execute wgmma.commit_group and wgmma.wait_group 0 before the block ends",
 }
+
+
+def repeats(one, other):
+    """Return whether two operations of one instruction copy the same bytes to the same place."""
+    same = (one.site, one.reads, one.writes) == (other.site, other.reads, other.writes)
+    return same and bool(one.reads) and one.site & 3 == STORE
 
 
 def inside(address, span):

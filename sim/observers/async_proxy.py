@@ -365,8 +365,10 @@ class AsyncProxy:
             operation, row = self.by_segment.get(b.segment), a
         if operation is None:
             return None
-        self.reported.setdefault((operation.site, row.site, "race"), (None, None, None))
-        return self.findings.unordered(operation, row, address, self.by_segment.get(row.segment))
+        finding = self.findings.unordered(operation, row, address, self.by_segment.get(row.segment))
+        if finding.severity == "error":
+            self.reported.setdefault((operation.site, row.site, "race"), (None, None, None))
+        return finding
 
 
 def reduces(operation):

@@ -15,6 +15,17 @@ def pointer_bytes(place):
     return (allocation.base + offset).to_bytes(8, "little")
 
 
+def takes_pointer(parameter, array):
+    """Return whether a parameter takes the address of an array.
+
+    A pointer is a 64-bit integer. CuTe DSL declares it as a structure of 8 bytes, `.b8 p[8]`. An array of 8
+    bytes is then the structure itself.
+    """
+    if parameter.type == "b8" and parameter.count == 8:
+        return array.nbytes != 8
+    return parameter.type in ("u64", "b64", "s64")
+
+
 def check_elements(name, arrays, nbytes):
     """Raise LaunchError if an array's elements are wider than the type that the pointer points to in the
     source.
@@ -37,7 +48,9 @@ def argument_bytes(name, value, parameter):
     """Return the bytes of an argument in the format of its parameter. Raise LaunchError if it does not
     fit."""
     ptx_type, nbytes = parameter.type, parameter.bytes
-    if parameter.count != 1 or isinstance(value, bytes):
+    # CuTe DSL declares empty structures as `.b8 p[1]`.
+    empty = ptx_type == "b8" and isinstance(value, np.ndarray) and value.ndim > 0
+    if parameter.count != 1 or empty or isinstance(value, bytes):
         return structure_bytes(name, value, nbytes)
     if not isinstance(value, (int, float, np.generic, np.ndarray)) or np.ndim(value):
         raise LaunchError(

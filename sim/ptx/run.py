@@ -14,7 +14,7 @@ from sim.memory.spaces import bind_arguments
 from sim.memory.tensor_map import described_arrays
 from sim.observers.words import LOCAL_VARIABLE
 from sim.ptx import device_runtime
-from sim.ptx.argument_bytes import argument_bytes, check_elements, pointer_bytes
+from sim.ptx.argument_bytes import argument_bytes, check_elements, pointer_bytes, takes_pointer
 from sim.ptx.calls import function_address
 from sim.ptx.copies import AddressMemory
 from sim.ptx.grid_sync import HIGH, GridBarrier, workspace
@@ -193,11 +193,10 @@ class Run:
         for allocation in dict.fromkeys(allocation for allocation, _ in places.values()):
             self.memory.make_addressable(allocation)
         places |= pinned
-        # A pointer is passed in a 64-bit integer parameter. An array passed to a parameter of another type is
-        # an error or a structure.
+        # An array passed to a parameter that cannot be a pointer is an error or a structure.
         self.bits = [
             pointer_bytes(places[argument.name])
-            if argument.name in arrays and parameter.type in ("u64", "b64", "s64")
+            if argument.name in arrays and takes_pointer(parameter, argument.array)
             else argument_bytes(argument.name, argument.value, parameter)
             for argument, parameter in zip(arguments, parameters)
         ]

@@ -7,6 +7,7 @@ import functools
 import re
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 
 from ptx import hopper_corpus as corpus
@@ -96,3 +97,49 @@ def test_a_report_in_html_draws_the_copies_and_phases_of_the_first_block():
     assert "bulk copy to tile[0, 0] is sent" in html and "is complete: phase 0 of full[0]" in html
     without = kinds("cluster sum", text("cluster sum"))[2]
     assert not without.async_events and "Bulk copies" not in page(without).html
+
+
+WARP = "if (t == 0) {\n        store", "if (t < 32) {\n        store"
+
+
+@pytest.mark.parametrize(
+    ("edits", "wanted"),
+    [
+        ([WARP], [("warning", "async-copy")]),
+        # the lanes send different copies, which overlap
+        ([WARP, ("tile, 1024);\n", "tile + 4 * t, 16);\n")], [("error", "async-copy")]),
+        # none of them is waited for
+        ([WARP, ("        wait_read();\n", "")], [("error", "async-copy"), ("warning", "async-copy")]),
+    ],
+)
+def test_a_store_that_a_whole_warp_sends_is_a_warning(edits, wanted):
+    body = corpus.KERNELS["tile"]
+    for old, new in edits:
+        assert body.count(old) == 1
+        body = body.replace(old, new)
+    ptx = nvrtc.compile_ptx(corpus.PRELUDE + body, "k.cu", architecture="sm_90a")
+    report, _ = corpus.run("tile", load_ptx(ptx, corpus.PRELUDE + body))
+    assert sorted({(finding.severity, finding.kind) for finding in report.findings}) == wanted
+
+
+PARAMETERS = """.version 8.0\n.target sm_90\n.address_size 64
+.visible .entry k(.param .align 64 .b8 p[8], .param .align 1 .b8 q[1], .param .u64 r)
+{
+    .reg .b32 %r<4>; .reg .b64 %x<4>;
+    mov.u32 %r1, %tid.x;
+    ld.param.b64 %x1, [p]; ld.param.u64 %x2, [r];
+    mad.wide.u32 %x3, %r1, 4, %x1; ld.global.u32 %r2, [%x3];
+    mad.wide.u32 %x3, %r1, 4, %x2; st.global.u32 [%x3], %r2;
+    ret;
+}
+"""
+
+
+def test_a_structure_of_eight_bytes_can_be_a_pointer():
+    """Run a kernel with the parameters of CuTe DSL: `.b8 p[8]` is a pointer, and `.b8 q[1]` is empty."""
+    x, y = np.arange(32, dtype=np.int32), np.zeros(32, np.int32)
+    module = load_ptx(PARAMETERS)
+    for pointer in (x, np.array([module.pointer(x)], np.uint64)):
+        y[:] = 0
+        assert not simulate(module["k"])[1, 32](pointer, np.zeros(1, np.uint8), y).findings
+        assert (y == x).all()
