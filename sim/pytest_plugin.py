@@ -112,6 +112,8 @@ class SimulatedSession:
         self.label = "cuda-sim" if options.cuda_sim else "triton-sim"
         self.unlogged = []  # Counts of attempts whose report was not logged because the test is run again.
         self.page = "", []  # The name of a test, and the reports of all its attempts.
+        # The counts of launches outside tests, and the texts of failures, of all processes of pytest-xdist.
+        self.outside, self.outside_failures = [], []
         self.options = Options(
             options.cuda_sim_engine or ("native" if options.cuda_sim else "auto"),
             options.cuda_sim_seeds,
@@ -214,12 +216,28 @@ class SimulatedSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session):
-        """Fail the session if findings belong to no test, such as those of launches at import."""
-        if self.tally.failures(self.arguments.cuda_sim_allow) and session.exitstatus in (
+        """Fail the session if findings belong to no test, such as those of launches at import.
+
+        A process of pytest-xdist sends them to the process that prints the summary.
+        """
+        self.outside += [*self.unlogged, *([self.tally.counts()] if self.tally.outcomes else [])]
+        failures = self.tally.failures(self.arguments.cuda_sim_allow)
+        self.outside_failures += map(format_entry, failures)
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["cuda_sim"] = self.outside, self.outside_failures
+        if self.outside_failures and session.exitstatus in (
             pytest.ExitCode.OK,
             pytest.ExitCode.NO_TESTS_COLLECTED,
         ):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        """Receive the launches outside tests of a process of pytest-xdist, unless it has crashed."""
+        outside, failures = getattr(node, "workeroutput", {}).get("cuda_sim", ([], []))
+        self.outside += outside
+        # Each process imports all test files, and so repeats their launches.
+        self.outside_failures += (text for text in failures if text not in self.outside_failures)
 
     def pytest_terminal_summary(self, terminalreporter):
         reports = itertools.chain.from_iterable(terminalreporter.stats.values())
@@ -227,11 +245,10 @@ class SimulatedSession:
         for report in reports:
             if hasattr(report, "cuda_sim"):
                 counts_of.setdefault(report.nodeid, []).append(report.cuda_sim)
-        outside = [*self.unlogged, *([self.tally.counts()] if self.tally.outcomes else [])]
-        everything = add_counts([*itertools.chain.from_iterable(counts_of.values()), *outside])
-        for entry in self.tally.failures(self.arguments.cuda_sim_allow):
-            terminalreporter.write_line(format_entry(entry))
-        tests = plural(len(counts_of), "test") + (" and outside tests" if outside else "")
+        everything = add_counts([*itertools.chain.from_iterable(counts_of.values()), *self.outside])
+        for text in self.outside_failures:
+            terminalreporter.write_line(text)
+        tests = plural(len(counts_of), "test") + (" and outside tests" if self.outside else "")
         terminalreporter.write_line(f"{self.label}: {total_line(everything, tests)}")
         if self.arguments.cuda_sim_format:
             terminalreporter.write_line(self.write_diagnostics(everything["diagnostics"]))

@@ -123,14 +123,17 @@ def test_nothing_is_launched(pytester, run):
     run("--cuda-sim").stdout.fnmatch_lines(["cuda-sim: 0 launches, in 0 tests; 0 findings"])
 
 
-def test_findings_outside_tests_fail_the_run(pytester, run):
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.nightly)])
+def test_findings_outside_tests_fail_the_run(pytester, run, workers):
     pytester.makepyfile(
         test_import=PROJECT + "tree_sum[1, 64](np.ones(64, np.float32), np.zeros(1, np.float32))"
     )
-    result = run("--cuda-sim")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED and RACE in result.stdout.str()
-    counts = "cuda-sim: 1 launch = 1 with findings, in 0 tests and outside tests*1 finding*"
-    result.stdout.fnmatch_lines([counts])
+    options = ["-p", "xdist.plugin", "-n", str(workers)] if workers else []
+    result = run(*options, "--cuda-sim")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED and result.stdout.str().count(RACE) == 1
+    # each process of pytest-xdist imports the file, and launches the kernel
+    launches = {0: "1 launch = 1 with findings", 2: "2 launches = 2 with findings"}[workers]
+    result.stdout.fnmatch_lines([f"cuda-sim: {launches}, in 0 tests and outside tests*1 finding*"])
 
 
 AGAIN = """
