@@ -39,17 +39,22 @@ UV = "uv==0.13.9"  # uv has a built-in address for PyTorch's CPU builds
 # download sizes of the steps, measured on Linux for x86
 PIP_SIZE = "2 MB"
 TORCH_FOR_CPU, COMPILERS = "about 190 MB", "about 250 MB"
-PACKAGES, PACKAGES_AND_TORCH = "about 200 MB", "0.4 to 0.7 GB"
+PACKAGES, PACKAGES_AND_TORCH = "about 170 MB", "0.4 to 0.7 GB"
+TOOLS = "about 30 MB"
 # free space in bytes that a set-up needs, without and with the CUDA libraries of PyTorch
 # (measured on Linux, with a margin for the files that pip unpacks)
 ROOM, ROOM_FOR_CUDA = 3e9, 8e9
 ROOM_FOR_TEMPORARY_FILES = 1e9
-# Programs that test PyTorch, and copies of libraries that no lesson loads (243 MB). jsonschema imports
-# rfc3987_syntax if it is there, which builds 38 parsers: 1.7 s of CPU in JupyterLab and in each test process.
+# Tests of packages, and a second copy of NVRTC (264 MB). jsonschema imports rfc3987_syntax if it is there,
+# which builds 38 parsers: 1.7 s of CPU in JupyterLab and in each test process. pip ignores missing files when
+# it checks, upgrades or uninstalls a package.
 UNUSED = (
     "torch/test", "torch/bin/*Test", "torch/bin/protoc*", "torch/bin/test_*", "nvidia/*/lib/*.alt.so*",
-    "rfc3987_syntax",
+    "rfc3987_syntax", *(f"{package}/**/tests" for package in ("matplotlib", "networkx", "numpy", "sympy")),
 )  # fmt: skip
+NO_COMPILERS = "course-without-compilers"  # file in .venv that records COMPILERS=no
+# The programs of nvcc that write machine code (76 MB). The simulator only needs PTX.
+UNUSED_WITHOUT_GPU = "nvidia/*/bin/ptxas", "nvidia/*/bin/nvlink"
 LAST_LINES = 16  # number of lines of setup.log to show after a failure
 
 # This command fails in a partly created .venv.
@@ -92,17 +97,18 @@ class SetUpError(Exception):
     """Error that ends the set-up. Its message says how to fix the problem."""
 
 
-def set_up(root: Path, run=None) -> None:
+def set_up(root: Path, run=None, tools: bool = False) -> None:
     """Create root/.venv and install the course into it, keeping a .venv that works.
 
-    A stamp file is written only after a complete set-up.
+    A stamp file is written only after a complete set-up. tools: also install the packages that only tests and
+    development need.
     """
     if sys.version_info < OLDEST_PYTHON:
         raise SetUpError(too_old())
     began = time.monotonic()
+    without_compilers, cuda = declined(root), compilers(root)
     stamp(root).unlink(missing_ok=True)
     run = run or Logged(root / "setup.log")
-    cuda = cuda_requirements(cuda_driver(), platform.system())
     for_cpu = wants_torch_for_cpu(cuda_driver(), platform.system())
     step = Steps(2 + for_cpu + bool(cuda) + 2 * (uv() is None))
     with_cuda = cuda_driver() is not None and platform.system() == "Linux"
@@ -111,26 +117,43 @@ def set_up(root: Path, run=None) -> None:
     with step("the environment .venv"):
         kept = make_venv(root, run)
     print(kept, end="\n" if kept else "", flush=True)
+    if without_compilers:
+        (root / ".venv" / NO_COMPILERS).touch()
+    else:
+        (root / ".venv" / NO_COMPILERS).unlink(missing_ok=True)
     upgrade_pip(root, run, step)
     if for_cpu:
         with step(f"PyTorch without CUDA libraries, as there is no NVIDIA driver: {TORCH_FOR_CPU}") as result:
             for_cpu = install_torch_for_cpu(root, run)
             result.append("" if for_cpu else "not to be had here, so the one with CUDA libraries follows")
     # `unpack` has already installed setuptools
-    built_with = ["--no-build-isolation"] if unpack(root, run, step, for_cpu) else []
+    built_with = ["--no-build-isolation"] if unpack(root, run, step, for_cpu, tools) else []
     with step(f"the course, and the packages that are still missing: {missing_size(for_cpu)}"):
-        failed = install(root, run, [*built_with, "-e", f"{root}[course,dev]"])
-        require_success(failed, reason_in(root / "setup.log") or NO_INSTALL)
+        install_course(root, run, "course,dev" if tools else "course", built_with)
     if cuda:
         with step(f"CUDA's compilers NVVM, NVRTC and nvJitLink, which need no GPU: {COMPILERS}"):
             failed = install(root, run, cuda)
         if failed:
             print(NO_NUMBA_CUDA + remedy(cuda), file=sys.stderr)
     remove_unused(root)
-    stamp(root).write_text(fingerprint(root), encoding="utf-8")
+    for file in (stamp(root), tools_stamp(root))[: 1 + tools]:
+        file.write_text(fingerprint(root), encoding="utf-8")
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     taken = size(root / ".venv") / 1e9
     print(f"Set up in {minutes} min {seconds} s; .venv takes {taken:.1f} GB.", flush=True)
+
+
+def add_tools(root: Path, run=None) -> None:
+    """Install the packages that only tests and development need into a root/.venv that is set up."""
+    with Steps(1)(f"the tools for tests and development: {TOOLS}"):
+        install_course(root, run or Logged(root / "setup.log"), "course,dev", ["--no-build-isolation"])
+    tools_stamp(root).write_text(fingerprint(root), encoding="utf-8")
+
+
+def install_course(root: Path, run, extras: str, options: list[str]) -> None:
+    """Install the course with these extras. Raise SetUpError if that fails."""
+    failed = install(root, run, [*options, "-e", f"{root}[{extras}]"])
+    require_success(failed, reason_in(root / "setup.log") or NO_INSTALL)
 
 
 def require_room(root: Path, needed: float) -> None:
@@ -165,9 +188,13 @@ def reason_in(log: Path) -> str:
 
 def remove_unused(root: Path) -> None:
     """Delete the files of packages that nothing in the course uses."""
+    patterns = UNUSED if cuda_driver() else (*UNUSED, *UNUSED_WITHOUT_GPU)
     for packages in (*(root / ".venv").glob("lib/python*/site-packages"), root / ".venv/Lib/site-packages"):
-        for path in (found for pattern in UNUSED for found in packages.glob(pattern)):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in [found for pattern in patterns for found in packages.glob(pattern)]:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def make_venv(root: Path, run) -> str:
@@ -192,15 +219,16 @@ def upgrade_pip(root: Path, run, step) -> None:
         require_success(failed and bool(reason_in(root / "setup.log")), reason_in(root / "setup.log"))
 
 
-def unpack(root: Path, run, step, has_torch: bool) -> bool:
-    """Install the blocks of constraints.txt in parallel. Return whether all of them were installed.
+def unpack(root: Path, run, step, has_torch: bool, tools: bool) -> bool:
+    """Install the blocks of constraints.txt in parallel, without `tools` the first two. Return whether this
+    succeeded.
 
     Each block gets its own pip process, because pip uses one core. Dependencies are not resolved here;
     installing the course adds any missing package. uv uses all cores by itself.
     """
     if uv():
         return False
-    blocks = pins(root)
+    blocks = pins(root)[: 3 if tools else 2]
     what, size = ("Numba", PACKAGES) if has_torch else ("PyTorch, Numba", PACKAGES_AND_TORCH)
     with step(f"{sum(map(len, blocks))} packages, {what} and Jupyter among them: {size}"):
         return not run(*([*pip(root), "--no-deps", *block] for block in blocks), trying=True)
@@ -241,7 +269,8 @@ def missing_size(for_cpu: bool) -> str:
 
 
 def pins(root: Path) -> list[list[str]]:
-    """Return the requirements in constraints.txt, one list per block."""
+    """Return the requirements in constraints.txt, one list per block: PyTorch and Numba, the rest of what
+    lessons need, and the tools."""
     text = (root / "constraints.txt").read_text(encoding="utf-8")
     blocks = [re.findall(r"^[^#\n]+", block, re.MULTILINE) for block in text.split("\n\n")]
     return [block for block in blocks if block]
@@ -385,14 +414,40 @@ def fingerprint(root: Path) -> str:
         project.get("tool", {}).get("setuptools"),
     ]
     pinned = (root / "constraints.txt").read_text(encoding="utf-8")
-    cuda = cuda_requirements(cuda_driver(), platform.system())
-    parts = installed, pinned, venv_version(root), platform.machine(), str(root), cuda
+    parts = installed, pinned, venv_version(root), platform.machine(), str(root), compilers(root)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def has_tools(root: Path) -> bool:
+    """Return whether the tools for tests and development are installed for exactly these requirements."""
+    file = tools_stamp(root)
+    return file.exists() and file.read_text(encoding="utf-8") == fingerprint(root)
 
 
 def stamp(root: Path) -> Path:
     """Return the path of the file that marks a completed set-up."""
     return root / ".venv" / "course-setup"
+
+
+def tools_stamp(root: Path) -> Path:
+    """Return the path of the file that marks a .venv with the tools for tests and development."""
+    return root / ".venv" / "course-tools"
+
+
+def declined(root: Path) -> bool:
+    """Return whether the user has declined CUDA's compilers by COMPILERS=no.
+
+    Without COMPILERS, the choice of the last set-up holds. Raise SetUpError for any value but yes and no.
+    """
+    chosen = os.environ.get("COMPILERS", "")
+    if chosen not in ("", "yes", "no"):
+        raise SetUpError(f"COMPILERS is yes or no; given: {chosen}")
+    return chosen == "no" or not chosen and (root / ".venv" / NO_COMPILERS).exists()
+
+
+def compilers(root: Path) -> tuple[str, ...]:
+    """Return the requirements of CUDA's compilers to install, none if the user has declined them."""
+    return () if declined(root) else cuda_requirements(cuda_driver(), platform.system())
 
 
 def venv_python(root: Path) -> Path:

@@ -14,7 +14,9 @@ from course.bootstrap import (
     OLDEST_PYTHON,
     ROOT,
     SetUpError,
+    add_tools,
     hand_over,
+    has_tools,
     is_set_up,
     pip_arguments,
     runs_in_venv,
@@ -24,8 +26,10 @@ from course.bootstrap import (
 )
 from course.processes import end_on_sigterm
 
-# Only these commands run the set-up; the others report that it is missing.
+# Only these commands run the whole set-up; the others report that it is missing.
 INSTALLING = ("setup", "lab", "test", "test-all")
+# These commands need the tools for tests and development, and install them into a .venv that is set up.
+NEED_TOOLS = ("test", "test-all", "test-gpu", "build", "power", "lint")
 NOT_SET_UP = """The course is not set up here: make setup (without make: python notebooks/course setup)"""
 STALE = """What the course needs has changed since it was set up.
 Set up again: make setup (without make: python notebooks/course setup)"""
@@ -43,8 +47,11 @@ def main(arguments: list[str]) -> int:
     if sys.version_info < OLDEST_PYTHON and venv_python(ROOT).exists():
         return hand_over(with_venv)
     try:
-        if command in INSTALLING and (not is_set_up(ROOT) or command == "setup" and pip_arguments()):
-            set_up(ROOT)
+        ready = is_set_up(ROOT)
+        if command in INSTALLING and (not ready or command == "setup" and pip_arguments()):
+            set_up(ROOT, tools=command in NEED_TOOLS)
+        elif command in NEED_TOOLS and ready and not has_tools(ROOT):
+            add_tools(ROOT)
         elif command == "setup" and (kept := version_note(ROOT)):
             print(kept, flush=True)
     except SetUpError as error:

@@ -19,7 +19,8 @@ from sim.errors import LaunchError
 STUB = re.compile(r'raise NotImplementedError\("(exercise [\d.]+)"\)')
 MARK = re.compile(r" *# (BEGIN|END) SOLUTION")
 MISSING = (
-    "NVRTC, NVIDIA's compiler for CUDA C++, is not here (macOS has none; elsewhere `make setup` installs it)"
+    "NVRTC, NVIDIA's compiler for CUDA C++, is not here (macOS has none; elsewhere"
+    " `make setup COMPILERS=yes` installs it)"
 )
 
 

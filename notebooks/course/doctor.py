@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from course.bootstrap import OLDEST_PYTHON, ROOT, cuda_driver, cuda_requirements, remedy, too_old, venv_python
+from course.bootstrap import (
+    OLDEST_PYTHON,
+    ROOT,
+    cuda_driver,
+    cuda_requirements,
+    declined,
+    remedy,
+    too_old,
+    venv_python,
+)
 from course.processes import started
 
 SHOWN = ("numpy", "torch", "numba", "numba-cuda")
@@ -46,6 +55,7 @@ class Facts:
     torch_cuda: tuple[int, int] | None = None  # CUDA version for which torch was built
     ptx: tuple[int, int] | None = None  # CUDA version of the component that generates PTX
     set_up: bool = True  # whether .venv exists
+    declined: bool = False  # whether the user has declined CUDA's compilers, by COMPILERS=no
     compiled: str = ""  # folder and size of the native engine's cache of compiled kernels
 
 
@@ -144,6 +154,12 @@ def numba_cuda_problems(facts: Facts):
             f"There is no numba-cuda for {where}.",
             "none is needed in the simulator; a GPU needs Linux or Windows",
         )
+    elif "numba-cuda" not in facts.versions and facts.declined:
+        yield Problem(
+            "CUDA's compilers are left out (COMPILERS=no). Lessons show their recorded output for unchanged"
+            " kernels, and cannot compile yours.",
+            "make setup COMPILERS=yes",
+        )
     elif "numba-cuda" not in facts.versions:
         yield Problem(
             "numba-cuda is not installed: kernels cannot run on a GPU.", remedy(parts, facts.set_up)
@@ -179,6 +195,7 @@ def examine() -> Facts:
         gpus=gpu_names(),
         torch_cuda=number(said.get("torch", "")),
         set_up=venv_python(ROOT).exists(),
+        declined=declined(ROOT),
         compiled=said.get("compiled", ""),
         ptx=next((number(versions[name]) for name in PTX_WRITERS if name in versions), None),
     )

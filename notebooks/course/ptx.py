@@ -269,7 +269,7 @@ def require_compiler():
             raise nvvm.NvvmSupportError("COURSE_NO_COMPILER is set")
         nvvm.NVVM()
     except nvvm.NvvmSupportError as error:
-        cure = "On Linux or Windows, `make setup` installs it; macOS has none."
+        cure = "On Linux or Windows, `make setup COMPILERS=yes` installs it; macOS has none."
         raise NoCompiler(
             f"NVIDIA's compiler, libNVVM, is not here. {cure} The solution's notebook shows what would stand"
             " here."

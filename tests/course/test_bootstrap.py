@@ -7,13 +7,26 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import venv
+from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from course import bootstrap, command_line
-from course.bootstrap import ROOT, SetUpError, cuda_requirements, is_set_up, set_up, stamp, venv_python
+from course.bootstrap import (
+    ROOT,
+    SetUpError,
+    cuda_requirements,
+    has_tools,
+    is_set_up,
+    set_up,
+    stamp,
+    venv_python,
+)
 
 
 @pytest.fixture
@@ -22,6 +35,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setattr(bootstrap, "cuda_driver", lambda: None)
     monkeypatch.setattr(bootstrap.platform, "system", lambda: "Linux")
     monkeypatch.delenv("PIP_ARGS", raising=False)
+    monkeypatch.delenv("COMPILERS", raising=False)
     (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["numpy"]\n')
     (tmp_path / "constraints.txt").write_text("numpy==2.4.6\ntorch==2.13.0\n")
     monkeypatch.setattr(bootstrap.shutil, "which", lambda name: None)
@@ -232,10 +246,78 @@ def test_a_step_that_fails_ends_its_line(root, capsys):
     assert last.startswith("  5/6  the course") and last.endswith(" ... stopped")
 
 
-def test_the_real_pins_are_two_blocks_of_single_versions():
-    torch, rest = bootstrap.pins(ROOT)
+def test_the_real_pins_are_three_blocks_of_single_versions():
+    torch, rest, tools = bootstrap.pins(ROOT)
     assert "setuptools" in {pin.partition("==")[0] for pin in torch}  # packages needed to build the course
-    assert all(pin.count("==") == 1 for pin in torch + rest) and len(torch + rest) > 100
+    assert all(pin.count("==") == 1 for pin in torch + rest + tools) and len(torch + rest) > 100
+
+
+def names(requirements):
+    """Return the normalised names of requirements that apply here and belong to no extra."""
+    wanted = (Requirement(each) for each in requirements)
+    return {
+        canonicalize_name(each.name)
+        for each in wanted
+        if not each.marker or each.marker.evaluate({"extra": ""})
+    }
+
+
+def test_no_package_of_the_lessons_is_pinned_among_the_tools_or_requires_one():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed, new = set(), names([*project["dependencies"], *project["optional-dependencies"]["course"]])
+    while new:
+        needed |= new
+        new = set().union(*(names(metadata.requires(name) or ()) for name in new)) - needed
+    *_, tools = bootstrap.pins(ROOT)
+    assert not needed & names(tools)
+    assert names(project["optional-dependencies"]["dev"]) - needed <= names(tools)
+
+
+def test_the_tools_come_with_the_commands_that_need_them(root, monkeypatch):
+    text = (root / "constraints.txt").read_text() + "\nrich==15.0.0\n\nmypy==2.4.1\n"
+    (root / "constraints.txt").write_text(text)
+    commands = Commands(root)
+    set_up(root, commands)
+    assert not has_tools(root) and not any("mypy==2.4.1" in command for command in commands.ran)
+    assert commands.ran[commands.steps.index("course")][-1] == f"{root}[course]"
+    monkeypatch.setattr(command_line, "ROOT", root)
+    monkeypatch.setattr(command_line, "hand_over", lambda command: 0)
+    monkeypatch.setattr(bootstrap, "Logged", lambda log: commands)
+    commands.ran.clear()
+    for command in ("progress", "lint", "lint"):
+        assert command_line.main([command]) == 0
+        assert has_tools(root) == bool(commands.ran) == (command == "lint")
+    (installed,) = commands.ran
+    assert installed[-1] == f"{root}[course,dev]"
+
+
+def test_a_set_up_by_make_test_brings_the_tools_at_once(root):
+    text = (root / "constraints.txt").read_text() + "\nrich==15.0.0\n\nmypy==2.4.1\n"
+    (root / "constraints.txt").write_text(text)
+    commands = Commands(root)
+    set_up(root, commands, tools=True)
+    assert has_tools(root) and any("mypy==2.4.1" in command for command in commands.ran)
+    assert commands.ran[commands.steps.index("course")][-1] == f"{root}[course,dev]"
+
+
+def test_declined_compilers_stay_away_until_they_are_wanted(root, monkeypatch, capsys):
+    monkeypatch.setenv("COMPILERS", "no")
+    commands = Commands(root)
+    set_up(root, commands)
+    assert "numba-cuda" not in commands.steps and is_set_up(root)
+    monkeypatch.delenv("COMPILERS")
+    assert is_set_up(root)
+    monkeypatch.setenv("COMPILERS", "yes")
+    assert not is_set_up(root)
+    commands = Commands(root)
+    set_up(root, commands)
+    assert commands.steps[-1] == "numba-cuda"
+    monkeypatch.delenv("COMPILERS")
+    assert is_set_up(root)
+    monkeypatch.setenv("COMPILERS", "false")
+    monkeypatch.setattr(command_line, "ROOT", root)
+    assert command_line.main(["bench"]) == 1
+    assert "COMPILERS is yes or no; given: false" in capsys.readouterr().err
 
 
 def test_pip_arguments_reach_every_install(root, monkeypatch):
@@ -302,15 +384,26 @@ def test_a_pip_that_an_index_does_not_have_is_no_obstacle(root):
     assert is_set_up(root)
 
 
-def test_files_that_no_lesson_uses_are_deleted(root):
+@pytest.mark.parametrize("driver", [None, (13, 0)])
+def test_files_that_no_lesson_uses_are_deleted(root, monkeypatch, driver):
+    monkeypatch.setattr(bootstrap, "cuda_driver", lambda: driver)
     packages = root / ".venv" / "lib" / "python3.13" / "site-packages"
-    kept = ["torch/bin/torch_shm_manager", "torch/lib/libtorch.so", "nvidia/cu13/lib/libnvrtc.so.13"]
+    kept = [
+        "torch/bin/torch_shm_manager",
+        "torch/lib/libtorch.so",
+        "nvidia/cu13/lib/libnvrtc.so.13",
+        "nvidia/cu13/bin/nvcc",
+        "numpy/testing/__init__.py",
+    ]
     unused = [
         "rfc3987_syntax/__init__.py",
         "torch/test/a.py",
         "torch/bin/test_jit",
         "nvidia/cu13/lib/libnvrtc.alt.so.13",
+        "numpy/_core/tests/data/tests/a.csv",
+        "sympy/tests/a.py",
     ]
+    (kept if driver else unused).append("nvidia/cu13/bin/ptxas")
     for name in (*kept, *unused):
         (packages / name).parent.mkdir(parents=True, exist_ok=True)
         (packages / name).write_text("")
@@ -402,7 +495,7 @@ def test_only_setup_lab_and_test_install(root, monkeypatch, capsys, command, the
         Commands(root)(["venv"])
     ran = []
     monkeypatch.setattr(command_line, "ROOT", root)
-    monkeypatch.setattr(command_line, "set_up", lambda root: pytest.fail("nothing was to be set up"))
+    monkeypatch.setattr(command_line, "set_up", lambda *_, **__: pytest.fail("nothing was to be set up"))
     monkeypatch.setattr(command_line, "hand_over", lambda command: ran.append(command) or 0)
     assert command_line.main([command]) == int(not there)
     assert says in capsys.readouterr().err and bool(ran) == there
