@@ -24,17 +24,28 @@ Read the files in this order:
     docs                    the site (docs/site)
 """
 
+import sys
+
 # Each of `brought`, `live`, `progress` and `progress_bar` is both a module and a function in that module.
 # These imports make the package attribute the function.
-from course import check
-from course.brought import brought
-from course.figures import show_figure
-from course.live import live
-from course.outdated import watch_cells
-from course.progress import progress
-from course.progress_bar import progress_bar
-from course.stubs import shorten_in_notebook
-from course.tables import show_table
+try:
+    from course import check
+    from course.brought import brought
+    from course.figures import show_figure
+    from course.live import live
+    from course.outdated import watch_cells
+    from course.progress import progress
+    from course.progress_bar import progress_bar
+    from course.stubs import shorten_in_notebook
+    from course.tables import show_table
+except ModuleNotFoundError as missing:
+    remedy = (
+        f"{sys.executable} has no {missing.name}. The course runs in its own .venv: make lab, or"
+        " python notebooks/course lab (on Windows: py)"
+    )
+    if sys.argv[:1] == ["-m"]:  # python -m course, which would end in a traceback
+        sys.exit(remedy)
+    raise ModuleNotFoundError(remedy, name=missing.name) from None
 
 __all__ = ["brought", "check", "live", "progress", "progress_bar", "show_figure", "show_table"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 
@@ -11,6 +12,7 @@ from course.manual import COMMANDS, help_of, help_text
 from course.processes import end_on_sigterm, started
 
 HELP = ("help", "-h", "--help")
+LESSON = re.compile(r"\d+[a-z]?", re.IGNORECASE)  # a lesson's number, as the first argument of lab
 # Paths that codespell checks. Its options are in pyproject.toml.
 SPELLED = (
     "sim",
@@ -70,6 +72,11 @@ def refusal(arguments: list[str]) -> str:
         return f"There is no command {command!r}. There are {', '.join(COMMANDS)}; help explains them."
     if rest and not COMMANDS[command].takes_arguments:
         return f"{command} takes no arguments; given: {' '.join(rest)}"
+    if command == "lab" and rest and LESSON.fullmatch(rest[0]):
+        from course.progress import lesson_file
+
+        if not lesson_file(rest[0]):
+            return f"There is no lesson {rest[0]}. notebooks/ has all lessons, such as lab 01 or lab 10b."
     return ""
 
 
@@ -80,10 +87,12 @@ def setup(arguments: list[str]) -> int:
 
 
 def lab(arguments: list[str]) -> int:
-    """Run the doctor, copy the lessons and open JupyterLab."""
+    """Run the doctor, copy the lessons and open JupyterLab at the next lesson or at the one that is named."""
     from course import lab
+    from course.progress import lesson_file
 
-    return lab.main(arguments)
+    named = lesson_file(arguments[0]) if arguments and LESSON.fullmatch(arguments[0]) else None
+    return lab.main(arguments[bool(named) :], named)
 
 
 def progress(arguments: list[str]) -> int:

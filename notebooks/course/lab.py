@@ -27,9 +27,12 @@ SETTINGS = {
 ANSWER_SECONDS = 5  # maximum time to wait for a server that may already be running
 
 
-def main(jupyter_arguments: list[str]) -> int:
+def main(jupyter_arguments: list[str], lesson: str | None = None) -> int:
     """Start JupyterLab on the learner's copies, or open the running server. Return its exit status, or 1 if a
-    component is missing that every lesson needs."""
+    component is missing that every lesson needs.
+
+    lesson: the file name of the notebook to open. Without it, `first_page` chooses one.
+    """
     if doctor.main():
         return 1
     # imported after the doctor has run, which reports a missing Jupyter
@@ -38,28 +41,29 @@ def main(jupyter_arguments: list[str]) -> int:
     adopted = adopt_users_ledger() if (COPIES / RECORD).exists() else ""
     print(*copy_lessons(ROOT / "notebooks", COPIES), sep="\n")
     copy_solutions(ROOT / "solutions", COPIES / "solutions")
-    print(*filter(None, [adopted, resume_message(COPIES)]), sep="\n", flush=True)
+    print(*filter(None, [adopted, "" if lesson else resume_message(COPIES)]), sep="\n", flush=True)
+    lesson = lesson or first_page(COPIES)
     if "--code" in jupyter_arguments:
-        return open_in_code(COPIES)
+        return open_in_code(COPIES / lesson)
     if server := running_server(COPIES):
-        return open_running(server, COPIES, "--no-browser" not in jupyter_arguments)
+        return open_running(server, lesson, "--no-browser" not in jupyter_arguments)
     write_settings(Path(sys.prefix))
     return hand_over(
         [
             sys.executable,
             "-m",
             "jupyterlab",
-            *start_options(COPIES),
+            f"--ServerApp.root_dir={COPIES}",
+            f"--LabApp.default_url={page_path(lesson)}",
             *as_root(jupyter_arguments),
             *jupyter_arguments,
         ]
     )
 
 
-def open_in_code(copies: Path) -> int:
-    """Open the next lesson in Visual Studio Code. Return the exit status."""
+def open_in_code(lesson: Path) -> int:
+    """Open a lesson in Visual Studio Code. Return the exit status."""
     code = shutil.which("code")
-    lesson = copies / first_page(copies, sorted(copies.glob("[0-9]*.ipynb")))
     if code is None:
         print(f"There is no command `code` here. Open {lesson} in your editor.", file=sys.stderr)
         return 1
@@ -102,10 +106,10 @@ def responds(server: dict) -> bool:
     return True
 
 
-def open_running(server: dict, copies: Path, in_browser: bool) -> int:
-    """Print and open the address of a running server. Return the exit status."""
+def open_running(server: dict, lesson: str, in_browser: bool) -> int:
+    """Print and open the address of a lesson on a running server. Return the exit status."""
     token = f"?token={server['token']}" if server["token"] else ""
-    address = f"{server['url'].rstrip('/')}{page_path(copies)}{token}"
+    address = f"{server['url'].rstrip('/')}{page_path(lesson)}{token}"
     print(
         f"\nJupyterLab already runs on these lessons (process {server['pid']}), and two would overwrite each"
         f" other's files. It is at\n  {address}\nTo start another one, end that one first: press Ctrl-C twice"
@@ -125,26 +129,20 @@ def as_root(given: list[str]) -> list[str]:
     return ["--allow-root"]
 
 
-def start_options(copies: Path) -> list[str]:
-    """Return the JupyterLab options that serve the copies and select the page to open."""
-    return [f"--ServerApp.root_dir={copies}", f"--LabApp.default_url={page_path(copies)}"]
+def page_path(lesson: str) -> str:
+    """Return the path of a lesson, relative to the server's address.
 
-
-def page_path(copies: Path) -> str:
-    """Return the path of the page to open, relative to the server's address.
-
-    The page is the lesson of the first unfinished exercise, or the contents page if no exercise is done. The
-    URL has no fragment, because Jupyter Server appends its token to the URL. Inside a fragment the token
+    The URL has no fragment, because Jupyter Server appends its token to the URL. Inside a fragment the token
     would be ignored, and the server would ask for a password.
     """
-    lessons = sorted(copies.glob("[0-9]*.ipynb"))
-    return f"/lab/tree/{quote(first_page(copies, lessons))}" if lessons else "/lab"
+    return f"/lab/tree/{quote(lesson)}"
 
 
-def first_page(copies: Path, lessons: list[Path]) -> str:
-    """Return the file name of the notebook to open."""
+def first_page(copies: Path) -> str:
+    """Return the file name of the notebook with the first unfinished exercise, or of the contents page if no
+    exercise is done."""
     onward = exercise_to_open(copies)
-    return place(onward) if onward else lessons[0].name
+    return place(onward) if onward else min(file.name for file in copies.glob("[0-9]*.ipynb"))
 
 
 def exercise_to_open(copies: Path) -> str | None:

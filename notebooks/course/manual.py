@@ -42,12 +42,17 @@ class Command:
 
 
 TABLE = (
-    Command("setup", "make .venv and install the course into it; the variable PIP_ARGS is passed to pip"),
+    Command(
+        "setup",
+        "make .venv and install the course into it; the variable PIP_ARGS is passed to pip, and COMPILERS=no"
+        " leaves out CUDA's compilers",
+    ),
     Command(
         "lab",
-        "open the lessons in JupyterLab, which gets the arguments, or in Visual Studio Code with --code",
+        "open the next lesson, or the one with this number, in JupyterLab, which gets the other arguments, or"
+        " in Visual Studio Code with --code",
         "LAB_ARGS",
-        ("--no-browser --port 8899", "--code"),
+        ("10b", "--no-browser --port 8899", "--code"),
     ),
     Command("progress", "list the exercises, and which of them are done in this clone"),
     Command("reset", "start the list of exercises done again; notebooks stay as they are"),

@@ -63,6 +63,12 @@ def place(number):
     return next(file.name for file in sorted(LESSONS.glob(f"{lesson}_*.ipynb")))
 
 
+def lesson_file(number):
+    """Return the file name of a lesson's notebook by its number, such as "1", "01" or "10b", or None."""
+    name = number.lower().zfill(3 if number[-1].isalpha() else 2)
+    return next((file.name for file in LESSONS.glob(f"{name}_*.ipynb")), None)
+
+
 def how_far(number):
     """Return the Markdown that a notebook shows after a passed check.
 

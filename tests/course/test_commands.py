@@ -24,7 +24,7 @@ needs_groups = pytest.mark.skipif(os.name == "nt", reason="Windows has no signal
 @pytest.fixture
 def untouched(monkeypatch):
     """Fail the test if a command runs the set-up or checks whether it is needed."""
-    monkeypatch.setattr(command_line, "set_up", lambda root: pytest.fail("nothing was to be set up"))
+    monkeypatch.setattr(command_line, "set_up", lambda *_, **__: pytest.fail("nothing was to be set up"))
     monkeypatch.setattr(command_line, "is_set_up", lambda root: pytest.fail("nobody asked for a command"))
 
 
@@ -77,11 +77,41 @@ def test_make_refuses_what_it_would_misread_before_anything_runs(words):
 
 
 @needs_make
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.variable])
+def test_make_says_how_an_argument_is_given(name):
+    said = make(*COMMANDS[name].in_make().split()[1:], "01", "PYTHON=false").stderr
+    assert f"An argument is given in a variable: {COMMANDS[name].in_make('01')}." in said
+
+
+@needs_make
+def test_make_takes_the_same_commands_in_the_folder_notebooks():
+    said = make("-C", "notebooks", "-n", "lab", "LAB_ARGS=01 --no-browser", "PYTHON=python")
+    assert "python notebooks/course lab 01 --no-browser" in said.stdout.splitlines()
+    said = make("-C", "notebooks", "lab", "01", "PYTHON=false")
+    assert said.returncode == 2 and 'make lab LAB_ARGS="01"' in said.stderr
+
+
+@pytest.mark.parametrize("importing", [False, True])
+def test_a_python_without_the_packages_says_how_to_set_up(importing):
+    """Run without site-packages, as with a Python in which nothing is installed."""
+    way = ["-c", "import course"] if importing else ["-m", "course", "lab"]
+    command = [sys.executable, "-S", *way]
+    said = subprocess.run(command, cwd=ROOT / "notebooks", capture_output=True, text=True)
+    assert said.returncode == 1 and "The course runs in its own .venv: make lab, or python" in said.stderr
+    assert ("Traceback" in said.stderr) == importing
+
+
+@needs_make
 def test_make_refuses_a_variable_that_it_would_ignore_and_takes_all_that_help_shows():
     said = make("lab", "PORT=8899", "PYTHON=false")
     assert said.returncode == 2 and said.stdout == "" and "make does not take PORT=." in said.stderr
     taken = re.search(r"^TAKEN = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
-    assert {*taken} == {"PYTHON", "PIP_ARGS", *(each.variable for each in COMMANDS.values() if each.variable)}
+    assert {*taken} == {
+        "PYTHON",
+        "PIP_ARGS",
+        "COMPILERS",
+        *(each.variable for each in COMMANDS.values() if each.variable),
+    }
 
 
 def test_every_command_is_in_the_table_of_contributing():
@@ -120,6 +150,7 @@ def test_options_in_examples_are_in_the_commands_own_help(name):
     [
         (["lap"], "There is no command 'lap'. There are setup, lab, "),
         (["setup", "fast"], "setup takes no arguments; given: fast"),
+        (["lab", "99"], "There is no lesson 99. notebooks/ has all lessons, such as lab 01 or lab 10b."),
         (["lint", "--fix"], "lint takes no arguments; given: --fix"),
         (["help", "lap"], "help takes the name of one command, or nothing; given: lap"),
         (["docs", str(ROOT / "README.md")], "README.md is no folder: give the name of one"),
@@ -129,7 +160,7 @@ def test_options_in_examples_are_in_the_commands_own_help(name):
 def test_what_no_command_takes_is_said_in_one_line_before_anything_is_done(
     monkeypatch, capsys, arguments, says
 ):
-    monkeypatch.setattr(command_line, "set_up", lambda root: pytest.fail("nothing was to be set up"))
+    monkeypatch.setattr(command_line, "set_up", lambda *_, **__: pytest.fail("nothing was to be set up"))
     monkeypatch.setattr(command_line, "is_set_up", lambda root: True)
     monkeypatch.setattr(command_line, "runs_in_venv", lambda root: True)
     assert command_line.main(arguments) == 2

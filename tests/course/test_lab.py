@@ -9,7 +9,7 @@ import threading
 import pytest
 from ipykernel.ipkernel import IPythonKernel
 
-from course import build, copies, lab
+from course import build, commands, copies, lab
 from course.progress import tick
 
 
@@ -178,7 +178,7 @@ def test_jupyter_goes_on_at_the_next_exercise(tmp_path, state_dir):
     copies.mkdir()
     for lesson in (lab.ROOT / "notebooks").glob("0[0-2]*.ipynb"):
         (copies / lesson.name).write_bytes(lesson.read_bytes())
-    opened = lambda: lab.start_options(copies)[1].partition("=")[2]  # noqa: E731
+    opened = lambda: lab.page_path(lab.first_page(copies))  # noqa: E731
     assert opened() == "/lab/tree/00_start_here.ipynb"
     tick("1.0")
     assert opened() == "/lab/tree/01_online_softmax.ipynb"
@@ -214,3 +214,23 @@ def test_as_root_jupyter_gets_the_argument_it_wants_once(monkeypatch, capsys):
     assert lab.as_root(["--allow-root"]) == []
     monkeypatch.setattr(lab.os, "geteuid", lambda: 1000, raising=False)
     assert lab.as_root([]) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [("1", "01_online_softmax.ipynb"), ("10B", "10b_published_tiles.ipynb")]
+)
+def test_a_lesson_is_opened_by_its_number(monkeypatch, number, name):
+    monkeypatch.setattr(lab.doctor, "main", lambda: 0)
+    monkeypatch.setattr(copies, "copy_lessons", lambda *_: [])
+    monkeypatch.setattr(copies, "copy_solutions", lambda *_: None)
+    monkeypatch.setattr(lab, "running_server", lambda copies: {"url": "http://x/", "token": "", "pid": 1})
+    opened = []
+    monkeypatch.setattr(lab.webbrowser, "open", opened.append)
+    assert commands.main(["lab", number]) == 0 and opened == [f"http://x/lab/tree/{name}"]
+    started = []
+    monkeypatch.setattr(lab, "running_server", lambda copies: None)
+    monkeypatch.setattr(lab, "as_root", lambda given: [])
+    monkeypatch.setattr(lab, "write_settings", lambda environment: None)
+    monkeypatch.setattr(lab, "hand_over", lambda command: started.append(command[3:]) or 0)
+    assert commands.main(["lab", number, "--no-browser"]) == 0
+    assert started[0][1:] == [f"--LabApp.default_url=/lab/tree/{name}", "--no-browser"]
