@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from course import build, contents, progress
 from course.bootstrap import ROOT
-from course.progress import tick
+from course.progress import exercises, tick
 
 
 def test_every_lesson_is_on_the_page_and_in_the_readme_with_its_minutes():
@@ -20,6 +20,17 @@ def test_every_lesson_is_on_the_page_and_in_the_readme_with_its_minutes():
         (lesson.number, lesson.title, lesson.file, lesson.builds, str(lesson.minutes or "?"))
         for lesson in contents.LESSONS.values()
     ]
+
+
+def test_the_pages_for_readers_state_the_size_of_the_course():
+    hours = round(sum(lesson.minutes for lesson in contents.LESSONS.values()) / 60)
+    total = sum(map(len, exercises().values()))
+    for page in ("README.md", "docs/site/learner.md", "docs/site/teacher.md"):
+        assert f"whole course takes about {hours} hours" in (ROOT / page).read_text(encoding="utf-8")
+    assert f"{total} exercises" in (ROOT / "docs/site/teacher.md").read_text(encoding="utf-8")
+    for page in ("README.md", "docs/site/index.md", "docs/site/teacher.md"):
+        notebooks = 1 + len(contents.LESSONS)  # with the contents page
+        assert re.search(rf"\b{notebooks} (Jupyter )?notebooks", (ROOT / page).read_text("utf-8"))
 
 
 def test_the_page_counts_what_the_ledger_has():

@@ -8,12 +8,14 @@ import pytest
 
 from course.bootstrap import ROOT
 
-EXAMPLE = re.compile(r"```python\n(.*?)```\n.*?```\n(KernelBug.*?)```", re.DOTALL)
+PROGRAM = re.compile(r"```python\n(.*?)```", re.DOTALL)
+MESSAGE = re.compile(r"```\n(KernelBug.*?)```", re.DOTALL)
 
 
 @pytest.mark.parametrize("readme", ["README.md", "sim/README.md"])
 def test_the_first_example(readme, tmp_path):
-    program, message = EXAMPLE.search((ROOT / readme).read_text(encoding="utf-8")).groups()
+    text = (ROOT / readme).read_text(encoding="utf-8")
+    program, message = PROGRAM.search(text)[1], MESSAGE.search(text)[1]
     (tmp_path / "example.py").write_text(program, encoding="utf-8")
     outcome = subprocess.run(
         [sys.executable, "-X", "utf8", "example.py"],
