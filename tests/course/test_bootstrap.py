@@ -501,12 +501,26 @@ def test_only_setup_lab_and_test_install(root, monkeypatch, capsys, command, the
     assert says in capsys.readouterr().err and bool(ran) == there
 
 
+def test_a_moved_clone_is_set_up_again_and_keeps_its_venv(root):
+    set_up(root, Commands(root))
+    moved = root.rename(root.with_name("a moved clone"))
+    assert not is_set_up(moved)
+    commands = Commands(moved)
+    set_up(moved, commands)
+    assert commands.steps[0] == "probe" and "venv" not in commands.steps and is_set_up(moved)
+
+
 def test_a_second_set_up_installs_nothing(tmp_path):
-    """Run the real command in a project with an empty .venv and a stamp. pip could not even start there."""
+    """Run the real command in a project with an empty .venv and a stamp.
+
+    pip could not even start there, so the command needs no network.
+    """
+    clone = tmp_path / "a clone"
+    clone.mkdir()
     for name in ("pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "notebooks" / "course", tmp_path / "notebooks" / "course")
-    venv.create(tmp_path / ".venv", with_pip=False)
+        shutil.copy(ROOT / name, clone / name)
+    shutil.copytree(ROOT / "notebooks" / "course", clone / "notebooks" / "course")
+    venv.create(clone / ".venv", with_pip=False)
     fingerprint = (
         "from course import bootstrap;"
         " bootstrap.stamp(bootstrap.ROOT).write_text(bootstrap.fingerprint(bootstrap.ROOT))"
@@ -515,10 +529,10 @@ def test_a_second_set_up_installs_nothing(tmp_path):
         "import sys, types; p = types.ModuleType('course'); p.__path__ = ['notebooks/course'];"
         f" sys.modules['course'] = p; {fingerprint}"
     )
-    subprocess.run([sys.executable, "-c", bare], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-c", bare], cwd=clone, check=True)
 
     outcome = subprocess.run(
-        [sys.executable, "notebooks/course", "setup"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "notebooks/course", "setup"], cwd=clone, capture_output=True, text=True
     )
     assert (outcome.returncode, outcome.stdout) == (0, "The course is set up. Next: make lab\n"), (
         outcome.stderr
