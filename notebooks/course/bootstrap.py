@@ -270,7 +270,7 @@ def missing_size(for_cpu: bool) -> str:
 
 def pins(root: Path) -> list[list[str]]:
     """Return the requirements in constraints.txt, one list per block: PyTorch and Numba, the rest of what
-    lessons need, and the tools."""
+    lessons need, the tools, and numba-cuda."""
     text = (root / "constraints.txt").read_text(encoding="utf-8")
     blocks = [re.findall(r"^[^#\n]+", block, re.MULTILINE) for block in text.split("\n\n")]
     return [block for block in blocks if block]

@@ -246,10 +246,10 @@ def test_a_step_that_fails_ends_its_line(root, capsys):
     assert last.startswith("  5/6  the course") and last.endswith(" ... stopped")
 
 
-def test_the_real_pins_are_three_blocks_of_single_versions():
-    torch, rest, tools = bootstrap.pins(ROOT)
+def test_the_real_pins_are_four_blocks_of_single_versions():
+    torch, rest, tools, cuda = bootstrap.pins(ROOT)
     assert "setuptools" in {pin.partition("==")[0] for pin in torch}  # packages needed to build the course
-    assert all(pin.count("==") == 1 for pin in torch + rest + tools) and len(torch + rest) > 100
+    assert all(pin.count("==") == 1 for pin in torch + rest + tools + cuda) and len(torch + rest) > 100
 
 
 def names(requirements):
@@ -268,8 +268,10 @@ def test_no_package_of_the_lessons_is_pinned_among_the_tools_or_requires_one():
     while new:
         needed |= new
         new = set().union(*(names(metadata.requires(name) or ()) for name in new)) - needed
-    *_, tools = bootstrap.pins(ROOT)
+    torch, rest, tools, cuda = bootstrap.pins(ROOT)
     assert not needed & names(tools)
+    # numba-cuda without CUDA's compilers cannot be imported, so it comes only with them.
+    assert "numba-cuda" in names(cuda) and not any("cuda" in name for name in names([*torch, *rest]))
     assert names(project["optional-dependencies"]["dev"]) - needed <= names(tools)
 
 
