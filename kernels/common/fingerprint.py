@@ -14,8 +14,8 @@ from numbers import Number
 import numpy as np
 from llvmlite import ir
 from numba.cuda.dispatcher import CUDADispatcher
-from numba.cuda.extending import _Intrinsic
-from numba.cuda.types import Type
+
+from kernels.common.numba_parts import Intrinsic, Type
 
 # libraries whose versions are part of the cache key, so that hashing the names of their objects is enough
 LIBRARIES = ("numba", "numpy", "llvmlite", "math", "operator", "builtins", "ml_dtypes")
@@ -62,7 +62,7 @@ class Reader:
             self.put("kernel")
             self.read_items(value.targetoptions)
             self.read(value.py_func)
-        elif isinstance(value, _Intrinsic):
+        elif isinstance(value, Intrinsic):
             self.put("intrinsic", value._name, value._prefer_literal)
             self.read(value._defn)
         elif isinstance(value, types.FunctionType) and not of_library(value):

@@ -12,14 +12,12 @@ import struct
 import threading
 
 import torch
-from numba.cuda import types
-from numba.cuda.np.numpy_support import from_dtype
-from numba.cuda.typing.typeof import Purpose, typeof
 from numpy import bool_, float32, float64, int32, int64
 
 from kernels.common import code_cache, driver
 from kernels.common.code_cache import MachineCode
 from kernels.common.device_argument import numpy_dtype
+from kernels.common.numba_parts import Purpose, from_dtype, typeof, types
 
 # type of a number -> its letter in the format of `struct`
 LETTERS = {bool: "?", int: "q", float: "d", bool_: "?", int32: "i", int64: "q", float32: "f", float64: "d"}

@@ -21,11 +21,9 @@ Source: PTX ISA 9.7.9.25.4, "Bulk copy"; 9.7.9.25.5, "Tensor copy"; 9.7.13.15, "
 """
 
 from llvmlite import ir
-from numba.cuda import cgutils, types
-from numba.cuda.core.errors import UnsupportedError
-from numba.cuda.core.targetconfig import ConfigStack
 from numba.cuda.extending import intrinsic
 
+from kernels.common.numba_parts import ConfigStack, UnsupportedError, cgutils, types
 from kernels.tensor_cores.instructions import I32, assembled, global_address, shared_address
 from sim.isa import INSTRUCTIONS
 

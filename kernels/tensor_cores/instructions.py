@@ -23,13 +23,10 @@ Source: PTX ISA 9.7.9.21 (cvt), 9.7.3 (ex2).
 import numpy as np
 from llvmlite import ir
 from ml_dtypes import bfloat16
-from numba.cuda import cgutils, types
-from numba.cuda.core.errors import UnsupportedError
-from numba.cuda.core.targetconfig import ConfigStack
-from numba.cuda.cudaimpl import normalize_indices
 from numba.cuda.extending import intrinsic
 from numpy import float32, uint32
 
+from kernels.common.numba_parts import ConfigStack, UnsupportedError, cgutils, normalize_indices, types
 from sim.isa import INSTRUCTIONS, function, memory_instruction
 
 OLDEST = (8, 0)

@@ -27,12 +27,10 @@ Source: PTX ISA 9.7.15, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate
 import functools
 
 from llvmlite import ir
-from numba.cuda import cgutils, types
-from numba.cuda.core.errors import UnsupportedError
-from numba.cuda.core.targetconfig import ConfigStack
 from numba.cuda.extending import intrinsic
 from numpy import uint32
 
+from kernels.common.numba_parts import ConfigStack, UnsupportedError, cgutils, types
 from kernels.tensor_cores.instructions import (
     I32,
     I64,
