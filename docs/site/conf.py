@@ -14,7 +14,7 @@ html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 exclude_patterns = ["requirements.txt"]
-pygments_style, pygments_dark_style = "friendly", "monokai"
+pygments_style, pygments_dark_style = "a11y-light", "a11y-dark"  # contrast of at least 4.5 to 1
 
 nb_execution_mode = "off"  # the stored outputs are shown, and tests compare them with new ones
 nb_merge_streams = True
