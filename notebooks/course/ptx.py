@@ -17,6 +17,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -262,11 +263,16 @@ def digest(text):
 
 
 def require_compiler():
-    """Raise NoCompiler unless libNVVM is installed. COURSE_NO_COMPILER=1 simulates a machine without
-    libNVVM."""
+    """Raise NoCompiler unless numba-cuda and libNVVM are installed.
+
+    COURSE_NO_COMPILER=1 simulates a machine without libNVVM.
+    """
     try:
         if os.environ.get("COURSE_NO_COMPILER"):
             raise nvvm.NvvmSupportError("COURSE_NO_COMPILER is set")
+        # Numba's own numba.cuda, with a libNVVM of the system, rejects the instructions that kernels define.
+        if find_spec("numba_cuda") is None:
+            raise nvvm.NvvmSupportError("numba-cuda is not installed")
         nvvm.NVVM()
     except nvvm.NvvmSupportError as error:
         cure = "On Linux or Windows, `make setup COMPILERS=yes` installs it; macOS has none."

@@ -117,6 +117,12 @@ def test_an_instruction_in_words(line, words):
     assert ptx.spoken(line) == words
 
 
+def test_a_libnvvm_of_the_system_does_not_suffice(monkeypatch):
+    monkeypatch.setattr(ptx, "find_spec", lambda name: None)  # as if numba-cuda were missing
+    with pytest.raises(ptx.NoCompiler, match="libNVVM, is not here"):
+        ptx.require_compiler()
+
+
 def test_without_the_compiler_it_says_so(monkeypatch):
     def missing():
         raise nvvm.NvvmSupportError("libNVVM cannot be found")
