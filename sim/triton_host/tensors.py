@@ -3,8 +3,6 @@
 The memory of tensors that torch.empty creates counts as unwritten, as that of sim.empty does.
 """
 
-import weakref
-
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -54,22 +52,27 @@ class FreshTensors:
 
 
 class Pointers:
-    """The tensors whose address the program has read with data_ptr()."""
+    """The tensors whose address the program has read with data_ptr(), as long as their storage exists."""
 
     def __init__(self):
-        self.known = {}  # address -> weak reference to the tensor
+        self.known = {}  # address -> (weak reference to the storage, type, offset, shape, strides)
 
     def add(self, tensor, address):
         """Remember a tensor's address. Return the address."""
         if len(self.known) >= MOST:
-            self.known = {at: each for at, each in self.known.items() if each() is not None}
-        self.known[address] = weakref.ref(tensor)
+            self.known = {at: each for at, each in self.known.items() if not each[0].expired()}
+        layout = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
+        self.known[address] = StorageWeakRef(tensor.untyped_storage()), *layout
         return address
 
     def tensor(self, address):
-        """Return the tensor with this address, or None."""
-        found = self.known.get(address, lambda: None)()
-        return found if found is not None and torch.Tensor.data_ptr(found) == address else None
+        """Return a tensor like the one with this address, or None. The program may have kept only a tensor
+        of which it was a view."""
+        if address not in self.known:
+            return None
+        reference, dtype, *layout = self.known[address]
+        storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+        return None if storage is None else torch.empty(0, dtype=dtype).set_(storage, *layout)
 
 
 FRESH, POINTERS = FreshTensors(), Pointers()
