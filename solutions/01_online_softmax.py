@@ -280,7 +280,7 @@ for shift in (0, 50, 100, -150, 800, -800, 100_000):
 # Write `merge(left, right)`. It takes two states, leaves them unchanged, and returns the state of a single reader who has read everything. It must satisfy two rules:
 #
 # - The result does not depend on which state is `left` and which is `right`, nor on the order in which several states are merged.
-# - The state `(-math.inf, 0.0, 0.0)` of someone who has read nothing changes nothing, even if *both* have read nothing.
+# - Merging with the state `(-math.inf, 0.0, 0.0)` of a reader who has read nothing leaves a state unchanged, even if *both* readers have read nothing.
 #
 # <details><summary>Hint 1: which maximum?</summary>
 #

@@ -336,7 +336,7 @@ print(
 # Write the loops of `queries_outer(q, k, v, rows, columns, traffic)`. The lines that create and return `out` are already there. Use your `update`, and these functions from the package:
 # - `tiles(n, size)` returns the slices of n rows. The last slice is shorter if n is not a multiple of the size: `tiles(5, 2)` is `[0:2], [2:4], [4:5]`.
 # - `traffic.load(array, some_slice)` and `traffic.store(array, some_slice, tile)` move a tile and count its numbers. Do not load a number again if it can stay on the chip.
-# - `tile_scores(q_tile, k_tile)` is the product divided by √d.
+# - `tile_scores(q_tile, k_tile)` returns the matrix product of `q_tile` and the transposed `k_tile`, divided by √d.
 # - `initial_state(rows, d, like=q)` returns the state of `rows` rows before the first tile of keys.
 #
 # The number of keys may differ from the number of queries. `q`, `k`, `v` and `out` are in global memory: you may only load from them and store to them. The chip has room for a few tiles, but not for all scores of a row, all keys, or all queries.
@@ -413,7 +413,7 @@ tile_by_tile(
 #
 # ## Exercise 2.3 · bytes_moved · about six lines
 #
-# Now write the counts as formulas. `bytes_moved(n, d, rows, columns, itemsize)` returns three integers: the **bytes** moved by the standard algorithm, by keys outer and by queries outer, for n queries and n keys. The first one is given. Count both directions, and count exactly: the check runs the three algorithms and compares your result with the counter.
+# Now write the counts as formulas. `bytes_moved(n, d, rows, columns, itemsize)` returns three integers: the **bytes** moved by the standard algorithm, by keys outer and by queries outer, for n queries and n keys. The first one is given. Count both directions, and count exactly: the check runs the three algorithms and compares your result with the counter. Your function must compute the numbers from its arguments, without running an algorithm.
 #
 # <details><summary>Hint 1: how many tiles?</summary>
 #

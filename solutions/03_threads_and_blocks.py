@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 03 · A GPU out of Python threads
 #
-# **70 minutes** · needs: Python and NumPy arrays, which behave here like PyTorch tensors; from lessons 01 and 02 only the idea of a tile
+# **70 minutes** · needs: Python and NumPy arrays, which behave here like PyTorch tensors; independent of lessons 01 and 02
 #
 # You will be able to:
 #
@@ -100,7 +100,7 @@ def double(x, out):
 # This takes one trick. A Python function looks up its global names, such as `cuda`, in a dictionary, `function.__globals__`. So we make a **copy** of the kernel with our own dictionary, in which `cuda` refers to any object that we like. The original does not change, and you can still run the same source on a real GPU.
 #
 # Each index and size has three parts, x, y and z, because images and volumes are
-# common. A part of a size that you do not give is 1. (An index starts at 0, so 1 would
+# common. If you leave out a part of a size, it is 1. (An index starts at 0, so 1 would
 # be the wrong default there. We always write all three parts of an index.)
 
 # %%
@@ -185,7 +185,7 @@ except IndexError as error:
 # NumPy noticed the error. A GPU does not check where an array ends. Thread 10 reads whatever is in memory after `x`, and overwrites whatever is after `out`, perhaps another array of yours. If you are lucky, the program crashes. So the kernel itself has to test whether the thread has an element. This test is called the **guard**.
 #
 # ### Exercise 3.1 · add · three lines
-# Write the kernel `add`: `out[i] = x[i] + y[i]`, one element per thread, for any number of elements and any number of blocks. A thread without an element does nothing. The number of elements is `x.size`. The check runs your kernel in `sim`, the simulator of this course; section 9 introduces it.
+# Write the kernel `add`: `out[i] = x[i] + y[i]`, one element per thread, for any number of elements and any number of blocks. A thread without an element does nothing. The number of elements is `x.size`. The check runs your kernel in `sim`, the simulator of this course, which lesson 03b introduces.
 #
 # <details><summary>Hint 1: which element?</summary>Use the first line of <code>double</code>, unchanged.</details>
 # <details><summary>Hint 2: which threads have one?</summary>With ten elements the last one is <code>x[9]</code>, so the guard
@@ -236,7 +236,7 @@ def mirror(x, out):
 class SharedMemory:
     """A thread's access to the shared memory of its block."""
 
-    kind = np.ndarray  # section 7 replaces it by a slower kind of array
+    kind = np.ndarray  # lesson 03b replaces it by a slower kind of array
 
     def __init__(self, arrays):
         self.arrays = arrays  # one dictionary for all threads of the block
@@ -426,7 +426,7 @@ except IndexError as error:
     print("IndexError:", error)
 
 # %% [markdown]
-# (What does a real GPU do when a thread returns before a barrier? CUDA C++ requires every thread of the block to reach the barrier, so the language does not define it. Since the Volta generation, the hardware waits only for the threads that have not exited. In lesson 04 you meet such a kernel.)
+# (What does a real GPU do when a thread returns before a barrier? CUDA C++ requires every thread of the block to reach the barrier, so the language does not define it. Since the Volta generation, the hardware waits only for the threads that have not exited. In lesson 04b you meet such a kernel.)
 
 # %% [markdown]
 # ## In three lines

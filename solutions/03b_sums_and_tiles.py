@@ -56,6 +56,7 @@ dim3, SharedMemory, launch, add, double = brought(
 # - If the last block has fewer than `THREADS` elements, a thread without an element stores a 0.
 # - **Every** thread of the block must reach **every** `syncthreads()`, including the threads without an element. A guard may skip the work, but never the barrier.
 # - Add by halves in shared memory, as in the table. No thread reads all eight numbers, and there are no atomic operations.
+# - Keep every number in float32, also the 0 that a thread without an element stores: write `float32(0)`. Numba makes a plain `0.0` a float64, and GPUs compute far more slowly in float64.
 #
 # <details><summary>Hint 1: filling shared memory</summary>
 #
@@ -149,7 +150,7 @@ class SlowArray(np.ndarray):
 
 def sums_seen(kernel, runs=200):
     """Count the results of `runs` launches of one block on the eight numbers of
-    section 6."""
+    section 1."""
     x = np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=float32)
     seen = Counter()
     SharedMemory.kind = SlowArray
@@ -273,8 +274,9 @@ show_figure(
 # ### Exercise 3.4 · matmul · about ten lines
 # Write the loop over the tiles and the store at the end.
 #
-# - In each step, every thread loads one number of each tile into shared memory, and the products are computed from there.
+# - In each step, every thread loads one number of each tile into shared memory. Then it computes its products from shared memory.
 # - The sizes need not be multiples of `TILE`. An element of a tile that is outside its matrix becomes 0, and nothing is stored outside `c`.
+# - Compute in float32, as in exercise 3.3.
 # - Wait with `cuda.syncthreads()` wherever a thread needs the numbers of another thread, or overwrites numbers that another thread may still need.
 #
 # <details><summary>Hint 1: loading</summary>
@@ -351,7 +353,7 @@ print(
 print("findings:", len(report.findings))
 
 # %% [markdown]
-# There are two things that `sim` does better. First, it names the thread, the line and the element that are at fault. Here is `double`, which has no guard, on ten elements again. Compare the message with the `IndexError` of section 2.
+# There are two things that `sim` does better. First, it names the thread, the line and the element that are at fault. Here is `double`, which has no guard, on ten elements again. Compare the message with the `IndexError` in section 2 of lesson 03.
 
 # %%
 x = np.arange(10, 20).astype(float32)
@@ -492,4 +494,4 @@ print(
 #
 # **Read on:** NVIDIA, *CUDA C++ Programming Guide*, chapter "Programming Model" (thread hierarchy, memory hierarchy) · Numba documentation, *CUDA Python Reference* and "Writing CUDA Kernels" · Mark Harris, *Optimizing Parallel Reduction in CUDA* (NVIDIA, 2007), seven versions of your `block_sum`.
 #
-# **Next:** in [lesson 04](04_what_can_go_wrong.ipynb) you meet nine kernels with nine bugs, and a simulator that names each of them.
+# **Next:** in [lesson 04](04_what_can_go_wrong.ipynb) and its second part you meet nine kernels with nine bugs, and `sim` names each of them.

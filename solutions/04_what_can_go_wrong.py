@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 04 · What can go wrong
 #
-# **50 minutes** · builds on lesson 03: threads and blocks, the guard, `syncthreads`, shared memory, `simulate`
+# **50 minutes** · builds on lessons 03 and 03b: threads and blocks, the guard, `syncthreads`, shared memory, `simulate`
 #
 # You will be able to:
 #
@@ -274,7 +274,7 @@ check.ex04_3(block_max_fixed)
 # %% [markdown]
 # ## 4. A running sum
 #
-# A running sum turns 1 1 1 1 into 1 2 3 4: each position gets the sum of everything up to itself. (The parallel version is called a **scan** or *prefix sum*.) Threads can compute it in a few passes, as in the sum by halves of lesson 03bb, but now every thread gets a result. In the first pass, each thread adds its left neighbour; in the second, the element two positions to the left; then four.
+# A running sum turns 1 1 1 1 into 1 2 3 4: each position gets the sum of everything up to itself. (The parallel version is called a **scan** or *prefix sum*.) Threads can compute it in a few passes, as in the sum by halves of lesson 03b, but now every thread gets a result. In the first pass, each thread adds its left neighbour; in the second, the element two positions to the left; then four.
 #
 # | | 0 | 1 | 2 | 3 |
 # |---|---|---|---|---|

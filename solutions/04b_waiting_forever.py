@@ -97,7 +97,7 @@ report = simulate(mirror, on_finding="report", observers=[*DEFAULT, Trace])[2, 4
 report.timeline(block=1)
 
 # %% [markdown]
-# Remember the rule from lesson 03: a guard may skip the work, but never the barrier. A `return` skips everything after it.
+# Remember the rule from lesson 03b: a guard may skip the work, but never the barrier. A `return` skips everything after it.
 #
 # ### Exercise 4.6 · mirror · three lines
 # Every thread of the block must reach one `cuda.syncthreads()`.

@@ -159,6 +159,11 @@ def streams(rng):
             "o is then a vector; o * shrink + weight * value serves for both.",
         ),
         (
+            "values that are 0",
+            [(1.0, 0.0), (0.5, 3.0), (2.0, 0.0), (1.5, 0.0)],
+            "A pair with the value 0 adds nothing to o, but its weight still belongs in l.",
+        ),
+        (
             "nothing to read",
             [],
             "Before the first pair you know (-inf, 0, 0): any score at all will be a new maximum.",
@@ -206,6 +211,12 @@ def halves(rng):
             vectors[:2],
             vectors[2:],
             "o is then a vector; the same line serves for both.",
+        ),
+        (
+            "values that are 0",
+            [(2.0, 0.0)],
+            [(1.0, 3.0), (0.5, 0.0)],
+            "A state with o = 0 is not empty: its l still counts.",
         ),
     ]
 

@@ -57,9 +57,14 @@ def ex02_1(update, rng):
         values[0] *= 1e15  # nothing, where it is a thousand below the maximum
         scores = 1000 * normal(rng, rows, 3)
         one_update(update, any_state(rng, rows, d), scores, values, "a state, and scores to ±1000")
+        scores, values = normal(rng, rows, 3) - 1, normal(rng, 3, d)
+        scores[:, 1], values[2] = 0, 0
+        one_update(update, any_state(rng, rows, d), scores, values, "scores and values of 0")
+        single = [x.float() for x in (*any_state(rng, rows, d), scores, values)]
+        one_update(update, tiled.State(*single[:3]), *single[3:], "a float32 state", tolerance=1e-5)
     return (
-        f"updated with {2 * sum(len(widths) for _, widths, _ in RUNS) + 2 * len(RUNS)} tiles of 1 to 90 rows,"
-        " without a loop over rows, scores in the thousands"
+        f"updated with {2 * sum(len(widths) for _, widths, _ in RUNS) + 4 * len(RUNS)} tiles of 1 to 90 rows,"
+        " without a loop over rows, scores in the thousands, float32 and float64"
     )
 
 
@@ -79,8 +84,8 @@ def update_by_tiles(update, scores, values, widths):
         )
 
 
-def one_update(update, state, scores, values, what):
-    """Check one update: the inputs must not change, and the rows must be processed together."""
+def one_update(update, state, scores, values, what, tolerance=1e-10):
+    """Check one update: the inputs and the dtype must not change, and the rows must be processed together."""
     call = f"update({text(state)}, {text(scores)}, {text(values)})"
     wanted = updated(state, scores, values)
     limits = {
@@ -98,7 +103,15 @@ def one_update(update, state, scores, values, what):
             mine.to(right.dtype), right, rtol=1e-5, atol=1e-5
         )
         hint = FLOAT32 if close else UPDATE_HINTS[name]
-        compare(mine, right, what=f"{name} after {what}", call=call, tolerance=1e-10, hint=hint)
+        compare(mine, right, what=f"{name} after {what}", call=call, tolerance=tolerance, hint=hint)
+        if mine.dtype != right.dtype:
+            fail(
+                f"the values are correct, but {name} has another dtype than the state",
+                call=call,
+                wanted=right.dtype,
+                got=mine.dtype,
+                hint=DTYPE,
+            )
 
 
 def any_state(rng, rows, d):
@@ -115,6 +128,7 @@ def updated(state, scores, values):
     return tiled.State(m, state.l * shrink + p.sum(dim=1, keepdim=True), state.o * shrink + p @ values)
 
 
+DTYPE = "Compute with the tensors as they are. Neither .double() nor .float() is needed."
 FLOAT32 = (
     "Correct to about five digits only: is a tensor float32? torch.zeros(n) has PyTorch's default type;"
     " scores.new_zeros(n) has the type of scores."
@@ -245,7 +259,10 @@ def ex02_3(bytes_moved, rng):
     for n, d, rows, columns in sizes:
         itemsize = int(rng.choice([2, 4, 8]))
         call = f"bytes_moved(n={n}, d={d}, rows={rows}, columns={columns}, itemsize={itemsize})"
-        got = bytes_moved(n, d, rows, columns, itemsize)
+        with tensors.record_calls((), allowed=(tiled.tiles,)) as ours, tensors.watched() as seen:
+            got = bytes_moved(n, d, rows, columns, itemsize)
+        for name in (*ours, *seen.called):
+            fail(f"it calls {name}; a formula needs no run and no tensor", call=call, hint=FORMULA)
         wanted = [itemsize * numbers for numbers in numbers_moved(n, d, rows, columns)]
         if np.shape(got) != (3,):
             fail(
@@ -260,6 +277,7 @@ def ex02_3(bytes_moved, rng):
     return f"as the counter says, {len(sizes)} times"
 
 
+FORMULA = "Compute the counts from n, d, rows and columns. Then they also hold for sizes too large to run."
 WHOLE = "n // columns rounds down, math.ceil(n / columns) up, and both give whole numbers."
 BYTES_HINTS = {
     "standard": (

@@ -47,6 +47,7 @@ def ex03_1(add, rng):
         (1500, 48, 32),
     ]:
         x, y = rng.standard_normal((2, size)).astype(float32)
+        x[1::3] = y[2::3] = 0
         call = f"add[{blocks}, {threads}](x, y, out) with {plural(size, 'element')}"
         contract = Contract(
             "x y out",
@@ -79,6 +80,7 @@ def ex03_2(launch, rng):
 def ex03_3(block_sum, rng):
     for size in [8, 16, 1, 5, 19, 40, 509]:
         x = rng.standard_normal(size).astype(float32)
+        x[THREADS : 2 * THREADS] = 0  # block 1, if there is one, has the sum 0
         sums = np.array(
             [x[start : start + THREADS].sum(dtype=np.float64) for start in range(0, size, THREADS)]
         )
@@ -95,7 +97,7 @@ def ex03_3(block_sum, rng):
             share=None if size % THREADS else 3.2,
             hint=BY_HALVES,
         )
-        for report in verify(block_sum, len(sums), THREADS, (x,), sums, rng, call, contract):
+        for report in verify(block_sum, len(sums), THREADS, (x,), sums, rng, call, contract, float64=0):
             adds_by_halves(Work(report), call)
     return "1 to 509 elements in blocks of 8, in many orders of the threads"
 
@@ -114,6 +116,7 @@ def ex03_4(matmul, rng):
     ]:
         a = rng.standard_normal((m, inner)).astype(float32)
         b = rng.standard_normal((inner, n)).astype(float32)
+        a[1::3] = 0  # c then has rows of zeros, which must be written too
         grid = -(-n // TILE), -(-m // TILE)
         stops = -(-inner // TILE)
         # one barrier in each step is enough with two pairs of tiles, but not if syncwarp replaces the other
@@ -128,7 +131,8 @@ def ex03_4(matmul, rng):
             owner={"c": lambda element, n=n, width=grid[0]: thread_of(element // n, element % n, width)},
             hint=BY_TILES,
         )
-        verify(matmul, grid, (TILE, TILE), (a, b), a.astype(np.float64) @ b, rng, call, contract)
+        wanted = a.astype(np.float64) @ b
+        verify(matmul, grid, (TILE, TILE), (a, b), wanted, rng, call, contract, float64=0)
     return (
         "eight shapes, from 1 x 1 to 14 x 33 times 33 x 9, most of them ragged, up to 9 steps; each thread"
         " loads one number of each tile"
@@ -218,19 +222,20 @@ def described(names):
 
 
 def barrier_waits(launch, rng):
-    x = rng.standard_normal(18).astype(float32)
-    out = np.full(18, np.nan, dtype=float32)
-    in_time(launch, mirror_two, dim3(3), dim3(MIRRORED), x, rng.uniform(0, 0.004, 18), out)
-    back_to_front = x.reshape(3, MIRRORED)[:, ::-1]
+    """Check that all threads of a block, in one dimension and in three, wait at each of three barriers."""
     hint = (
-        "NaN: a thread took from shared memory what nobody had stored yet, or the threads do not share one"
-        " array."
+        "Does every barrier wait for all threads of the block? NaN: a thread took from shared memory what"
+        " no thread had stored yet, or the threads do not share one array."
     )
-    what = (
-        "three blocks of six threads that take different times before a barrier; shared arrays swap their"
-        " numbers"
-    )
-    compare(out.reshape(3, MIRRORED), 3 * back_to_front, what=what, tolerance=1e-5, hint=hint)
+    for block in dim3(MIRRORED), dim3(1, 2, 3):
+        x = rng.standard_normal((3, MIRRORED)).astype(float32)
+        delay = np.stack([rng.permutation(MIRRORED) for _ in range(3)]) / 1000
+        out = np.full(x.shape, np.nan, dtype=float32)
+        in_time(launch, mirror_two, dim3(3), block, x, delay, out)
+        what = (
+            f"three blocks of {tuple(block)} threads that take different times before each of three barriers"
+        )
+        compare(out, 3 * x, what=what, tolerance=1e-5, hint=hint)
 
 
 def memory_is_fresh(launch):
@@ -365,20 +370,25 @@ def roll_call(seen):
 
 
 def mirror_two(x, delay, out):
-    """out = 3 * (each block's part of x, back to front), through two shared arrays, twice used."""
+    """out = 3 * x, a row per block, mirrored twice through shared memory.
+
+    Of a thread and its mirror image, the slower one accesses shared memory last before each barrier, and the
+    faster one would fail without that barrier.
+    """
     once, twice = cuda.shared.array(MIRRORED, float32), cuda.shared.array(MIRRORED, float32)
-    t = cuda.threadIdx.x
-    i = cuda.blockIdx.x * cuda.blockDim.x + t
-    time.sleep(delay[i])
-    once[t] = x[i]
-    twice[t] = 2 * x[i]
+    b, t = cuda.blockIdx.x, cuda.threadIdx.x
+    t += cuda.blockDim.x * (cuda.threadIdx.y + cuda.blockDim.y * cuda.threadIdx.z)
+    time.sleep(delay[b, t])
+    once[t] = x[b, t]
+    twice[t] = 2 * x[b, t]
     cuda.syncthreads()
+    time.sleep(delay[b, t])
     total = once[MIRRORED - 1 - t] + twice[MIRRORED - 1 - t]
     cuda.syncthreads()
-    time.sleep(delay[i])
+    time.sleep(delay[b, t])
     once[t] = total
     cuda.syncthreads()
-    out[i] = once[t]
+    out[b, t] = once[MIRRORED - 1 - t]
 
 
 def look_then_store(old):
@@ -405,7 +415,7 @@ def one_fails(culprit):
 # 3.1, 3.3, 3.4: the learner's kernels, in sim ---------------------------------------------------------------
 
 
-def verify(kernel, grid, block, inputs, wanted, rng, call, contract):
+def verify(kernel, grid, block, inputs, wanted, rng, call, contract, **options):
     """Run the kernel in `sim` in several thread orders, and return the reports. Reject it unless it always
     returns `wanted` (float32) and fulfils the contract."""
     kernels.own(kernel, kernels.python_function(kernel).__name__)
@@ -424,6 +434,7 @@ def verify(kernel, grid, block, inputs, wanted, rng, call, contract):
             contract,
             hint=hint,
             refused=lambda finding: finding.severity == "error",
+            **options,
         )
         reports.append(report)
     return reports
