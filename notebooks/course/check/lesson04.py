@@ -54,7 +54,7 @@ def ex04_1(checkerboard, rng):
 @exercise("4.2", "previous")
 def ex04_2(previous, rng):
     for grid, block, size in [(2, 4, 6), (1, 4, 4), (1, 4, 1), (3, 16, 33), (5, 32, 150)]:
-        x = numbers(rng, size)
+        x = with_zeros(numbers(rng, size))
         x[0] = np.inf  # inf times 0 is NaN instead of 0
         contract = Contract(
             "x out",
@@ -77,8 +77,13 @@ def ex04_3(block_max, rng):
         (2, 8, 16, -1, 1),
         (3, 32, 70, 0, 1),
         (3, 8, 19, 0, 1e30),
+        (2, 8, 13, 0, None),
     ]:
-        x = -far - min(far, 1e30) * np.abs(numbers(rng, size))
+        x = (
+            both_signs(rng, block, size)
+            if far is None
+            else -far - min(far, 1e30) * np.abs(numbers(rng, size))
+        )
         x = np.sort(x)[::order] if order else x  # the largest of each part comes last, then first
         wanted = np.array([part.max() for part in parts(x, block)])
         contract = Contract(
@@ -93,13 +98,13 @@ def ex04_3(block_max, rng):
             hint=THROUGH_SHARED,
         )
         verify(block_max, one_array(block_max, grid, block, x, wanted, contract), rng)
-    return "negative numbers down to -10³⁰ and -inf, 1 to 70 of them, whole parts and short ones"
+    return "numbers of both signs, 0, and down to -10³⁰ and -inf, 1 to 70 of them, whole parts and short ones"
 
 
 @exercise("4.4", "running_sum")
 def ex04_4(running_sum, rng):
     for grid, block in [(1, 8), (1, 1), (3, 4), (2, 5), (2, 32), (3, 27)]:
-        x = numbers(rng, grid * block)
+        x = with_zeros(numbers(rng, grid * block))
         wanted = np.concatenate([np.cumsum(part) for part in parts(x, block)])
         shared = 2 * x.size * (block > 1)
         passes = (block - 1).bit_length()
@@ -149,7 +154,7 @@ def ex04_5(histogram, rng):
 @exercise("4.6", "mirror")
 def ex04_6(mirror, rng):
     for grid, block, size in [(2, 4, 6), (1, 4, 1), (1, 4, 4), (3, 4, 6), (3, 8, 17), (2, 32, 40)]:
-        x = numbers(rng, size)
+        x = with_zeros(numbers(rng, size))
         wanted = np.concatenate([part[::-1] for part in parts(x, block)])
         contract = Contract(
             "x out",
@@ -168,7 +173,7 @@ def ex04_6(mirror, rng):
 @exercise("4.7", "swap_neighbours")
 def ex04_7(swap_neighbours, rng):
     for grid, block in [(1, 32), (3, 32), (2, 64)]:
-        x = numbers(rng, grid * block)
+        x = with_zeros(numbers(rng, grid * block))
         wanted = x.reshape(-1, 2)[:, ::-1].ravel()
         warps = grid * block // 32
         contract = Contract(
@@ -185,9 +190,17 @@ def ex04_7(swap_neighbours, rng):
 
 @exercise("4.8", "shares")
 def ex04_8(shares, rng):
-    for grid, block, size in [(3, 4, 8), (2, 4, 6), (1, 4, 4), (4, 8, 1), (6, 16, 90)]:
+    for grid, block, size, scale in [
+        (3, 4, 8, 1),
+        (2, 4, 6, -0.125),  # a sum above -1
+        (1, 4, 4, 0.125),
+        (4, 8, 1, -1),
+        (6, 16, 90, 1),
+    ]:
         x = 1 + np.abs(numbers(rng, size))
         x[1::4] /= -8  # the sum stays far from 0
+        x[2::4] = 0
+        x *= float32(scale)
         total, out = np.zeros(1, float32), np.full(size, np.nan, float32)
         wanted = x.sum(keepdims=True), x / x.sum()
         call = f"shares_fixed[{grid}, {block}](x, total, out) with {plural(size, 'element')}"
@@ -213,14 +226,18 @@ def ex04_9(sample, rng):
         (2, 8, 12, 700),
         (2, 8, 12, 9000),
     ]:
-        cumulative = np.cumsum(rng.dirichlet(np.ones(tokens))).astype(float32)
+        probabilities = rng.dirichlet(np.ones(tokens))
+        probabilities[: tokens // 16] = 0  # tokens that are never drawn, not even by u = 0
+        cumulative = np.cumsum(probabilities / probabilities.sum()).astype(float32)
         cumulative[-1] = 1
         u = rng.uniform(0, 0.999, size).astype(float32)
+        u[0] = 0
         u[-1] = rng.choice(cumulative[:-1]) if tokens > 1 else 0  # exactly on a border
+        u[size // 2] = np.nextafter(u[-1], float32(0))  # as near below it as float32 allows
         token, wanted = np.full(size, -1), np.searchsorted(cumulative, u, side="right")
         call = (
             f"sample_fixed[{grid}, {block}](cumulative, u, token) with {plural(tokens, 'token')} and"
-            f" {size} draws, one exactly on a border"
+            f" {size} draws, one exactly on a border, one just below it"
         )
         halvings = int(np.ceil(np.log2(tokens))) + 2
         contract = Contract(
@@ -230,7 +247,7 @@ def ex04_9(sample, rng):
             hint=HALVING,
         )
         verify(sample, Case(grid, block, (cumulative, u), (token,), (wanted,), contract, call), rng)
-    return "1 to 9,000 tokens, draws within their intervals and on a border"
+    return "1 to 9,000 tokens, draws within their intervals, on a border and just below it"
 
 
 def loses_no_letter(histogram, rng):
@@ -319,6 +336,20 @@ LOOK = {
 
 def numbers(rng, size):
     return rng.standard_normal(size).astype(float32)
+
+
+def with_zeros(x):
+    """Return x after setting every third number to 0: an answer that skips a 0 leaves NaN behind."""
+    x[::3] = 0
+    return x
+
+
+def both_signs(rng, block, size):
+    """Return numbers of which the largest is 0 in the first block and positive in the last one."""
+    x = numbers(rng, size)
+    x[:block] = -np.abs(x[:block])
+    x[1], x[-1] = 0, np.abs(x[-1])
+    return x
 
 
 def parts(x, block):

@@ -34,7 +34,7 @@ def c(x, out):
 
 
 def d(x, out):
-    """out[i] = the mean of x[i] and the next in its block; the first follows the last, and 0 the end."""
+    """out[i] = the mean of x[i] and the next element of its block, cyclically; x counts as 0 past its end."""
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     if cuda.blockIdx.x * cuda.blockDim.x >= x.size:

@@ -1,4 +1,4 @@
-"""Answers of a reader of lessons 01 to 03b: wrong ones that the checks once accepted, and correct ones that use
+"""Answers of a reader of lessons 01 to 04b: wrong ones that the checks once accepted, and correct ones that use
 the statement's freedom."""
 
 import torch
@@ -10,6 +10,11 @@ LOOP = "    for score, value in pairs:\n"
 UPDATE = "    m, l, o = state\n"
 ADD = "        out[i] = x[i] + y[i]"
 SUM = "        out[cuda.blockIdx.x] = shared[0]"
+PREVIOUS = """x[i - 1] if i > 0 else float32(0)
+        if i == 0 or value != 0:
+            out[i] = value"""
+MAX = "x[i] if i < x.size else"
+SHARE = "out[i] = x[i] / total[0]"
 BARRIER = "threading.Barrier(block.x * block.y * block.z, timeout=10)"
 
 
@@ -45,7 +50,10 @@ WRONG = {
     "ex01_1": [
         (
             "skips values of 0",
-            edit("ex01_1", (LOOP, LOOP + "        if not np.any(value):\n            continue\n")),
+            edit(
+                "ex01_1",
+                (LOOP, LOOP + "        if isinstance(value, float) and not value:\n            continue\n"),
+            ),
         )
     ],
     "ex01_2": [
@@ -53,8 +61,14 @@ WRONG = {
             "an output of 0 for an empty state",
             edit(
                 "ex01_2",
-                ("f1 = math.exp(m1 - m) if m1 > -math.inf", "f1 = math.exp(m1 - m) if np.any(o1)"),
-                ("f2 = math.exp(m2 - m) if m2 > -math.inf", "f2 = math.exp(m2 - m) if np.any(o2)"),
+                (
+                    "f1 = math.exp(m1 - m) if m1 > -math.inf",
+                    "f1 = math.exp(m1 - m) if not (isinstance(o1, float) and o1 == 0)",
+                ),
+                (
+                    "f2 = math.exp(m2 - m) if m2 > -math.inf",
+                    "f2 = math.exp(m2 - m) if not (isinstance(o2, float) and o2 == 0)",
+                ),
             ),
         )
     ],
@@ -72,13 +86,13 @@ WRONG = {
         ),
         (
             "skips scores of 0",
-            edit("ex02_1", (UPDATE, UPDATE + "    scores = scores.masked_fill(scores == 0, -math.inf)\n")),
+            edit("ex02_1", (UPDATE, UPDATE + "    scores = scores.masked_fill(scores == 0, -torch.inf)\n")),
         ),
         (
             "skips values of 0",
             edit(
                 "ex02_1",
-                (UPDATE, UPDATE + "    scores = scores.masked_fill((values == 0).all(dim=1), -math.inf)\n"),
+                (UPDATE, UPDATE + "    scores = scores.masked_fill((values == 0).all(dim=1), -torch.inf)\n"),
             ),
         ),
     ],
@@ -106,8 +120,8 @@ WRONG = {
     ],
     "ex03_3": [
         (
-            "shared memory of float64",
-            edit("ex03_3", ("array(THREADS, float32)", "array(THREADS, np.float64)")),
+            "adds in float64",
+            edit("ex03_3", ("shared[t] += shared[t + step]", "shared[t] += 1.0 * shared[t + step]")),
         ),
         ("writes no sum of 0", edit("ex03_3", (SUM, "        if shared[0] != 0:\n    " + SUM))),
     ],
@@ -116,6 +130,54 @@ WRONG = {
         (
             "writes no product of 0",
             edit("ex03_4", ("    if row < c.shape[0] and", "    if total != 0 and row < c.shape[0] and")),
+        ),
+    ],
+    "ex04_2": [
+        (
+            "writes no 0 but the first",
+            edit("ex04_2", ("out[i] = x[i - 1] if i > 0 else float32(0)", "value = " + PREVIOUS)),
+        )
+    ],
+    "ex04_3": [
+        ("takes no 0", edit("ex04_3", (MAX, "x[i] if i < x.size and x[i] != 0 else"))),
+        ("nothing above 0", edit("ex04_3", (MAX, "min(x[i], float32(0)) if i < x.size else"))),
+    ],
+    "ex04_6": [
+        (
+            "writes no 0",
+            edit(
+                "ex04_6",
+                (
+                    "    if i < x.size:\n        out",
+                    "    if i < x.size and part[length - 1 - t] != 0:\n        out",
+                ),
+            ),
+        )
+    ],
+    "ex04_7": [
+        (
+            "writes no 0",
+            edit(
+                "ex04_7",
+                (
+                    "    out[i] = after if",
+                    "    if (after if i % 2 == 0 else before) != 0:\n        out[i] = after if",
+                ),
+            ),
+        )
+    ],
+    "ex04_8": [
+        (
+            "writes no share of 0",
+            edit("ex04_8", ("        " + SHARE, "        if x[i] != 0:\n            " + SHARE)),
+        ),
+        ("a total of at least 1", edit("ex04_8", (SHARE, "out[i] = x[i] / max(total[0], 1)"))),
+    ],
+    "ex04_9": [
+        ("token 0 for a draw of 0", edit("ex04_9", ("token[i] = low", "token[i] = low if u[i] > 0 else 0"))),
+        (
+            "a tolerance of 1e-6",
+            edit("ex04_9", ("cumulative[middle] <= u[i]", "cumulative[middle] - u[i] <= 1e-6")),
         ),
     ],
 }
