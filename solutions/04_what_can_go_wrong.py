@@ -109,6 +109,8 @@ print("correct on a chess board:", np.array_equal(board, expected))
 # - `sim` reports nothing, not even a warning;
 # - the work is divided among the threads as before. The check counts the accesses of each thread, and it requires the shared memory, the shuffle, the atomic operation or the barrier that the kernel used.
 #
+# Three of the nine kernels exchange float32 values through shared memory (4.3, 4.4 and 4.6). There the check also requires that everything stays in float32. Write `float32(0)`, because Numba makes a plain `0.0` a float64.
+#
 # <details><summary>Hint</summary>Which number must <code>x</code> stay below in a board with 3 rows of 5 squares?</details>
 
 

@@ -97,7 +97,7 @@ def ex04_3(block_max, rng):
             grid_barriers=(0, 0),
             hint=THROUGH_SHARED,
         )
-        verify(block_max, one_array(block_max, grid, block, x, wanted, contract), rng)
+        verify(block_max, one_array(block_max, grid, block, x, wanted, contract), rng, float64=0)
     return "numbers of both signs, 0, and down to -10³⁰ and -inf, 1 to 70 of them, whole parts and short ones"
 
 
@@ -119,7 +119,7 @@ def ex04_4(running_sum, rng):
             grid_barriers=(0, 0),
             hint=THROUGH_SHARED,
         )
-        verify(running_sum, one_array(running_sum, grid, block, x, wanted, contract), rng)
+        verify(running_sum, one_array(running_sum, grid, block, x, wanted, contract), rng, float64=0)
     return "blocks of 1 to 32 threads, one and several, in many orders of the threads"
 
 
@@ -166,7 +166,7 @@ def ex04_6(mirror, rng):
             grid_barriers=(0, 0),
             hint=THROUGH_SHARED,
         )
-        verify(mirror, one_array(mirror, grid, block, x, wanted, contract), rng)
+        verify(mirror, one_array(mirror, grid, block, x, wanted, contract), rng, float64=0)
     return "1 to 40 elements, short parts, blocks without work"
 
 
@@ -367,7 +367,7 @@ def one_array(kernel, grid, block, x, wanted, contract):
 # A repaired kernel in `sim` --------------------------------------------------------------------------------
 
 
-def verify(kernel, case, rng):
+def verify(kernel, case, rng, float64=None):
     """Reject the kernel unless every run of the case produces the expected values, modifies nothing else,
     fulfils the contract, and has no findings."""
     kernels.own(kernel, kernels.python_function(kernel).__name__)
@@ -384,6 +384,7 @@ def verify(kernel, case, rng):
             case.call,
             case.contract,
             what=what,
+            float64=float64,
             **options,
         )
         if report.counters["together"].get("syncwarp"):

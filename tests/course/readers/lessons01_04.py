@@ -1,6 +1,7 @@
 """Answers of a reader of lessons 01 to 04b: wrong ones that the checks once accepted, and correct ones that use
 the statement's freedom."""
 
+import numpy as np
 import torch
 
 from power.lessons import exercises
@@ -44,6 +45,13 @@ def by_loops(n, d, rows, columns, itemsize=4):
     for _ in range(0, n, rows):
         by_queries += 2 * n * d
     return [4 * n * (n + d) * itemsize, by_keys * itemsize, by_queries * itemsize]
+
+
+def in_float64(check, declaration):
+    """Return the solution with a shared array of float64 instead of float32."""
+    answer = edit(check, (declaration, declaration.replace("float32", "float64")))
+    answer.__globals__["float64"] = np.float64
+    return answer
 
 
 WRONG = {
@@ -118,7 +126,10 @@ WRONG = {
             ),
         ),
     ],
-    "ex03_3": [("writes no sum of 0", edit("ex03_3", (SUM, "        if shared[0] != 0:\n    " + SUM)))],
+    "ex03_3": [
+        ("shared memory of float64", in_float64("ex03_3", "array(THREADS, float32)")),
+        ("writes no sum of 0", edit("ex03_3", (SUM, "        if shared[0] != 0:\n    " + SUM))),
+    ],
     "ex03_4": [
         ("a total of float64", edit("ex03_4", ("total = float32(0)", "total = 0.0"))),
         (
@@ -136,6 +147,7 @@ WRONG = {
         ("takes no 0", edit("ex04_3", (MAX, "x[i] if i < x.size and x[i] != 0 else"))),
         ("nothing above 0", edit("ex04_3", (MAX, "min(x[i], float32(0)) if i < x.size else"))),
     ],
+    "ex04_4": [("shared memory of float64", in_float64("ex04_4", "array(32, float32)"))],
     "ex04_6": [
         (
             "writes no 0",
