@@ -100,7 +100,7 @@ report.timeline(block=1)
 # Remember the rule from lesson 03b: a guard may skip the work, but never the barrier. A `return` skips everything after it.
 #
 # ### Exercise 4.6 · mirror · three lines
-# Every thread of the block must reach one `cuda.syncthreads()`.
+# Every thread of the block must reach one `cuda.syncthreads()`. Everything stays in float32, as in lesson 04.
 #
 # <details><summary>Hint 1: without return</summary>
 #
