@@ -28,7 +28,7 @@ from sim.observers.batches import without_reserved
 from sim.observers.clocks import MAX_PARTS, merge, widen
 from sim.sites import cluster_rank, local_address
 
-GRID, BLOCK = "grid", "block"  # the reach of a fence
+GRID, BLOCK, ANY = "grid", "block", "any scope"  # the reach of a fence or of a release
 MAX_UNIONS = 256  # the maximum number of unions of clocks in the cache
 
 
@@ -132,9 +132,10 @@ class HappensBefore:
     def complete(self, block, thread, segment, phase):
         """Release, at the mbarrier that counts the bytes of an operation, everything before its issue and its
         accesses."""
-        clocks = self.issued.pop((block, thread, segment), ())
-        end = {(block, bulk_thread(thread, phase[0])): segment}
-        self.gather(block, phase, GRID, [*clocks, end])
+        self.gather(block, phase, GRID, self.issued.pop((block, thread, segment), ()))
+        # The bytes of a multicast copy arrive at each block's own mbarrier, whatever the scope of its waits.
+        end = dict.fromkeys(((block, thread), (block, bulk_thread(thread, phase[0]))), segment)
+        self.gather(block, phase, ANY, [end])
 
     def observe(self, block, thread, segment, moments):
         """Let a thread that waits for operations acquire their accesses.
@@ -156,7 +157,7 @@ class HappensBefore:
         a relaxed wait (`reach` is None)."""
         clocks = {}
         for (home, released), gathered in self.arrival_clocks.get(phase_key(block, phase), {}).items():
-            if home == block or released == GRID and reach != BLOCK:
+            if home == block or released == ANY or released == GRID and reach != BLOCK:
                 gathered[:] = [merge(gathered)]
                 clocks[phase, home, released] = gathered[0]
         if reach is None:

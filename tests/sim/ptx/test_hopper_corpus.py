@@ -143,3 +143,13 @@ def test_a_structure_of_eight_bytes_can_be_a_pointer():
         y[:] = 0
         assert not simulate(module["k"])[1, 32](pointer, np.zeros(1, np.uint8), y).findings
         assert (y == x).all()
+
+
+def test_a_wait_in_the_scope_of_the_block_observes_copies_of_other_blocks():
+    """Let the readers of a multicast copy wait with .acquire.cta, as CuTe DSL's GEMM does."""
+    ptx = text("multicast")
+    waits = list(re.finditer(r"mbarrier\.try_wait\.parity\.", ptx))
+    last = waits[-1]  # the wait for full[s]
+    changed = f"{ptx[: last.end()]}acquire.cta.{ptx[last.end() :]}"
+    found, right, report = kinds("multicast", changed)
+    assert len(waits) == 2 and right and not found, report
