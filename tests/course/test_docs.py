@@ -126,7 +126,7 @@ def test_the_site_has_a_search_and_links_only_to_missing_lessons(site):
     assert [
         dead
         for dead in docs.dead_links(site)
-        if Path(dead.rpartition("/")[2]).stem.split(".")[0] not in lessons
+        if Path(dead.partition(": ")[2]).name.split(".")[0] not in lessons
     ] == []
 
 
