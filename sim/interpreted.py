@@ -13,6 +13,7 @@ from sim.engine.base import Kernel, Outcome
 from sim.engine.fiber import Fiber
 from sim.engine.generator import GeneratorFiber
 from sim.engine.grid import Grid
+from sim.engine.pool import FiberPool
 from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
 from sim.engine.watchdog import Watchdog
@@ -73,9 +74,9 @@ class Interpreted:
         recorder = Pipeline()
         if context.asynchronous:
             recorder.attach(context)
-        with Reruns(context, program, observers) as reruns:
-            run(grid, context, program.fiber)
-            further_notes = reruns.run_all(prepare, run)
+        with Reruns(context, program, observers) as reruns, FiberPool() as fibers:
+            run(fibers, grid, context, program.fiber)
+            further_notes = reruns.run_all(prepare, functools.partial(run, fibers))
         # The log still holds accesses of threads that were terminated early, which no observer has seen.
         left = len(context.log or ())
         share = context.logged / (context.logged + left) if left else 1.0
@@ -142,8 +143,11 @@ def make_binder(context, dialect):
     return Binder(context, dialect, modules, BUILTINS, given)
 
 
-def run(grid, context, fiber):
-    """Run every block, with each thread in a `fiber`. If `fiber` is None, run each thread as a plain call."""
+def run(fibers, grid, context, fiber):
+    """Run every block, with each thread in a `fiber`. If `fiber` is None, run each thread as a plain call.
+
+    fibers: the FiberPool.
+    """
     context.announce("launch_started", context)
     # numpy warns about overflow and division by zero, which are not errors on a GPU
     with np.errstate(all="ignore"), Watchdog(context):
@@ -151,7 +155,7 @@ def run(grid, context, fiber):
             if fiber is None:
                 grid.run_without_waiting()
             else:
-                grid.run(fiber)
+                grid.run(fiber, fibers.of(fiber))
         except Stuck:
             # If the watchdog fired between two threads, nothing has been reported for any thread yet.
             if all(finding.kind not in ENDLESS for finding in context.findings):

@@ -126,7 +126,9 @@ class ProgressCheck:
         self.others = self.waiting_states()  # initial states
         self.numbers = {}  # thread -> the Numbers that it can see, for the context's forecast
         for thread in self.others:
-            if thread != "blocks" and context.forecast.follows(thread, self.numbers):
+            # A WaitPoint of PTX has no variables. Its thread is sampled when it loops.
+            sampled = thread != "blocks" and isinstance(thread.frame, FrameType)
+            if sampled and context.forecast.follows(thread, self.numbers):
                 self.numbers[thread] = Numbers(thread.frame)
 
     def nothing_changes(self, site, frame):

@@ -28,8 +28,8 @@ from sim.observers import DEFAULT
 from sim.observers.races import Races
 
 # Budget for all schedules together, in turns: thread resumptions, atomics and fences. It is the maximum of
-# MAX_TURNS and of MAX_TURNS_RATIO times the number in the first run.
-MAX_TURNS, MAX_TURNS_RATIO = 40_000, 1.5
+# MAX_TURNS and of the number in the first run, so a large launch takes about twice as long as its first run.
+MAX_TURNS = 40_000
 MAX_LATER_TURNS = 6_000  # the budget after the first FEW schedules, if they found nothing
 # Initial values of unwritten memory: first the usual initial values of flags, states and keys, because loops
 # that wait for them end soonest; then large positive and negative values.
@@ -118,18 +118,20 @@ class Reruns:
     def try_schedules(self, findings):
         """Run under adversarial schedules until the budget is spent, and add their findings to `findings`.
         Return notes."""
-        tried, left = 1, max(MAX_TURNS, MAX_TURNS_RATIO * turns(self.context))
+        tried, left, last = 1, max(MAX_TURNS, turns(self.context)), 0
         for schedule in adversarial_schedules(self.context.counters["threads"]):
             if tried == FEW + 1:
                 left = 0 if findings else min(left, MAX_LATER_TURNS)
-            if left <= 0 or any(f.kind in ENDLESS for f in findings):
+            # A run of which less than half fits into the budget would exceed it too far.
+            if left <= last / 2 or any(f.kind in ENDLESS for f in findings):
                 break
             try:
                 context = self.rerun([*map(copy.copy, self.observers)], schedule)
             except SimulatorError as error:
                 return [f"under another schedule of its threads: {error}"]
             findings += context.findings
-            left -= turns(context) + 1
+            last = turns(context) + 1
+            left -= last
             tried += 1
         self.context.counters["schedules"] = tried
         return [format_undecided(tried)]

@@ -29,7 +29,7 @@ class Fiber:
         self.body = functools.partial(thread.run, kernel, arguments)
 
     def loop(self):
-        while True:
+        while self.body:
             self.body()
             self.suspend()
 
@@ -40,6 +40,7 @@ class Fiber:
             self.greenlet.throw(Abandoned)
 
     def close(self):
-        """End the greenlet."""
+        """End the greenlet. An exception thrown into it would take twice as long."""
+        self.body = None
         if self.greenlet:
-            self.greenlet.throw(greenlet.GreenletExit)
+            self.resume()

@@ -21,7 +21,7 @@ class Thread:
     __slots__ = (
         "index linear warp lane block fiber waits frame calls iterations payload result done error"
         " sent groups async_sent async_groups products cluster_phase failed_atomic times_skipped"
-        " failed_wait origin".split()
+        " failed_wait origin turns_left retries".split()
     )
 
     def __init__(self, index, linear, warp_size, block):
@@ -46,6 +46,9 @@ class Thread:
         self.failed_wait = None
         # how many times in a row the thread was skipped because its atomic would fail again
         self.times_skipped = 0
+        # number of opportunities to yield that the thread may still decline; whether it has lost a
+        # compare-and-swap since it last yielded
+        self.turns_left, self.retries = 0, False
 
     def run(self, kernel, arguments):
         """Run the kernel as the body of the fiber. An exception is stored in `error` for the scheduler."""
@@ -151,7 +154,7 @@ class Grid:
         firsts = [index for index in indices(grid) if not any(i % n for i, n in zip(index, size))]
         units = [block_indices(index, size) for index in firsts]
         self.blocks = prod(grid)
-        self.free = []  # fibers that can be reused
+        self.free = []  # fibers that run no thread
         # The LaunchError raised when the system ran out of threads; `resident` is then lower than the
         # device's limit.
         self.refusal = None
@@ -171,13 +174,16 @@ class Grid:
                 context.restart_progress()
             self.scheduler.block_ended(block)
 
-    def run(self, fiber_type):
+    def run(self, fiber_type, free):
         """Run a kernel whose threads may wait.
+
+        fiber_type: the class of the fibers.
+        free: the list of fibers that can be used, to which the grid adds new ones (sim.engine.pool).
 
         Blocks run one after another, unless a block waits for another one. Raise LaunchError if the system
         has too few threads for the blocks that must be resident at the same time.
         """
-        self.fiber_type, pending, live, parked = fiber_type, deque(self.order), deque(), []
+        self.fiber_type, self.free, pending, live, parked = fiber_type, free, deque(self.order), deque(), []
         self.context.live, self.context.pending = live, pending
         try:
             self.reserve(self.blocks if self.context.cooperative else len(pending[0]))
@@ -216,9 +222,6 @@ class Grid:
             if isinstance(error, Stuck) and self.refusal and pending:
                 raise self.refusal from None
             raise
-        finally:
-            for fiber in self.free:
-                fiber.close()
 
     def new_block(self, index):
         self.context.counters["blocks"] += 1

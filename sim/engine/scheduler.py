@@ -64,9 +64,6 @@ class Scheduler:
         )
         self.abandoned = 0  # number of blocks that were ended early
         self.woken = False  # whether threads of parked blocks can run again
-        # opportunities to yield since the current thread was resumed, and the maximum that it may decline
-        self.turns = self.patience = 0
-        self.retries = False  # whether the current thread has lost a compare-and-swap since it was resumed
         self.thread_index, self.block_index, self.block = Dim3(), Dim3(), None
 
     # --- the loop -------------------------------------------------------------------------------------------
@@ -78,7 +75,7 @@ class Scheduler:
                 # 1. Each runnable thread runs until it waits, in the order of the schedule.
                 now, block.ready = self.context.schedule.split_ready(block, block.ready)
                 for thread in now:
-                    if thread.failed_atomic is not None and self.should_skip(thread):
+                    if thread.failed_atomic is not None and self.should_skip(thread, len(now) == 1):
                         block.ready.append(thread)
                         continue
                     self.enter(thread)
@@ -98,12 +95,15 @@ class Scheduler:
             del (self.context.log or [])[:]
             raise
 
-    def should_skip(self, thread):
+    def should_skip(self, thread, alone):
         """Return whether to skip `thread`, because it would repeat a failed atomic on unchanged memory.
 
-        After MOST_SKIPS skips it runs anyway, because it may do something else between two such atomics.
+        After MOST_SKIPS skips it runs anyway, because it may do something else between two such atomics. It
+        is not skipped if no other thread can run. `alone` says that no other thread of its block can.
         """
         failed = thread.failed_atomic
+        if alone and len(self.context.live) == 1 and not self.context.pending:
+            return False
         if not failed.repeated or not failed.would_fail_again() or thread.times_skipped >= MOST_SKIPS:
             thread.times_skipped = 0
             return False
@@ -118,8 +118,10 @@ class Scheduler:
         index.x, index.y, index.z = thread.index
         context.thread = thread
         context.entered += 1
-        if self.atomics_yield:
-            self.turns, self.patience, self.retries = 0, context.schedule.patience, False
+        # A wait for its own block or warp gives a thread no further turns. Otherwise, a warp that polls
+        # between two votes would never let the blocks run for which it waits.
+        if self.atomics_yield and thread.waits in (None, TURN):
+            thread.turns_left, thread.retries = context.schedule.patience, False
         if context.log is not None:
             context.begin_segment(thread)
 
@@ -232,14 +234,16 @@ class Scheduler:
         It can then repeat the operation with the new value. If it had to yield first, it would usually lose
         again, and n threads that change one element would take on the order of n * n turns.
         """
-        if not self.retries:
-            self.retries, self.patience = True, max(self.patience, self.turns + RETRY_TURNS)
+        thread = self.context.thread
+        if not thread.retries:
+            thread.retries, thread.turns_left = True, max(thread.turns_left, RETRY_TURNS)
 
     def has_turns_left(self):
         """Return whether the schedule lets the current thread continue at a point where it could yield."""
-        self.turns += 1
+        thread = self.context.thread
+        thread.turns_left -= 1
         self.context.entered += 1
-        return self.turns <= self.patience
+        return thread.turns_left >= 0
 
     def resolve_waits(self, block):
         """Resolve a state in which no thread of `block` can run.

@@ -33,7 +33,7 @@ class Seeded:
 
     def order(self, n):
         """Return the positions 0 to n - 1 in the order in which they run."""
-        return self.random.permutation(n).tolist()
+        return self.random.permutation(n).tolist() if n > 1 else list(range(n))
 
     def split_ready(self, block, ready):
         """Return (the threads in `ready` that run now, in order; the threads that are held back)."""

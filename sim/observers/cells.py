@@ -61,7 +61,7 @@ class Rows:
         if len(written) and not keep.all():
             # An unaligned access can extend over two lines, so the line of its first byte does not suffice.
             aligned = not (batch.address & (batch.size - 1)).any()
-            keep |= (space == SHARED) & (np.isin(batch.address >> LINE_SHIFT, written) if aligned else True)
+            keep |= (space == SHARED) & (is_among(batch.address >> LINE_SHIFT, written) if aligned else True)
         keep = slice(None) if keep.all() else np.flatnonzero(keep)
         value = np.empty(len(batch.address), object)
         value[np.flatnonzero(batch.action != LOAD)] = batch.values
@@ -182,6 +182,15 @@ def sorted_distinct(column):
         return column[:1]
     column = np.sort(column)
     return column[np.concatenate([column[:1] == column[:1], column[1:] != column[:-1]])]
+
+
+def is_among(column, numbers):
+    """Return a mask of the entries of an integer array that occur in `numbers`, a sorted array that is not
+    empty.
+
+    np.isin takes several times as long for the few accesses of an epoch.
+    """
+    return numbers[np.searchsorted(numbers, column).clip(max=len(numbers) - 1)] == column
 
 
 def has_shared_cell(cell, party):

@@ -218,8 +218,9 @@ class Races(OrderingObserver):
         party: the party of each row. It is a thread if `block` is given, else a block.
         block: the number of the block within which to search, or None to search between blocks.
         """
-        loads = [site for site, action in self.context.strong.items() if action == LOAD]
-        rows.action[np.isin(rows.site, loads) & (rows.action == ATOMIC)] = ATOMIC_LOAD
+        if (rows.action == ATOMIC).any():
+            loads = [site for site, action in self.context.strong.items() if action == LOAD]
+            rows.action[np.isin(rows.site, loads) & (rows.action == ATOMIC)] = ATOMIC_LOAD
         cells = racy_cells(rows, party)
         racing_pairs = [None] * len(cells.address)
         if self.order_matters:

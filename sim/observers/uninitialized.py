@@ -300,7 +300,8 @@ class Uninitialized(OrderingObserver):
 
     def sets(self, site):
         """Return a mask of the accesses that write without reading first: stores, and the atomic exch."""
-        return (site & 3 == STORE) | (site & 3 == ATOMIC) & np.isin(site, list(self.context.overwriting))
+        atomic = site & 3 == ATOMIC
+        return (site & 3 == STORE) | atomic & (atomic.any() and np.isin(site, list(self.context.overwriting)))
 
     def read(self, block, thread, site, address):
         what = "changed" if site & 3 == ATOMIC else "read"
