@@ -77,8 +77,7 @@ class Interpreted:
         with Reruns(context, program, observers) as reruns, FiberPool() as fibers:
             run(fibers, grid, context, program.fiber)
             further_notes = reruns.run_all(prepare, functools.partial(run, fibers))
-        # The log still holds accesses of threads that were terminated early, which no observer has seen.
-        left = len(context.log or ())
+        left = grid.scheduler.unwatched + len(context.log or ())
         share = context.logged / (context.logged + left) if left else 1.0
         shares, unwatched = watched(observers, share, context.silent, left)
         notes = (*program.notes, *further_notes, *unwatched, *context.notes)

@@ -63,6 +63,7 @@ class Scheduler:
             False
         )
         self.abandoned = 0  # number of blocks that were ended early
+        self.unwatched = 0  # number of logged accesses that no observer received, because a thread was ended
         self.woken = False  # whether threads of parked blocks can run again
         self.thread_index, self.block_index, self.block = Dim3(), Dim3(), None
 
@@ -92,7 +93,9 @@ class Scheduler:
             return FINISHED
         except BaseException:
             # Accesses after an error are incomplete; no observer may see them.
-            del (self.context.log or [])[:]
+            log = self.context.log or []
+            self.unwatched += len(log)
+            del log[:]
             raise
 
     def should_skip(self, thread, alone):
