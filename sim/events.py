@@ -43,7 +43,7 @@ KINDS = tuple(
     "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
     " warp-divergence async-copy proxy-fence wgmma misaligned-address invalid-call invalid-operand"
     " use-after-free double-free invalid-free leak deadlock unassigned-variable misuse"
-    " no-progress exception".split()
+    " no-progress undecided exception".split()
 )
 
 

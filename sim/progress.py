@@ -111,6 +111,7 @@ class ProgressCheck:
         self.context, self.most_states = context, MOST_STATES if thorough else 0
         self.repeats = 0  # consecutive iterations that began in a state already seen for that thread
         self.repeating = set()  # the threads of these iterations
+        self.holds = context.schedule.holds  # see sim.engine.schedules
         self.distinct = 0  # number of states, summed over the looping threads
         self.states = {}  # looping thread -> set of states at the start of its iterations
         self.memory = {}  # id of a byte array -> (the array, a copy of its initial contents)
@@ -147,6 +148,8 @@ class ProgressCheck:
             self.repeats = 0
             self.repeating.clear()
             return False if len(states) > MAX_STATES and self.distinct > self.most_states else None
+        if self.holds != self.context.schedule.holds:  # the threads that could end the loop have not run
+            self.holds, self.repeats = self.context.schedule.holds, 0
         self.repeats += 1
         self.repeating.add(thread)
         rounds, rest = divmod(self.repeats, len(self.states))

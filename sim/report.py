@@ -160,7 +160,12 @@ class Report:
 # counters that the summary or a table displays in a special way
 SUMMARIZED = {"memory", "arrays", "together", "lines", "coalescing", "banks", "branching"}
 # kinds of findings, causes before their possible consequences; other kinds precede these
-ORDER = "race-shared race-global", "barrier-divergence warp-divergence", "deadlock no-progress", "misuse"
+ORDER = (
+    "race-shared race-global",
+    "barrier-divergence warp-divergence",
+    "deadlock no-progress undecided",
+    "misuse",
+)
 STAGES = {kind: stage for stage, kinds in enumerate(ORDER, 1) for kind in kinds.split()}
 
 

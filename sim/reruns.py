@@ -37,7 +37,7 @@ POISONS = 0, 1, -1, b"\x5a", b"\xda"
 MAX_COMPARISON_CONSTANTS = 8  # number of the kernel's comparison constants that are tried as initial values
 HARMLESS = "In this launch its value reached nothing: with other bytes there, every thread did the same."
 # kinds of findings that end a launch early, and after which another rerun would take too long
-ENDLESS = {"no-progress", "deadlock", "invalid-operand"}
+ENDLESS = {"no-progress", "undecided", "deadlock", "invalid-operand"}
 
 
 class Effects(Observer):
@@ -142,6 +142,8 @@ class Reruns:
         If all runs have the same effects, turn findings about such reads into warnings, and drop those about
         inactive lanes. Otherwise, turn findings about inactive lanes into errors.
         """
+        if any(f.kind in ENDLESS for f in findings):
+            return
         effects_seen = set()
         for poison in self.poisons:
             effects = Effects()

@@ -40,6 +40,14 @@ FIX_LOOP = (
     "look at what should end the loop; if the kernel is only slow, simulate(kernel, max_steps=...) raises the"
     " limit"
 )
+FIX_UNDECIDED = (
+    "if the kernel is only slow, let it continue: simulate(kernel, max_steps=10**9) stops it only after that"
+    " many iterations; otherwise look at what should end the loop"
+)
+STOPPED = (
+    "stopped before its end, so that its results are incomplete: whether a loop ends is undecided;"
+    " simulate(kernel, max_steps=10**9) lets it continue"
+)
 HOISTED = (
     "The loop waits for memory to change, but the load is neither volatile nor atomic. The compiler has moved"
     " the load out of the loop, which therefore repeats the test of one value."
@@ -182,7 +190,7 @@ class Scheduler:
     def report_no_progress(self, thread, site, decided=True):
         """Append the finding that `thread` makes no progress, at `site` if it is known.
 
-        If not `decided`, the finding states that the loop may be endless.
+        If not `decided`, the kernel may be correct, and the finding states that the launch was stopped.
         """
         hoisted = self.context.hoisted.get(site)
         witnesses = (self.context.witness("loops", site, thread),)
@@ -190,16 +198,18 @@ class Scheduler:
             witnesses += (self.context.witness("read", hoisted, thread),)
         self.context.findings.append(
             Finding(
-                "no-progress",
+                "no-progress" if decided else "undecided",
                 "error",
                 "a loop goes round and round without end"
                 if decided
                 else "a loop goes round and round; whether it ends is not decided",
                 witnesses,
                 reason=self.context.format_budget(decided) if hoisted is None else HOISTED,
-                fix=FIX_LOOP if hoisted is None else FIX_HOISTED,
+                fix=FIX_HOISTED if hoisted is not None else FIX_LOOP if decided else FIX_UNDECIDED,
             )
         )
+        if not decided:
+            self.context.notes[STOPPED] = None
 
     # --- waiting --------------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ class Seeded:
 
     patience = 0  # number of opportunities to yield that a thread declines before it yields
     interleaves = False  # whether threads yield even if no thread waits for them
+    # number of times that a thread has kept spinning, or a block has not started, although others could run
+    holds = 0
 
     def __init__(self, random):
         self.random = random
@@ -110,11 +112,15 @@ class Adversarial(Seeded):
     def keeps_spinning(self, thread):
         self.spun[thread] = self.spun.get(thread, 0) + 1
         self.spins -= 1
-        return self.spins >= 0 and self.spun[thread] <= SPINS
+        keeps = self.spins >= 0 and self.spun[thread] <= SPINS
+        self.holds += keeps
+        return keeps
 
     def may_start_block(self, waiting):
         self.start_requests += 1
-        return self.held_back is None or waiting > 1 or self.start_requests % (SKIPS * 8) == 0
+        may_start = self.held_back is None or waiting > 1 or self.start_requests % (SKIPS * 8) == 0
+        self.holds += not may_start
+        return may_start
 
 
 def adversarial_schedules(threads):

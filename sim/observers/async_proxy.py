@@ -23,7 +23,7 @@ from sim.sites import cluster_rank
 
 GRAINS = {SHARED: 16, GLOBAL: 2}  # state space -> bytes per unit of the state below
 # Findings after which a block ends before its operations.
-FATAL = {"deadlock", "no-progress", "barrier-divergence", "warp-divergence"}
+FATAL = {"deadlock", "no-progress", "undecided", "barrier-divergence", "warp-divergence"}
 
 
 class ProxyOrder(HappensBefore):

@@ -162,7 +162,8 @@ def test_undecided_loop_names_the_remedy(monkeypatch):
 
     report = simulate(draws, on_finding="report")[1, 1](np.zeros(1, np.int64))
     (finding,) = report.findings
-    assert "not decided" in finding.verdict and "max_steps" in finding.fix
+    assert finding.kind == "undecided" and "max_steps" in finding.fix
+    assert any(note.startswith("stopped before its end") and "max_steps" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("contained", [True, False])

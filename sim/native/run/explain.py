@@ -71,7 +71,7 @@ def interpret_blocks(attempt, blocks):
     )
     outcome = Interpreted(Fiber).run(watching, partial(MixedGrid, attempt, blocks))
     # An endless loop ends the launch. Otherwise, run the blocks after the last interpreted block.
-    if not any(finding.kind == "no-progress" for finding in outcome.findings):
+    if not any(finding.kind in ("no-progress", "undecided") for finding in outcome.findings):
         attempt.advance(launch.blocks)
     outcome.findings = [
         finding for finding in outcome.findings if finding.kind != "unassigned-variable"
