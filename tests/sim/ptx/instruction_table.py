@@ -44,12 +44,16 @@ def forms():
             yield section, name, example
 
 
+def statement(example):
+    """Return an example as a statement of PTX, with labels on lines of their own."""
+    body = example.replace("; $", ";\n$").replace(": $", ":\n$")
+    return body if body.endswith(":") else f"{body};"
+
+
 def state_of(example):
     """Return the state of an instruction, one of STATES."""
-    body = example.replace("; $", ";\n$").replace(": $", ":\n$")
-    body = body if body.endswith(":") else f"{body};"
     try:
-        kernel = load_ptx(f"{HEAD}    {body}\n    ret;\n}}")["k"]
+        kernel = load_ptx(f"{HEAD}    {statement(example)}\n    ret;\n}}")["k"]
         kernel.program()
     except LaunchError:
         return "refused"
