@@ -160,6 +160,7 @@ def test_before_the_set_up_no_remedy_names_a_python_that_is_not_there(name):
 
 def test_whether_there_is_a_venv_is_a_fact(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    monkeypatch.setattr(doctor, "IMPORTS", {})  # Each import of PyTorch in a new process takes 3 CPU seconds.
     assert not doctor.examine().set_up
     python = doctor.venv_python(tmp_path)
     python.parent.mkdir(parents=True)
