@@ -102,7 +102,14 @@ def equal_and_odd(n, ranks):
         n - min(n - 1, ranks - 1),
         *[1 if rank < min(n - 1, ranks - 1) else 0 for rank in range(ranks - 1)],
     ]
-    yield from [("contiguous", equal), ("zigzag", equal), ("contiguous", first), ("zigzag", first[::-1])]
+    yield from [("contiguous", equal), ("zigzag", equal)]
+    if first != equal:
+        yield from [("contiguous", first), ("zigzag", first[::-1])]
+
+
+def contiguous(n, ranks):
+    """Return one layout with shards of almost equal size."""
+    return [*equal_and_odd(n, ranks)][:1]
 
 
 def decoded(shape, lengths_of_each):
@@ -185,7 +192,7 @@ def in_turn(shapes, lengths_of_each, kinds):
         decoded(DECODED, lengths_of_each),
         refused(kinds),
     )
-    return whole, token, said, errors_of_all(shapes[:1], equal_and_odd, torch.bfloat16)
+    return whole, token, said, errors_of_all(shapes[:1], contiguous, torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
@@ -211,14 +218,17 @@ def check_token(given):
 
 def test_equal_to_one_process(three):
     found, *_ = three[0]
-    assert len(found) == 8
+    assert len(found) == 4 + 2  # In the second shape, all shards have one token.
     check_errors(found)
 
 
 def test_16_bits_are_equal_to_one_process(three):
-    """Round only the inputs and the results to bfloat16; everything between is computed in float32."""
+    """Round only the inputs and the results to bfloat16; everything between is computed in float32.
+
+    One layout is therefore sufficient.
+    """
     found = three[3][0]
-    assert len(found) == 4
+    assert len(found) == 1
     check_errors(found, of_o=2**-8, of_gradients=2**-8)
 
 
