@@ -4,6 +4,15 @@ import functools
 
 from kernels.common.launch import simulated
 
+# The checks of torch.library.opcheck. A CI run leaves out the last one, which takes half of the time: it
+# compiles the operator with dynamic shapes. test_attention_kernels.py runs all of them.
+OPERATOR_CHECKS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+
 
 def checked(*launch, **options):
     """Simulate a launch.

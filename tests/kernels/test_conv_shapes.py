@@ -45,7 +45,7 @@ def test_compiled(shape):
     is_right(shape, run=native)
 
 
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(shape=FEW_SIZES)
 def test_random_shapes_compiled(shape):
     is_right(shape, run=native)

@@ -47,7 +47,7 @@ def is_right(shape, dtype, device="cpu", scale=None, run=None):
         pytest.param(Shape(1, 1, 0, 1, 1, 5, 3, 0.7, 1), torch.bfloat16, None, marks=pytest.mark.nightly),
         (Shape(1, 2, 3, 20, 40, 20, 30, 0.7, 9), torch.float16, None),
         (Shape(1, 1, 0, 5, 9, 100, 20, 0.5, 30, False), torch.bfloat16, None),
-        (Shape(1, 1, 0, 9, 9, 16, 16, 0.5, 4), torch.bfloat16, -0.3),
+        (Shape(1, 1, 0, 9, 9, 16, 16, 0.5, 4), torch.float16, -0.3),
         pytest.param(
             Shape(1, 1, 0, 140, 150, 16, 16, 1.0, 65), torch.bfloat16, None, marks=pytest.mark.nightly
         ),
@@ -137,9 +137,12 @@ def check_gradients(shape, dtype, scale=None, device="cpu"):
 @pytest.mark.parametrize(
     ("shape", "dtype", "scale"),
     [
-        (Shape(1, 2, 0, 20, 20, 64, 64, 0.5, 6), torch.float16, None),
         (Shape(1, 2, 3, 20, 40, 20, 30, 0.7, 9), torch.bfloat16, -0.3),
-        (Shape(2, 1, 3, 9, 21, 20, 100, 0.5, 30, False), torch.bfloat16, None),
+        (Shape(1, 1, 3, 9, 21, 20, 100, 0.5, 30, False), torch.float16, None),
+        pytest.param(Shape(1, 2, 0, 20, 20, 64, 64, 0.5, 6), torch.float16, None, marks=pytest.mark.nightly),
+        pytest.param(
+            Shape(2, 1, 3, 9, 21, 20, 100, 0.5, 30, False), torch.bfloat16, None, marks=pytest.mark.nightly
+        ),
         pytest.param(
             Shape(1, 1, 0, 140, 150, 64, 64, 0.3, 200), torch.bfloat16, 0.2, marks=pytest.mark.nightly
         ),
@@ -169,9 +172,9 @@ def test_gradients_are_equal_from_run_to_run():
     assert all(torch.equal(x, y) for other in others for x, y in zip(first, other, strict=True))
 
 
-def a_layer():
+def a_layer(heads=2):
     torch.manual_seed(0)
-    return LatentAttention(8, 2, 4, window=3, alpha=0.5), torch.randn(1, 4, 8)
+    return LatentAttention(8, heads, 4, window=3, alpha=0.5), torch.randn(1, 4, 8)
 
 
 @pytest.mark.nightly  # This takes 16 s, and the test of the layer under autocast covers it as well.
@@ -193,7 +196,7 @@ def by_eager(layer, x):
 def test_a_layer_under_autocast():
     """Run the layer under autocast: it computes in bfloat16, and gradients have the dtypes of their
     parameters."""
-    layer, x = a_layer()
+    layer, x = a_layer(heads=1)
     with torch.autocast("cpu", torch.bfloat16):
         o = layer(x)
     assert o.dtype == torch.bfloat16 and relative(o, by_eager(layer, x)) <= 0.02
