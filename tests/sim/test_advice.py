@@ -64,9 +64,7 @@ def test_the_advice_applied_removes_the_race(name, few):
         case["buggy"].py_func, lambda kernel: launched(case, "buggy", kernel)[0].findings
     )
     print("\n".join(lines))
-    for engine in few(
-        ["fibers", "native"], 2 if RACES.index(name) % 4 == 0 or name.startswith("patterns") else 1
-    ):
+    for engine in few(["fibers", "native"], 1 + (RACES.index(name) % 8 == 0)):
         report, left = launched(case, "buggy", kernel, engine=engine)
         assert not [finding.message for finding in report.findings if finding.kind.startswith("race")]
         if name not in OTHER_VALUES:

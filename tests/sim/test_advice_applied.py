@@ -27,7 +27,7 @@ def test_the_steps_of_the_advice(name, few):
     assert case["pattern"] in patterns
     kernel, lines = applied.improved(kernel, lambda kernel: launched(case, kernel)[0])
     print("\n".join(lines))
-    for engine in few(["fibers", "native"], 1 + (list(CASES).index(name) % 4 == 0)):
+    for engine in few(["fibers", "native"], 1 + (list(CASES).index(name) % 8 == 0)):
         findings, left = launched(case, kernel, engine=engine)
         assert not [finding.message for finding in findings]
         for argument, wanted in case["wanted"](*case["arguments"]()).items():
