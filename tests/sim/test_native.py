@@ -5,6 +5,7 @@ reported with the reason.
 """
 
 import functools
+import gc
 import math
 import os
 import shutil
@@ -22,6 +23,7 @@ from numba.cuda import libdevice
 
 from example_kernels import endless_barriers, endless_spin, endless_with_loads, grid_wide, tiled_matmul
 from sim import KernelBug, LaunchError, ThreadError, empty, simulate
+from sim.engine import collector
 from sim.native import source
 from sim.native.codegen import cache
 from sim.observers import COUNTERS, DEFAULT, Trace
@@ -862,3 +864,16 @@ def test_a_loop_in_a_device_function_goes_round_however_the_kernel_runs(observer
         np.ones(4), out, 10
     )
     assert [finding.kind for finding in report.findings] == ["negative-index"] and out.tolist() == [45.0] * 4
+
+
+def test_frozen_objects_are_counted_once_and_stay_frozen(monkeypatch):
+    """Count them once, because Python walks through all of them, and each new kernel pauses the collector
+    three times."""
+    counts, unfrozen = [], []
+    monkeypatch.setattr(collector, "is_frozen", False)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(5) or 5)
+    monkeypatch.setattr(gc, "unfreeze", lambda: unfrozen.append(True))
+    for _ in range(3):
+        with collector.pause_collector():
+            assert not gc.isenabled()
+    assert counts == [5] and unfrozen == [] and gc.isenabled()
