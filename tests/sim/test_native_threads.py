@@ -67,7 +67,7 @@ def kernels(k):
 """
 
 
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.nightly) for turn in (1, 2))])
 def test_threads_that_compile_at_once(turn, tmp_path):
     (tmp_path / "threaded.py").write_text(KERNELS)
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}

@@ -360,8 +360,14 @@ KERNEL_FAULTS = {
 
 
 @needs_nvcc
-@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
-@pytest.mark.parametrize("which", KERNEL_FAULTS)
+@pytest.mark.parametrize(
+    ("which", "engine"),
+    [
+        pytest.param(which, engine, marks=[pytest.mark.nightly] * (engine == "threads" and which != 0))
+        for which in KERNEL_FAULTS
+        for engine in ("fibers", "threads", "native")
+    ],
+)
 def test_faults_of_kernels_are_found(built, which, engine):
     status, out, err = run(built("kernel_faults"), which, options=["--engine", engine])
     assert all(text in err for text in KERNEL_FAULTS[which]), err

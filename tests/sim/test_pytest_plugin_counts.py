@@ -231,8 +231,16 @@ def test_a_wrong_option_is_refused(run, option, wrong, nearest):
     ("mark", "wrong"),
     [
         ("allow=['race-globl']", "allow of the mark cuda_sim: race-globl: *; the nearest is race-global"),
-        ("tools='boundz'", "tools of the mark cuda_sim: boundz: not among *; the nearest is bounds"),
-        ("engine='fibres'", "engine of the mark cuda_sim: fibres: not among *; the nearest is fibers"),
+        pytest.param(
+            "tools='boundz'",
+            "tools of the mark cuda_sim: boundz: not among *; the nearest is bounds",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            "engine='fibres'",
+            "engine of the mark cuda_sim: fibres: not among *; the nearest is fibers",
+            marks=pytest.mark.nightly,
+        ),
         ("allowed=[]", "the mark cuda_sim knows no allowed"),
     ],
 )
