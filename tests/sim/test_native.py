@@ -867,7 +867,7 @@ def test_a_loop_in_a_device_function_goes_round_however_the_kernel_runs(observer
 
 
 def test_frozen_objects_are_counted_once_and_stay_frozen(monkeypatch):
-    """Count them once, because Python walks through all of them, and each new kernel pauses the collector
+    """Count them once, because Python visits each of them, and each new kernel pauses the collector
     three times."""
     counts, unfrozen = [], []
     monkeypatch.setattr(collector, "is_frozen", False)
