@@ -177,6 +177,9 @@ class Scheduler:
         if waits and all(decided):
             self.context.findings.append(mbarrier.deadlock_finding(self.context, thread, site, waits))
         else:
+            if waits:  # a time limit ends an arbitrary thread, so name the first one that polls
+                thread = min(waits, key=mbarrier.place)
+                site = waits[thread][1]
             self.report_no_progress(thread, site, *decided)
         raise error
 

@@ -153,3 +153,16 @@ def test_a_wait_in_the_scope_of_the_block_observes_copies_of_other_blocks():
     changed = f"{ptx[: last.end()]}acquire.cta.{ptx[last.end() :]}"
     found, right, report = kinds("multicast", changed)
     assert len(waits) == 2 and right and not found, report
+
+
+@pytest.mark.parametrize("patience", [0.02, 0.03])
+def test_a_wait_that_is_not_decided_names_the_first_thread(monkeypatch, patience):
+    """Let a thread count its tests, so that its states never repeat. The limit ends an arbitrary thread."""
+    monkeypatch.setattr("sim.context.PATIENCE", patience)
+    monkeypatch.setattr("sim.context.FIRST_PATIENCE", patience)
+    wait = "int tests = 0; while (!done(&empty[s], phase ^ 1)) tests++; y[0] = tests;"
+    kernel = corpus.PRELUDE + corpus.KERNELS["pipeline"].replace("wait(&empty[s], phase ^ 1);", wait)
+    kernel = kernel.replace("arrive(&empty[s]);", "if (t) arrive(&empty[s]);")
+    module = load_ptx(nvrtc.compile_ptx(kernel, "k.cu", architecture="sm_90a"), kernel)
+    (finding,) = corpus.run("pipeline", module)[0].findings
+    assert (finding.kind, finding.accesses[0].thread) == ("undecided", (0, 0, 0))
