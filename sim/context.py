@@ -7,7 +7,6 @@ An engine creates one Context per run and passes it to every other component.
 import sys
 import time
 from array import array
-from math import inf
 
 import numpy as np
 
@@ -291,16 +290,18 @@ class Context:
         """Reset the budgets for loop iterations and seconds, because a thread ended or another event shows
         progress."""
         self.steps, self.progress_check = self.max_steps or DEFAULT_STEPS, None
-        # since the last reset: a Forecast of the loops, and whether it predicts that one ends, and in time
-        self.forecast, self.approaches, self.ends, self.leap = None, False, False, FIRST_LEAP
+        # since the last reset: a Forecast of the loops, and whether it predicts that one ends in time
+        self.forecast, self.ends, self.leap = None, False, FIRST_LEAP
         # CPU time of the last change (None until the clock is first read), and seconds that may pass without
         # one
         self.since, self.patience = None, first_patience()
 
     def barrier_opened(self):
-        """Extend the time limit of a loop around a barrier, unless an error precedes it or no number in the
-        loop approaches a bound. A loop in which states repeat is endless in spite of its barriers."""
-        if not self.has_errors and self.since is not None and (self.forecast is None or self.approaches):
+        """Extend the time limit of a loop around a barrier, unless an error precedes it.
+
+        A loop in which states repeat is endless in spite of its barriers.
+        """
+        if not self.has_errors and self.since is not None:
             self.moved = time.process_time()
 
     def tick(self, site):
@@ -341,8 +342,7 @@ class Context:
         if stuck is False or self.forecast.is_due(now):
             self.forecast.add(now, check.numbers)
             check.numbers = {}
-            self.approaches = (left := self.forecast.seconds_left()) < inf
-            self.ends = now - self.moved + left <= PATIENCE_FACTOR * PATIENCE
+            self.ends = now - self.moved + self.forecast.seconds_left() <= PATIENCE_FACTOR * PATIENCE
         factor = COMPARING if stuck is None else 1
         late = now - self.moved > factor * PATIENCE and now - self.moved > factor * self.time_limit()
         if stuck or late or stuck is False and len(self.log or ()) > MAX_LOGGED:

@@ -348,7 +348,7 @@ def test_a_queue_that_stays_empty_is_given_up_early(engine, monkeypatch):
     arguments = np.zeros(64, np.int32), np.zeros(1, np.int32), np.full(1, 64, np.int32)
     launched = simulate(endless_queue, on_finding="report", engine=engine)[1, 8]
     (finding,) = launched(*arguments).errors
-    assert finding.kind == "no-progress" and "within 0.2 s" in finding.reason
+    assert finding.kind == "undecided" and "within 0.2 s" in finding.reason
     assert simulate(queue_that_ends, engine=engine)[1, 8](*arguments).errors == ()
 
 
@@ -362,7 +362,7 @@ def test_a_loop_behind_an_error_is_not_awaited_longer(monkeypatch):
 
     monkeypatch.setattr(sim.context, "PATIENCE", 0.02)
     findings = simulate(kernel, on_finding="report")[1, 1](np.zeros(3)).findings
-    assert [finding.kind for finding in findings] == ["out-of-bounds", "no-progress"]
+    assert [finding.kind for finding in findings] == ["out-of-bounds", "undecided"]
     assert "within 0.02 s" in findings[1].reason
 
 
