@@ -9,5 +9,8 @@ class InvalidOperand(ValueError):
     """
 
     def __init__(self, verdict, reason, fix):
-        super().__init__(verdict)
+        super().__init__(verdict, reason, fix)  # pickle calls the class with these arguments
         self.verdict, self.reason, self.fix = verdict, reason, fix
+
+    def __str__(self):
+        return self.verdict

@@ -16,6 +16,7 @@ import sim
 from sim import KernelBug, LaunchError, ThreadError, simulate
 from sim.errors import Stuck
 from sim.events import SITES, Site
+from sim.isa.invalid import InvalidOperand
 from sim.native.lower.module import CannotLower
 
 TRITON = find_spec("triton") is not None
@@ -102,6 +103,7 @@ def test_every_exception_of_the_package():
     """Send every exception of the package. A new class with different parameters must be added here."""
     report = remote.report(remote.python, "fibers")
     own = {KernelBug: (report,), CannotLower: ("a lambda", SITE), Stuck: (SITE, True)}
+    own[InvalidOperand] = "a rank of 4", "A cluster has 2 blocks.", "use a rank below 2"
     classes = exceptions()
     assert classes >= {*own, LaunchError, ThreadError}
     for each in classes:
