@@ -68,8 +68,8 @@ show_table(
 #
 # | | lessons 16 to 18 | Hopper |
 # |---|---|---|
-# | a product is executed by | one warp | four warps, a **warp group** |
-# | its operands come from | registers, by `ldmatrix` | shared memory |
+# | a product is executed by | one warp | four warps, a **warp group** (PTX: *warpgroup*) |
+# | its operands come from | registers, by `ldmatrix` | shared memory (A may also come from registers) |
 # | the instruction returns | with the result | at once; the product continues on its own |
 # | a tile is copied by | all threads, 16 bytes each | one instruction of one thread |
 # | the threads wait for a copy at | `cp.async.wait_group` and a block-wide barrier | a barrier that counts bytes |
@@ -110,7 +110,7 @@ def exact(bits):
 #
 # > chunk j of row i is stored where chunk **j XOR (i mod 8)** would be.
 #
-# XOR is Python's `^`: it compares two numbers bit by bit and sets the bits in which they differ. This permutation is the **swizzle** with 128 bytes, the length of a row. The copy unit and the tensor cores apply the same permutation, so you only have to name it.
+# XOR is Python's `^`: it compares two numbers bit by bit and sets the bits in which they differ. This permutation is the **swizzle** with 128 bytes, the length of a row. The copy unit and the tensor cores apply the same permutation themselves: you only tell them that the swizzle has 128 bytes. They take i mod 8 from the address, so a tile must begin at a multiple of 8 rows, or 1,024 bytes.
 #
 # **Predict.** Row 3 has its chunk 2 at which position? `___`
 #
@@ -185,7 +185,7 @@ product = wgmma(COLUMNS, "bf16")  # product(total, of_a, of_b, add) -> total
 #
 # | call | meaning |
 # |---|---|
-# | `total = wgmma_fence(total)` | before the first product: earlier writes to these registers are done |
+# | `total = wgmma_fence(total)` | call it before the first product: earlier accesses to these registers come before the product |
 # | `wgmma_commit()` | all products since the last commit form a **group** |
 # | `total = wgmma_wait_0(total)` | wait until no group is pending; only now may you read `total`, or write to the tiles |
 #
@@ -193,7 +193,7 @@ product = wgmma(COLUMNS, "bf16")  # product(total, of_a, of_b, add) -> total
 #
 # ### Exercise 18.7 · add_tiles · about seven lines
 #
-# The device function `add_tiles(total, a, b)` adds the product of two tiles to the accumulators and returns them. `a` is a tile of A, 64 × 64, and `b` a tile of B, `COLUMNS` × 64, both swizzled. One product takes 16 columns of both tiles. Put all products of a call into one group, and wait for it.
+# The device function `add_tiles(total, a, b)` adds the product of two tiles to the accumulators and returns them. `a` is a tile of A, 64 × 64, and `b` a tile of B, `COLUMNS` × 64, both swizzled. One product takes 16 columns of both tiles. Start all products of a call, put them into one group, and wait once. Do not use `cuda.syncthreads`: in section 6 the block has a fifth warp that does not call `add_tiles`.
 #
 # <details><summary>Hint 1: the order</summary>
 #
@@ -227,7 +227,7 @@ def add_tiles(total, a, b):
 check.ex18_7(add_tiles)
 
 # %% [markdown]
-# Now a whole kernel for one step, by one warp group. The threads fill the tiles with your swizzle, and `add_tiles` does the rest. Read the kernel. One line is new, the one in the middle:
+# Now a whole kernel for one step, by one warp group. The threads fill the tiles with your swizzle, and `add_tiles` does the rest. Read the kernel. One line of `one_step` is new, the one in the middle:
 
 # %% tags=["uses-exercise"]
 ZEROS = (float32(0),) * (COLUMNS // 2)
@@ -325,9 +325,9 @@ for kernel in (no_fence, fence_last, impatient):
         print(finding.message, "\n")
 
 # %% [markdown]
-# `fence_last` is correct. The fence may be executed by the threads that stored, before the barrier, or by the threads that start the product, after it. Both are on the way from the stores to the product. Libraries mostly use the first form, because there one warp can then start a copy for all of them.
+# `fence_last` is correct. The fence may be executed by the threads that stored, before the barrier, or by the threads that start the product, after it. Both are on the way from the stores to the product. The examples in NVIDIA's *CUDA C++ Programming Guide* use the first form.
 #
-# A missing fence is hard to notice on a GPU. The stores have usually arrived when the product reads the tile, so the values can be right in every run of your tests. Kernels have been published without this fence.
+# A missing fence is hard to notice on a GPU. The stores have usually arrived when the product reads the tile, so the values can be right in every run of your tests.
 #
 # ## 5. A copy by one thread, and a barrier that counts bytes
 #
@@ -335,7 +335,7 @@ for kernel in (no_fence, fence_last, impatient):
 #
 #     tensor_load(tile, (0, 0), the_map, 0, (column, row), barriers, stage)
 #
-# copies the box whose first element is (row, column) of the array. (The coordinates begin with the last axis, as in PTX. The `0` is the position of the map in the array that holds it.) The call returns at once. How do the other threads notice that the tile has arrived? The copy counts its bytes at an **mbarrier**, a barrier object in shared memory. `barriers[stage]` is such a barrier, an int64.
+# copies the box whose first element is (row, column) of the array. The box begins at `(0, 0)` of `tile`. (The coordinates begin with the last axis, as in PTX. The `0` is the position of the map in the array that holds it.) The call returns at once. How do the other threads notice that the tile has arrived? The copy counts its bytes at an **mbarrier**, a barrier object in shared memory. `barriers[stage]` is such a barrier, an int64.
 #
 # An mbarrier goes through phases 0, 1, 2, … In each phase it waits for two things: a fixed number of **arrivals**, and the delivery of all **expected bytes**. Here is a barrier with one arrival:
 #
@@ -348,7 +348,7 @@ for kernel in (no_fence, fence_last, impatient):
 #
 # With the last byte the phase ends. The barrier starts the next phase by itself: one arrival is missing again.
 #
-# A waiting thread does not test for the number of a phase. It tests whether the phase with **parity** 0 (or 1) is complete. That is true if the barrier is now in a phase with the *other* parity. One bit is enough, because no thread is ever two phases behind.
+# A thread cannot wait for the number of a phase. It tests whether the phase with **parity** 0 (or 1) is complete. That is true if the barrier is now in a phase with the *other* parity. One bit is enough as long as no thread falls two phases behind, and the pipeline of section 6 guarantees that.
 #
 # **Predict.** A new barrier is in phase 0. Is the phase with parity 1 complete, before anything has happened? `___`
 #
@@ -465,11 +465,11 @@ def wait(barriers, stage, parity):
 # %% [markdown]
 # ### Exercise 18.9 · consume · about six lines
 #
-# All 128 consumer threads call `consume(total, steps, a, b, full, empty)`. It adds the products of all steps to the accumulators and returns them. `a` is (stages, 64, 64) and `b` (stages, `COLUMNS`, 64). Take the number of stages from `full.shape[0]`: the check also tries one stage and three. Use your `add_tiles`, the function `wait`, and `mbarrier_arrive(barriers, stage)`.
+# All 128 consumer threads call `consume(total, steps, a, b, full, empty)`. It adds the products of all steps to the accumulators and returns them. `a` is (stages, 64, 64) and `b` (stages, `COLUMNS`, 64), so `a[stage]` is the tile of A in a stage. Take the number of stages from `full.shape[0]`: the check also tries one stage and three. Use your `add_tiles`, the function `wait`, and `mbarrier_arrive(barriers, stage)`.
 #
 # <details><summary>Hint: when to arrive</summary>
 #
-# `add_tiles` waits for its products, so after it the stage is no longer read. That is the moment to arrive at `empty[stage]`.
+# When `add_tiles` returns, it has waited for its products, so nothing reads the stage any more. That is the moment to arrive at `empty[stage]`.
 #
 # </details>
 
@@ -495,7 +495,7 @@ check.ex18_9(consume)
 # %% [markdown]
 # ### Exercise 18.10 · produce · about eight lines
 #
-# One thread calls `produce(map_a, map_b, steps, a, b, full, empty)`. In each step it waits until the stage is empty, expects the bytes of both tiles by `mbarrier_expect(full, stage, nbytes)`, and starts two copies. Block (x, y) needs the rows of A from 64 y on, and the rows of B from `b.shape[1]` · x on. Take the numbers of stages and rows from the shapes of the arrays: the check also tries other sizes of `b`.
+# One thread calls `produce(map_a, map_b, steps, a, b, full, empty)`. In each step it waits until the stage is empty, expects the bytes of both tiles by `mbarrier_expect(full, stage, nbytes)`, which also arrives, and starts two copies. Block (x, y) needs the rows of A from 64 y on, and the rows of B from `b.shape[1]` · x on. Take the numbers of stages and rows from the shapes of the arrays: the check also tries other sizes of `b`.
 #
 # <details><summary>Hint 1: bytes</summary>
 #
@@ -655,7 +655,9 @@ for name, kernel in [
 # - `too_soon`: the arrivals come before the products have read the stage. The producer then starts the copies of a later step, which write to the tile that a product reads.
 # - `one_parity`: in round 1 the consumer waits for parity 0. The phase with parity 0 is complete since round 0, so the wait ends at once.
 #
-# On a GPU each of them returns correct values as long as the copies happen to be fast enough. The opposite mistakes are easier to notice: a producer that expects too many bytes leaves the consumer waiting for ever, and `sim` reports a deadlock.
+# On a GPU, the speed of the copies decides what happens. `only_a` returns correct values if the copies of B happen to end early enough, and `too_soon` if the later copies happen to begin late enough. `one_parity` multiplies the tiles of round 0 again. If the copies of round 1 have already ended when it tests, it is even worse: the barrier is then in phase 2, the phase with parity 0 is not complete, and the kernel waits for ever.
+#
+# The opposite mistakes are easier to notice: a producer that expects too many bytes leaves the consumer waiting for ever, and `sim` reports a deadlock.
 
 # %% [markdown]
 # ## The ladder

@@ -1,5 +1,8 @@
 """Figure of a tile in shared memory: where the 16-byte chunks of eight rows lie, and in which banks."""
 
+import numpy as np
+
+from sim import simulate
 from sim.viz import Scene
 
 ROWS, CHUNKS, ELEMENTS = 8, 8, 8  # rows in the figure, chunks in a row, 16-bit elements in a chunk
@@ -13,12 +16,7 @@ def chunk_map(place, title):
     place(row, column) returns the position, within a row of 64 16-bit elements, at which an element is
     stored. It may be a device function.
     """
-    where = getattr(place, "py_func", place)
-    stored = {
-        (row, chunk): int(where(row, ELEMENTS * chunk)) // ELEMENTS
-        for row in range(ROWS)
-        for chunk in range(CHUNKS)
-    }
+    stored = positions_of(place)
     scene = Scene(title, LEFT + SIDE * CHUNKS + 12, TOP + SIDE // 2 * ROWS + 12, adds=False)
     scene.legend(6, ("load", "served at once"), ("clash", "two or more chunks in the same banks"))
     for chunk in range(CHUNKS):
@@ -45,3 +43,18 @@ def chunk_map(place, title):
         s = "s" * (wavefronts > 1)
         scene.steps.append((f"chunk {chunk} of the eight rows: {wavefronts} wavefront{s}", cells))
     return scene.view()
+
+
+def positions_of(place):
+    """Return {(row, chunk): the position, in chunks, at which place stores this chunk of the row}.
+
+    A device function may call others, so it runs in the simulator."""
+
+    def kernel(columns):
+        for row in range(ROWS):
+            for chunk in range(CHUNKS):
+                columns[row, chunk] = place(row, ELEMENTS * chunk)
+
+    columns = np.zeros((ROWS, CHUNKS), np.int64)
+    simulate(kernel)[1, 1](columns)
+    return {index: int(column) // ELEMENTS for index, column in np.ndenumerate(columns)}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from sim.recording import AsyncEvent
 from sim.viz import Scene, View
 
-LEFT, TOP, ROW, WIDE, NARROW, MOST_COLUMNS = 150, 40, 20, 14, 6, 120
+LEFT, TOP, ROW, WIDE, NARROW, MOST_COLUMNS = 150, 40, 20, 14, 5, 144
 LEGEND = {
     "load": "copy to shared memory",
     "store": "copy from it",
@@ -48,7 +48,8 @@ def pipeline(events: Sequence[AsyncEvent], title: str = "bulk copies, wgmma and 
             scene.boxes.append((look, x, row[event.lane] + 3, wide, ROW - 8))
         scene.cells.append((x - 1, TOP - 4, column - 1, ROW * len(lanes) + 6))
         scene.steps.append((event.text, [(i, "cursor", "")]))
-    scene.legend(8, *LEGEND.items())
+    drawn = {look for look, *_ in scene.boxes}
+    scene.legend(8, *((look, meaning) for look, meaning in LEGEND.items() if look in drawn))
     if total > len(events):
         scene.notices.append(f"The first {MOST_COLUMNS} of {total:,} events are drawn.")
     if not events:

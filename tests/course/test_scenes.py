@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from numba import cuda
 
 from course.scenes import stepped
+from course.swizzles import chunk_map
 from kernels.reference.tiled import Traffic, keys_outer, queries_outer
 
 ORDERS = {
@@ -21,3 +23,17 @@ def test_a_step_is_a_tile_of_scores_and_all_that_moves_is_in_one(order):
     moved = sum(step.read.total() + step.written.total() for step in steps)
     before = 10 * (4 + 2) if order is keys_outer else 0  # This step initialises m, l and o.
     assert steps[-1].total == plain.moved == before + moved
+
+
+@cuda.jit(device=True)
+def exclusive_or(a, b):
+    return a ^ b
+
+
+@cuda.jit(device=True)
+def swizzled(row, column):
+    return exclusive_or(column, row % 8 * 8)
+
+
+def test_the_map_of_chunks_runs_a_device_function_that_calls_another():
+    assert str(chunk_map(swizzled, "swizzled")).count("of the eight rows: 1 wavefront\n") >= 7

@@ -1,6 +1,9 @@
 """Checks for lesson 18c: swizzled tiles, products of a warp group, a transaction barrier in plain Python, and
 the two halves of a pipeline that is filled by tensor copies."""
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 from ml_dtypes import bfloat16
 from numba import cuda
@@ -46,14 +49,31 @@ def swizzled(row, column):
 
 
 class Issued(Observer):
-    """An observer that counts the asynchronous operations: {(kind, block, thread): number}."""
+    """An observer that counts the asynchronous operations: {(kind, block, thread): number}.
+
+    ends: for each wait of a thread, the number of operations that have ended.
+    barriers: the number of block-wide barriers, over all blocks.
+    synchronised: {(block, thread): [("arrive" or "pass", mbarrier, phase)]}, in the order of each thread.
+    """
 
     def __init__(self):
-        self.counts = {}
+        self.counts, self.ends, self.barriers, self.synchronised = {}, [], 0, {}
 
     def async_issued(self, operation):
         key = operation.kind, operation.issued.block, operation.issued.thread
         self.counts[key] = self.counts.get(key, 0) + 1
+
+    def async_done(self, at, operations, sources):
+        self.ends.append(len(operations))
+
+    def barrier_opened(self, block, epoch):
+        self.barriers += 1
+
+    def arrived(self, at, phase, reach=None):
+        self.synchronised.setdefault((at.block, at.thread), []).append(("arrive", *phase))
+
+    def passed(self, at, phase, reach=None):
+        self.synchronised.setdefault((at.block, at.thread), []).append(("pass", *phase))
 
     def total(self, kind):
         return sum(count for (of, _, _), count in self.counts.items() if of == kind)
@@ -75,7 +95,7 @@ def ex18_6(place, rng):
     def every_element(rows, out):
         thread = cuda.grid(1)
         for column in range(64):
-            out[thread, column] = place(rows[thread], column)
+            out[thread, column] = place(rows[thread], column) | 0  # an index: a float raises an error here
 
     rows = np.concatenate([np.arange(32), rng.integers(32, 4096, 32)])
     wanted = swizzled(rows[:, None], np.arange(64)[None, :])
@@ -101,6 +121,14 @@ def ex18_6(place, rng):
 PRODUCTS = (
     "Four products of 16 columns each: columns 0, 16, 32 and 48 of both tiles. Each adds to the accumulators"
     " that the one before returned."
+)
+ONE_WAIT = (
+    "While the first product runs, the others can be started. A wait after each product leaves the tensor"
+    " cores idle in between, so wait once, after all products of the call."
+)
+NO_BARRIER = (
+    "In the pipeline of section 6 only four of the five warps call add_tiles, so cuda.syncthreads would wait"
+    " for ever."
 )
 
 
@@ -169,7 +197,11 @@ def ex18_7(add_tiles, rng):
                 call=call,
                 hint=PRODUCTS,
             )
-    return "whole numbers, and zeros next to NaN; two pairs of tiles, one after the other"
+        if set(issued.ends) != {4 * 4}:
+            fail("correct, but a call does not wait once for all of its products", call=call, hint=ONE_WAIT)
+        if issued.barriers != 1:
+            fail("correct, but add_tiles contains cuda.syncthreads", call=call, hint=NO_BARRIER)
+    return "multiples of 1/8, and zeros next to NaN; two pairs of tiles, one after the other"
 
 
 def observers(*more):
@@ -180,8 +212,8 @@ def observers(*more):
 
 def tiles(rng):
     """Yield (description, a (2, 64, 64), b (2, 32, 64)): bit patterns of bfloat16."""
-    a, b = (rng.integers(-8, 9, (2, rows, DEPTH)).astype(float) for rows in (ROWS, COLUMNS))
-    yield "whole numbers", bits(a), bits(b)
+    a, b = (rng.integers(-64, 65, (2, rows, DEPTH)) / 8 for rows in (ROWS, COLUMNS))
+    yield "multiples of 1/8", bits(a), bits(b)
     a[1, rng.integers(ROWS), rng.integers(48, DEPTH)] = np.nan
     b[1, :, 48:] = 0
     yield "zeros next to NaN", bits(a), bits(b)
@@ -231,6 +263,10 @@ def histories(rng):
     yield 1, [("expect", (768,)), ("deliver", (256,)), ("deliver", (512,)), ("arrive", ())]
     yield 2, [("deliver", (256,)), ("expect", (256,)), ("arrive", ())]
     yield 3, [("expect", (16,)), ("expect", (32,)), ("deliver", (48,)), ("arrive", ()), ("arrive", ())]
+    yield 2, [("expect", (0,)), ("arrive", ()), ("arrive", ()), ("expect", (0,))]
+    # the bytes of the largest shared memory of a block, in two copies
+    yield 1, [("expect", (232448,)), ("deliver", (32768,)), ("deliver", (199680,)), ("arrive", ())]
+    yield 1, [("expect", (16,)), ("deliver", (16,))] * 200
     for _ in range(40):
         arrivals, operations = int(rng.integers(1, 130)), []
         for _ in range(int(rng.integers(3, 7))):
@@ -245,6 +281,9 @@ def histories(rng):
 
 @exercise("18.8", "TransactionBarrier")
 def ex18_8(TransactionBarrier, rng):
+    # An older barrier that is in the middle of a phase: barriers must not share their state.
+    older = TransactionBarrier(1)
+    older.expect(48)
     for arrivals, operations in histories(rng):
         theirs, model, done = TransactionBarrier(arrivals), Model(arrivals), []
         for parity in (0, 1):
@@ -255,7 +294,10 @@ def ex18_8(TransactionBarrier, rng):
             done.append(f"{method}({', '.join(map(str, given))})")
             for parity in (0, 1):
                 ask(theirs, model, parity, arrivals, done)
-    return "barriers of 1 to 129 arrivals, several phases, bytes before and after their arrival"
+    older.deliver(48)
+    if not older.is_complete(0) or older.is_complete(1):
+        fail("a barrier changes when another one is used", hint="Keep all state in attributes of self.")
+    return "barriers of 1 to 129 arrivals, up to 200 phases, bytes before and after their arrival"
 
 
 def ask(theirs, model, parity, arrivals, done):
@@ -323,8 +365,9 @@ def the_consumer(columns):
 
 
 def pipeline(produce, consume, columns, stages):
-    """Return the kernel of the lesson for tiles of B with `columns` rows, and with this number of stages."""
-    zeros = (float32(0),) * (columns // 2)
+    """Return the kernel of the lesson for tiles of B with `columns` rows, and with this number of stages. Its
+    accumulators start with 3."""
+    start = (float32(3),) * (columns // 2)
 
     @cuda.jit
     def matmul(map_a, map_b, steps, c):
@@ -342,7 +385,7 @@ def pipeline(produce, consume, columns, stages):
         if thread == 128:
             produce(map_a, map_b, steps, a, b, full, empty)
         elif thread < 128:
-            store(consume(zeros, steps, a, b, full, empty), columns, c)
+            store(consume(start, steps, a, b, full, empty), columns, c)
 
     return matmul
 
@@ -350,7 +393,7 @@ def pipeline(produce, consume, columns, stages):
 def check_pipeline(kernel, columns, stages, grid, steps, rng, call, hint):
     """Launch a pipeline. Return the asynchronous operations that it issued."""
     a, b = (
-        bits(rng.integers(-8, 9, (size * count, DEPTH * steps)))
+        bits(rng.integers(-64, 65, (size * count, DEPTH * steps)) / 8)
         for size, count in ((ROWS, grid[1]), (columns, grid[0]))
     )
     given, issued = (a.copy(), b.copy()), Issued()
@@ -364,7 +407,7 @@ def check_pipeline(kernel, columns, stages, grid, steps, rng, call, hint):
         kernel, (grid, GROUP + 32), (*maps, steps, c), rng, call, observers=observers(issued), max_steps=SPINS
     )
     compare((a, b), given, what="the kernel changed an input", call=call, tolerance=0)
-    compare(c, value(a) @ value(b).T, what="a wrong product", call=call, tolerance=0, hint=hint)
+    compare(c, 3 + value(a) @ value(b).T, what="a wrong product", call=call, tolerance=0, hint=hint)
     tiles_needed = 2 * steps * grid[0] * grid[1]
     if (count := issued.total("tensor copy")) != tiles_needed:
         fail(f"correct, but {count} tensor copies; {tiles_needed} are needed", call=call, hint=PRODUCE)
@@ -374,24 +417,56 @@ def check_pipeline(kernel, columns, stages, grid, steps, rng, call, hint):
 @exercise("18.9", "consume")
 def ex18_9(consume, rng):
     kernels.jitted(consume, "consume")
-    for stages, steps, grid in ((2, 5, (1, 1)), (3, 4, (1, 1)), (1, 2, (2, 1))):
+    for stages, steps in ((2, 5), (3, 4), (1, 4)):
         kernel = pipeline(the_producer, consume, COLUMNS, stages)
         issued = check_pipeline(
-            kernel, COLUMNS, stages, grid, steps, rng, "your consume, with the course's produce", CONSUME
+            kernel, COLUMNS, stages, (1, 1), steps, rng, "your consume, with the course's produce", CONSUME
         )
-        needed = 4 * 4 * steps * grid[0]
+        needed = 4 * 4 * steps
         if (count := issued.total("wgmma")) != needed:
             what = f"correct, but {count // 4} products of a warp group; {needed // 4} are needed"
             fail(what, hint=PRODUCTS)
-    return "1 to 3 stages, 2 to 5 steps"
+        for (_, thread), events in issued.synchronised.items():
+            arrivals = [barrier for action, barrier, _ in events if action == "arrive"]
+            stage_of = {barrier: stage for stage, barrier in enumerate(sorted(set(arrivals)))}
+            if thread < GROUP and [stage_of[barrier] for barrier in arrivals] != [
+                step % stages for step in range(steps)
+            ]:
+                what = "correct, but a thread does not arrive once per step at empty[stage] of this step"
+                fail(what, call=f"{plural(stages, 'stage')}, {plural(steps, 'step')}", hint=CONSUME)
+    return "1 to 3 stages, 4 and 5 steps, accumulators that start with 3"
 
 
 @exercise("18.10", "produce")
 def ex18_10(produce, rng):
     kernels.jitted(produce, "produce")
-    for stages, steps, columns, grid in ((2, 5, COLUMNS, (1, 1)), (1, 2, 16, (2, 2)), (3, 4, 64, (1, 1))):
+    for stages, steps, columns, grid in ((2, 5, COLUMNS, (1, 2)), (1, 4, 16, (2, 1)), (3, 4, 64, (1, 1))):
         kernel = pipeline(produce, the_consumer(columns), columns, stages)
-        check_pipeline(
-            kernel, columns, stages, grid, steps, rng, "your produce, with the course's consume", PRODUCE
-        )
-    return "1 to 3 stages, 2 to 5 steps, tiles of 16 to 64 columns, up to four blocks"
+        call = "your produce, with the course's consume"
+        issued = check_pipeline(kernel, columns, stages, grid, steps, rng, call, PRODUCE)
+        for (_, thread), events in issued.synchronised.items():
+            if thread == GROUP and (what := misuse(events, stages, steps)):
+                where = f"{call}: {plural(stages, 'stage')}, {plural(steps, 'step')}"
+                fail(f"the values are correct, but {what}", call=where, hint=PRODUCE)
+    return "1 to 3 stages, 4 and 5 steps, tiles of 16 to 64 columns, two blocks"
+
+
+def misuse(events, stages, steps):
+    """Return the producer's mistake in the use of the mbarriers, or None. events: its entries in
+    Issued.synchronised."""
+    if (arrivals := sum(kind == "arrive" for kind, *_ in events)) != steps:
+        return f"it arrives {plural(arrivals, 'time')} in {plural(steps, 'step')}, instead of once per step"
+    step, passed = 0, Counter()
+    for action, _, phase in events:
+        if action == "pass":
+            passed[phase] += 1
+            continue
+        if step >= stages and passed[step // stages - 1] <= step % stages:
+            return (
+                "it expects the bytes of a step before the stage is empty: if the previous phase is not"
+                " complete, the bytes and the arrival count for that phase"
+            )
+        step += 1
+    if any(later == ("pass", *of) for (kind, *of), later in pairwise(events) if kind == "arrive"):
+        return "it waits for its own copies, so they cannot run ahead of the products"
+    return None

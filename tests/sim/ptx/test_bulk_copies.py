@@ -183,3 +183,4 @@ def test_the_figure_shows_copies_and_phases():
     view = pipeline(seen.events, seen.title)
     assert "bulk copy to tile[0] is sent" in str(view) and "phase 0 of bar[0]" in str(view)
     assert view.html.count("u003cpath") >= 4 and str(pipeline([])).endswith("none")
+    assert "copy from it" in view.html and ">wgmma<" not in view.html and '"wgmma"' not in view.html
