@@ -357,7 +357,7 @@ for _ in range(1000):
 print("1 added a thousand times, in bfloat16:", total)
 
 # %% [markdown]
-# From 256 on, neighbouring bfloat16 numbers are 2 apart. 257 is halfway between 256 and 258. A tie goes to the number with an even last bit, which is 256, so the sum stops growing. The l of a softmax is such a sum. The next picture shows sums of weights between 0 and 1, with sixteen weights per `mma`. In one curve the sum is kept in float32; in the other it is rounded to bfloat16 after every `mma`.
+# From 256 on, neighbouring bfloat16 numbers are 2 apart. 257 is halfway between 256 and 258. A tie goes to the number with an even last bit, which is 256, so the sum stops growing. In lesson 01, `l` was such a sum: the denominator of a softmax. The next picture shows sums of weights between 0 and 1, with sixteen weights per `mma`. In one curve the sum is kept in float32; in the other it is rounded to bfloat16 after every `mma`.
 
 
 # %% jupyter={"source_hidden": true}

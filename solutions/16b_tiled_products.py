@@ -194,7 +194,7 @@ show_table(
 #
 # <details><summary>Without padding: a swizzle</summary>
 #
-# Padding costs memory. The alternative is a **swizzle**: a permutation of the addresses in a tile that avoids bank conflicts without padding. The rows keep their length, and the 16-byte chunks within each row change places: for rows of 4 chunks, chunk c of row r is stored as chunk `c ^ (r // 2 % 4)`. Loads apply the same permutation. The eight rows of a matrix then occupy eight different sets of four banks. CUTLASS and the hardware that copies tiles on newer GPUs (TMA, in lesson 17b) use swizzles. This course pads, because padding is easier to read.
+# Padding costs memory. The alternative is a **swizzle**: a permutation of the addresses in a tile that avoids bank conflicts without padding. The rows keep their length, and the 16-byte chunks within each row change places: for rows of 4 chunks, chunk c of row r is stored as chunk `c ^ (r // 2 % 4)`. Loads apply the same permutation. The eight rows of a matrix then occupy eight different sets of four banks. CUTLASS and the hardware that copies tiles on newer GPUs (TMA, in lesson 18c) use swizzles. This course pads, because padding is easier to read.
 #
 # </details>
 #
@@ -208,7 +208,7 @@ show_table(
 #     │ warp 2 │ warp 3 │
 #     └────────┴────────┘
 #
-# In each iteration over K the block loads a 32 × 32 tile of a and one of b. Each warp then does two k-steps of 16, with two `mma` per step. Two helpers are given: in `load_tile` the threads load a tile together, as in lesson 05, and `store_piece` stores a fragment of D. Both check the matrix's edges.
+# In each iteration over K the block loads a 32 × 32 tile of a and one of b. Each warp then does two k-steps of 16, with two `mma` per step. Two helpers are given: in `load_tile` the threads load a tile together, as in lesson 05, and `store_piece` stores a fragment of D. Both skip entries outside the matrix.
 
 
 # %%
@@ -340,7 +340,7 @@ print(f"{forward['training'] / forward['halves']:.1f} times faster")
 # %% [markdown]
 # ## Validate
 #
-# Compare your matmul, on matrices whose sizes are no multiples of the tile, with float64, with your own bound, and with lesson 03b's matmul of the same rounded numbers:
+# Compare your matmul, on matrices whose sizes are not multiples of the tile, with float64, with your own bound, and with lesson 03b's matmul of the same rounded numbers:
 
 # %% tags=["uses-exercise"]
 in_float32 = brought("03b_sums_and_tiles", "matmul")
@@ -373,7 +373,7 @@ show_table(
 
 # %% [markdown]
 # ### On a real GPU, if there is one
-# Tensor cores for bfloat16 came with compute capability 8.0 (2020). If you have such a GPU, the next cell runs your kernel on it. Otherwise it runs your kernel in `sim`. The printed line is the same. (Numba may warn that such a small launch leaves most of the GPU idle. It is right.)
+# Tensor cores for bfloat16 came with compute capability 8.0 (2020). If you have such a GPU, the next cell runs your kernel on it. Otherwise it runs your kernel in `sim`. In both cases it prints the same line. (Numba may warn that such a small launch leaves most of the GPU idle. It is right.)
 
 # %% tags=["uses-exercise"]
 with_tensor_cores = (

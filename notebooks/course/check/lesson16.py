@@ -274,7 +274,7 @@ def numbered_tiles(rng, height, width):
 @exercise("16.4", "fragments")
 def ex16_4(fragments, rng):
     kernels.jitted(fragments, "fragments")
-    for height, width, pitch, warps in [(16, 16, 24, 1), (40, 48, 56, 2), (35, 64, 72, 3)]:
+    for height, width, pitch, warps in [(16, 16, 24, 1), (150, 48, 56, 2), (35, 64, 72, 3)]:
         a, b = numbered_tiles(rng, height, width)
         row = rng.integers(0, height - 15, warps)
         column, step = (8 * rng.integers(0, size // 8 - 1, warps) for size in (width, min(height, width)))
@@ -308,7 +308,7 @@ def ex16_4(fragments, rng):
             float64=0,
         )
         executed(report, call, TWO, ldmatrix_x4=(warps, warps), ldmatrix_x4_trans=(warps, warps))
-    return "tiles of 16 to 40 rows of 24 to 72 numbers, corners anywhere, one to three warps"
+    return "tiles of 16 to 150 rows of 24 to 72 numbers, corners anywhere, one to three warps"
 
 
 # 16.5 -------------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ WRONG = {
         ("the sum's rounding too", bound(lambda k: 2 * U + U * U + k * 2.0**-24)),
         ("of these roundings", lambda a, b: off(a) @ np.abs(b) + (np.abs(a) + off(a)) @ off(b)),
     ],
+    "ex16_4": [("64 rows at most", edit("ex16_4", ("a_tile, (row + i,", "a_tile, ((row + i) % 64,")))],
     "ex16_5": [
         ("256 terms at most", edit("ex16_5", (LONG.format(32), "range(0, min(a.shape[1], 256), 32)"))),
         (
