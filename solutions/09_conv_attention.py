@@ -19,7 +19,8 @@
 # 2. compute convolutional attention with its **two** masks, on paper and in PyTorch.
 #
 # You don't need a GPU, and there is no GPU code in this lesson. It defines what the kernels of the next
-# lessons must compute: everything later in part 4 is compared with what you write here.
+# lessons must compute. Below, you compare your code with the package's reference, and the later lessons of
+# part 4 compare their results with that reference.
 #
 # One word has two meanings. In this course, a *kernel* is a program for a GPU. A convolution has a "kernel"
 # too: the small matrix of weights that slides over a large matrix. To keep the two apart, we call these
@@ -361,8 +362,8 @@ show_figure(
 # ### Exercise 9.1 · convolved_score · about six lines
 #
 # Write `convolved_score(s0, w, i, j)`. It returns one entry of `T`, on or below the diagonal. Use plain loops
-# or slices, but none of PyTorch's convolutions and no function of the `kernels` package: in the next
-# exercise, PyTorch's convolution is compared with this function.
+# or slices, but no convolution or Fourier transform of PyTorch's and no function of the `kernels` package. In
+# the next exercise you use PyTorch's convolution, and compare it with this function.
 #
 # - `s0` is the N×N matrix of scores, already masked with 0.
 # - `w` has the shape (c_q, c_k). Both sizes are at least 1, and both can be larger than N.
@@ -686,4 +687,4 @@ print(
 # formula of the cross-correlation, with padding and groups.
 #
 # **Next:** [lesson 09b](09b_sees_the_future.ipynb) builds a test for looking ahead, and tries it on a published version that
-# lacks one line. [Lesson 10](10_overlapping_tiles.ipynb) then cuts it into tiles.
+# lacks one line. [Lesson 10](10_overlapping_tiles.ipynb) then cuts the convolution into tiles.

@@ -60,7 +60,7 @@ ordinary = scaled_dot_product_attention(q, k, v, is_causal=True)
 # How do you find out whether a function that you haven't written sees the future? You don't have to read it.
 # *Change the future, and see whether the past changes.*
 #
-# ### Exercise 9.3 · is_causal · about six lines
+# ### Exercise 9.3 · is_causal · about eight lines
 #
 # Write `is_causal(attend, q, k, v)`. `attend(q, k, v)` is an attention function: for any N, it takes three
 # tensors of shape (N, d) and returns N rows.
@@ -72,7 +72,7 @@ ordinary = scaled_dot_product_attention(q, k, v, is_causal=True)
 # - If the output contains NaN, nothing can be concluded from it. Return False.
 # - Don't modify `q`, `k` and `v`.
 #
-# The check tries your tool on twenty-one functions, with a few tokens and with about eighty. Some of the
+# The check tries your tool on twenty-three functions, with a few tokens and with about eighty. Some of the
 # functions are sly. In one of them, only the first row sees the last value. Another one looks only at the
 # next token's *query*. A third sees the next value through a layer norm, which maps 2x and x + 1 to the same
 # result as x.
@@ -93,7 +93,7 @@ ordinary = scaled_dot_product_attention(q, k, v, is_causal=True)
 #
 # `torch.allclose(after[:t], before[:t])`. Don't ask for equality to the last bit, because a matrix product
 # may add in another order. And be careful with NaN: both `difference > limit` and `difference <= limit` are
-# False for it. Write the comparison so that False means "not causal".
+# False for it. No cut compares the last row, so look for NaN in the whole of `before` first.
 # </details>
 
 
@@ -103,6 +103,8 @@ def is_causal(attend, q, k, v):
     q, k, v: (N, d)."""
     # BEGIN SOLUTION 9.3
     before = attend(q, k, v)
+    if before.isnan().any():
+        return False
     for t in range(1, len(q)):
         changed = [torch.cat([x[:t], torch.randn_like(x[t:])]) for x in (q, k, v)]
         if not torch.allclose(attend(*changed)[:t], before[:t]):
@@ -149,8 +151,8 @@ numbers = ", ".join(f"{number:.2f}" for number in small_out)
 print(f"the worked example: {numbers}; expected: 4, 8, 6, 7")
 
 # %% [markdown]
-# Identity taps cannot reveal the mistake, because they are 0 wherever it matters. But the worked example can,
-# and so can your tool. **Guess before you run:** is the function causal? How far ahead does a row see? And
+# Identity taps cannot reveal the mistake, because they are 0 wherever it matters. The worked example and
+# your tool can reveal it. **Guess before you run:** is the function causal? How far ahead does a row see? And
 # why is row 0 of the worked example correct?
 #
 # Then add the missing line to `published` and run the cells again. You have found it when the next cell

@@ -28,7 +28,7 @@ WINDOWS = [
 
 MOST = 80  # tokens, about
 CONVOLUTIONS = {
-    *"conv1d conv2d conv3d conv_transpose1d conv_transpose2d convolution unfold as_strided fft_fft2".split(),
+    *"conv1d conv2d conv3d conv_transpose1d conv_transpose2d convolution fft_fft2".split(),
     *"fft_rfft2 fft_fftn fft_rfftn".split(),
 }
 
@@ -134,7 +134,7 @@ def ex09_3(is_causal, rng):
             got="False",
         )
     return (
-        "distinguished thirteen attention functions that see the future, and one that gives NaN, from seven"
+        "distinguished fourteen attention functions that see the future, and two that give NaN, from seven"
         f" that are causal, with 4 to 8 tokens and about {MOST}"
     )
 
@@ -274,18 +274,21 @@ LEAK_HINT = (
     " part, and look at every earlier row."
 )
 NAN_HINT = (
-    "Its rows are NaN, so nothing can be concluded from them. A comparison with NaN is false: ask"
-    " `difference <= limit`, not `difference > limit`."
+    "Its output contains NaN, so nothing can be concluded from it. A comparison with NaN is false: ask"
+    " `difference <= limit`, not `difference > limit`. And look at every row, the last one too."
 )
-ROUNDED, NAN = (
+ROUNDED, NAN, LAST_NAN = (
     "causal attention, rounded otherwise where the later tokens are others",
     "convolutional attention with -inf for both masks, all NaN",
+    "causal attention whose last row is NaN",
 )
 
 
 def verdict_hint(name, causal):
     """Return a hint after a wrong verdict on the named attention function."""
-    return {ROUNDED: ROUNDING_HINT, NAN: NAN_HINT}.get(name, CAUSAL_HINT if causal else LEAK_HINT)
+    return {ROUNDED: ROUNDING_HINT, NAN: NAN_HINT, LAST_NAN: NAN_HINT}.get(
+        name, CAUSAL_HINT if causal else LEAK_HINT
+    )
 
 
 def with_seed(rng, function, *arguments):
@@ -308,7 +311,7 @@ def plain_leaks(n, rng):
             rng.uniform(0.5, 1, (2, 3)) * rng.choice([-1, 1], (2, 3)),
         )
         attends = attentions(torch.tensor(taps))
-        leaks = [attend for name, attend, causal in attends if not causal and name != NAN]
+        leaks = [attend for name, attend, causal in attends if not causal and name not in (NAN, LAST_NAN)]
         futures = torch.tensor(rng.standard_normal((4, 3, n, WIDTH)))
         if all(leak_of(attend, tokens, future) >= MARGIN for attend in leaks for future in futures):
             return tokens, attends
@@ -386,6 +389,7 @@ def attentions(w):
         ("zero everywhere", lambda q, k, v: 0 * v, True),
         (ROUNDED, rounded, True),
         (NAN, infinite_twice, False),
+        (LAST_NAN, last_row_nan, False),
         ("attention without a mask", lambda q, k, v: torch.softmax(scores(q, k), dim=1) @ v, False),
         (
             "convolutional attention without its first mask",
@@ -409,6 +413,11 @@ def attentions(w):
             False,
         ),
         ("causal attention that sees the next value through a layer norm", normed, False),
+        (
+            "causal attention that sees the size of the next value, but not its sign",
+            lambda q, k, v: ordinary(q, k, v) + 0.1 * the_next(v).abs(),
+            False,
+        ),
         ("causal attention whose columns turn a little with the next value", turned, False),
         (
             "causal attention whose last row but one sees a little of the last value",
@@ -449,6 +458,13 @@ def one_row(row, token, share=0.1):
 def the_next(x):
     """Shift x (n, d) up by one row and fill the last row with 0."""
     return torch.cat([x[1:], torch.zeros_like(x[:1])])
+
+
+def last_row_nan(q, k, v):
+    """Compute causal attention and replace its last row with NaN."""
+    out = ordinary(q, k, v)
+    out[-1] = math.nan
+    return out
 
 
 def normed(q, k, v):

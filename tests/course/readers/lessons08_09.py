@@ -73,6 +73,13 @@ def score(s0, w, i, j, inside=lambda a, b: True):
     )
 
 
+def by_windows(s0, w, i, j):
+    c_q, c_k = w.shape
+    left = (c_k - 1) // 2
+    room = pad(s0, (left, c_k - 1 - left, c_q - 1, 0))
+    return (room.unfold(0, c_q, 1).unfold(1, c_k, 1)[i, j] * w).sum()
+
+
 def to_token(last):
     return lambda s0, w, i, j: score(s0, w, i, j) if i < last else torch.tensor(0.0)
 
@@ -189,6 +196,14 @@ def first_number_drawn_anew(x, t):
     return x
 
 
+def blind_to_the_last_row(attend, q, k, v):
+    before = attend(q, k, v)
+    return all(
+        torch.allclose(attend(*(drawn_anew(x, t) for x in (q, k, v)))[:t], before[:t])
+        for t in range(1, len(q))
+    )
+
+
 def by_gradients_of_sums(attend, q, k, v):
     given = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     out = attend(*given)
@@ -276,6 +291,8 @@ WRONG = {
             lambda attend, q, k, v: causal()(attend, *torch.randn(3, 7, q.shape[1]).to(q)),
         ),
         ("the gradients of sums of rows", by_gradients_of_sums),
+        ("negates", causal(change=lambda x, t: torch.cat([x[:t], -x[t:]]))),
+        ("no look at the last row for NaN", blind_to_the_last_row),
     ],
 }
 RIGHT = {
@@ -293,7 +310,11 @@ RIGHT = {
         )
     ],
     "ex08_4": [("floats", predicted(float))],
-    "ex09_1": [("a slice times the taps", a_slice_times_the_taps), ("added without rounding", exact_sum)],
+    "ex09_1": [
+        ("a slice times the taps", a_slice_times_the_taps),
+        ("added without rounding", exact_sum),
+        ("a view of all windows", by_windows),
+    ],
     "ex09_2": [("by products of matrices", by_matrix_products)],
     "ex09_3": [
         ("zeros for the future", causal(change=lambda x, t: torch.cat([x[:t], torch.zeros_like(x[t:])]))),
