@@ -314,7 +314,8 @@ for first, count in [(-2, 4), (3, 4), (7, 2)]:
 # - The steps are those of lesson 09: scores divided by √d, the mask with 0, the convolution, the mask with
 #   −∞.
 # - Don't modify the inputs. Create no tensor much larger than the tile, and call no
-#   function of the `kernels` package except `halo_of`.
+#   function of the `kernels` package except `halo_of`. The check measures the tensors, so use PyTorch and not
+#   NumPy.
 # - `later(rows, columns, i0, j0)`, below, is the mask of a tile whose first row is query i0 and whose first
 #   column is key j0. It is True where the key comes after the query.
 #
@@ -389,8 +390,9 @@ check.ex10_2(convolved_tile)
 # - `traffic.store(out, slice(i0, i0 + count), …)` for the output, and the same for `log_sum`.
 #
 # Don't visit a tile of keys that begins after the last row of the tile. Between key tiles, keep only m, l and
-# o. Store each output tile when it is ready. The check's `q`, `k` and `v` support only `traffic.load` and
-# `traffic.store`, no slicing and no arithmetic, and its scores go up to ±1000.
+# o. Store each output tile when it is ready. Read the check's `q`, `k` and `v` with
+# `load_rows` or `traffic.load` only: they support no slicing and no arithmetic. The check's scores go up to
+# ±1000.
 #
 # <details><summary>Hint 1: the last tile of rows</summary>
 #

@@ -16,7 +16,7 @@
 # 1. name five mistakes in a published algorithm, and say which of them a comparison of outputs can find;
 # 2. write a test with two tokens that finds three of them.
 #
-# In lesson 10 you cut convolutional attention into tiles. Other people did too, and published how. Their text
+# In lesson 10 you cut convolutional attention into tiles. Others have published such an algorithm. Their text
 # contains mistakes that look like details, and the tests published with it miss all of them. Here you find
 # them one at a time. It is good practice for reading any algorithm, and for testing your own.
 #
@@ -98,7 +98,7 @@ show_figure(
 )
 
 # %% [markdown]
-# Here is how often each key is then counted by a query that sees all 12 keys, if a tile owns 4 columns and
+# The picture shows how often a query that sees all 12 keys then counts each key, if a tile owns 4 columns and
 # the taps have 4 columns. The softmax divides by the sum of *all* the counts, so the keys near an edge get
 # too much weight.
 
@@ -176,7 +176,7 @@ for n, c_q, c_k, size in [
 #
 # <details><summary>3. Where does NaN come from, and why not in the other tests?</summary>
 #
-# From a row that sees no key of a tile, while other rows of the same tile do. With 3 × 5 taps, a tile owns 14
+# NaN comes from a row that sees no key of a tile while other rows of the same tile see some. With 3 × 5 taps, a tile owns 14
 # rows and 12 columns. The second tile of keys begins at key 12. Query 13 sees it, so the tile is visited.
 # Query 5 sees none of its keys: all its `T` are −∞, its m̃ is −∞, and exp(−∞ − (−∞)) is NaN. Then β = exp(−∞
 # − m) = 0, but 0 · NaN is NaN, and a NaN in the state stays there.
