@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import forked_runs
 from sim.errors import LaunchError
 from sim.events import ATOMIC, LOAD
 from sim.runtime import build as building
@@ -51,9 +52,21 @@ def built(tmp_path_factory):
     return library
 
 
-def run(program, *arguments, options=()):
-    """Run `python -m sim run`. Return (exit status, stdout, stderr)."""
-    command = [sys.executable, "-m", "sim", "run", *options, str(program), "--", *map(str, arguments)]
+def parts_of_command(program, arguments, options):
+    return ["run", *map(str, options), str(program), "--", *map(str, arguments)]
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """Return a function that runs `python -m sim run` and returns (exit status, stdout, stderr)."""
+    server = forked_runs.Server(tmp_path_factory.mktemp("runs"))
+    yield lambda program, *arguments, options=(): server.run(parts_of_command(program, arguments, options))
+    server.close()
+
+
+def run_as_processes(program, *arguments, options=()):
+    """Run `python -m sim run` as a user does. Return (exit status, stdout, stderr)."""
+    command = [sys.executable, "-m", "sim", *parts_of_command(program, arguments, options)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     return done.returncode, done.stdout, done.stderr
@@ -64,7 +77,7 @@ def run(program, *arguments, options=()):
 
 @needs_nvcc
 @pytest.mark.parametrize("engine", ["fibers", "native"])
-def test_a_clean_program_prints_what_a_gpu_prints(built, engine):
+def test_a_clean_program_prints_what_a_gpu_prints(run, built, engine):
     status, out, err = run(built("clean"), options=["--engine", engine])
     # 2i + 0 for i = 1 and 999; 4 blocks; 5 + sum of i + 2i for i < 8 = 89
     assert out.splitlines() == ["no error", "2 1998 4", "89 89", "512 14 0", "1 32 32 65535 8"], err
@@ -75,12 +88,12 @@ def test_a_clean_program_prints_what_a_gpu_prints(built, engine):
 
 @needs_nvcc
 def test_a_cu_file_is_built_and_run():
-    status, out, err = run(PROGRAMS / "kernel_faults.cu", 5, options=["--engine", "fibers"])
+    status, out, err = run_as_processes(PROGRAMS / "kernel_faults.cu", 5, options=["--engine", "fibers"])
     assert (status, out) == (0, "cudaSuccess\n128\n"), err
 
 
 @needs_nvcc
-def test_each_seed_begins_with_the_same_memory(built):
+def test_each_seed_begins_with_the_same_memory(run, built):
     status, out, err = run(built("kernel_faults"), 5, options=["--engine", "fibers", "--seeds", "0,1,2"])
     assert (status, out) == (0, "cudaSuccess\n128\n"), err
     assert "6 launches, 6 clean" in err
@@ -109,7 +122,7 @@ HOST_FAULTS = {
 
 @needs_nvcc
 @pytest.mark.parametrize("which", HOST_FAULTS)
-def test_faults_of_the_host_are_found(built, which):
+def test_faults_of_the_host_are_found(run, built, which):
     status, _, err = run(built("host_faults"), which, options=["--engine", "fibers"])
     assert re.search(HOST_FAULTS[which], err), err
     assert status == 1
@@ -117,20 +130,20 @@ def test_faults_of_the_host_are_found(built, which):
 
 
 @needs_nvcc
-def test_a_program_sees_the_error_of_its_call(built):
+def test_a_program_sees_the_error_of_its_call(run, built):
     _, out, err = run(built("host_faults"), 6, "ask", options=["--engine", "fibers"])
     assert out == "cudaErrorInvalidConfiguration\n"
     assert "unchecked-error" not in err
 
 
 @needs_nvcc
-def test_an_error_that_nobody_asks_for_is_reported(built):
+def test_an_error_that_nobody_asks_for_is_reported(run, built):
     _, _, err = run(built("host_faults"), 6, options=["--engine", "fibers"])
     assert "unchecked-error (warning): this launch failed, and the program never asked for the error" in err
 
 
 @needs_nvcc
-def test_an_ignored_error_of_any_call_is_reported(built):
+def test_an_ignored_error_of_any_call_is_reported(run, built):
     _, _, err = run(built("host_faults"), 19, options=["--engine", "fibers"])
     for line, verdict in (
         (33, "cudaMalloc failed with cudaErrorMemoryAllocation: out of memory"),
@@ -142,7 +155,7 @@ def test_an_ignored_error_of_any_call_is_reported(built):
 
 
 @needs_nvcc
-def test_a_checked_error_is_not_reported(built):
+def test_a_checked_error_is_not_reported(run, built):
     _, out, err = run(built("host_faults"), 20, options=["--engine", "fibers"])
     assert out.splitlines() == [
         "cudaErrorMemoryAllocation", "cudaErrorInvalidDevice", "cudaErrorInvalidConfiguration",
@@ -152,7 +165,7 @@ def test_a_checked_error_is_not_reported(built):
 
 
 @needs_nvcc
-def test_an_ignored_error_is_reported_before_the_program_crashes(built):
+def test_an_ignored_error_is_reported_before_the_program_crashes(run, built):
     status, _, err = run(built("host_faults"), 21, options=["--engine", "fibers"])
     assert "unchecked-error (warning): cudaMalloc failed" in err
     assert (status, "the program was ended by SIGSEGV" in err) == (1, True)
@@ -191,7 +204,7 @@ def test_the_source_shows_whether_a_result_is_ignored(tmp_path, code, ignored):
 
 
 @needs_nvcc
-def test_a_copy_of_unwritten_memory_is_a_warning(built):
+def test_a_copy_of_unwritten_memory_is_a_warning(run, built):
     status, _, err = run(built("host_faults"), 16, options=["--engine", "fibers"])
     assert re.search(
         rf"uninitialized-copy \(warning\): cudaMemcpy \(DeviceToHost\) copies 8 of 16 bytes that nothing has"
@@ -211,7 +224,7 @@ def test_padding_may_be_unwritten():
 
 
 @needs_nvcc
-def test_a_leak_is_a_warning(built):
+def test_a_leak_is_a_warning(run, built):
     status, _, err = run(built("host_faults"), 99, "ask", "leave", options=["--engine", "fibers"])
     assert "leak (warning): an allocation of 16 bytes in total is never freed\n  at host_faults.cu:12" in err
     assert status == 0
@@ -228,7 +241,7 @@ def test_a_leak_is_a_warning(built):
         (15, 1, "the program was ended by SIGABRT"),
     ],
 )
-def test_the_exit_status(built, which, status, text):
+def test_the_exit_status(run, built, which, status, text):
     found, _, err = run(built("host_faults"), which, options=["--engine", "fibers"])
     assert text in err
     assert found == status
@@ -246,7 +259,7 @@ EARLY = {
 
 
 @needs_nvcc
-def test_streams_events_and_graphs(built):
+def test_streams_events_and_graphs(run, built):
     status, out, err = run(built("streams"))
     assert (status, out) == (0, "1\n1\n7 3\n10 3\n"), err
     assert "9 launches, 9 clean; no findings" in err
@@ -254,7 +267,7 @@ def test_streams_events_and_graphs(built):
 
 @needs_nvcc
 @pytest.mark.parametrize("which", EARLY)
-def test_accesses_that_do_not_wait_are_found(built, which):
+def test_accesses_that_do_not_wait_are_found(run, built, which):
     status, _, err = run(built("streams"), which, options=["--first-finding"])
     text, line = EARLY[which]
     assert re.search(rf"unsynchronized-access: the host {text}.*\n  at streams.cu:{line}\n", err), err
@@ -277,7 +290,7 @@ GRAPH_RACES = {
 
 @needs_nvcc
 @pytest.mark.parametrize("which", GRAPH_RACES)
-def test_nodes_of_a_graph_without_a_dependency_are_found(built, which):
+def test_nodes_of_a_graph_without_a_dependency_are_found(run, built, which):
     status, _, err = run(built("streams"), which)
     races = re.findall(
         r"graph-race: no dependency orders this node after the node added at streams.cu:(\d+): that node (.*)"
@@ -292,7 +305,7 @@ def test_nodes_of_a_graph_without_a_dependency_are_found(built, which):
 
 
 @needs_nvcc
-def test_a_capture_must_be_joined(built):
+def test_a_capture_must_be_joined(run, built):
     status, _, err = run(built("streams"), 7)
     assert (status, "the program returned 7" in err) == (1, True), err
 
@@ -333,7 +346,7 @@ def test_the_order_of_streams():
 
 
 @needs_nvcc
-def test_the_driver_api_and_products_of_cublas(built):
+def test_the_driver_api_and_products_of_cublas(run, built):
     status, out, err = run(built("driver"))
     # twice 1 to 6; the size of a variable; CUDA_ERROR_NOT_FOUND; A B by hand
     assert (status, out) == (0, "2 12 4 500\n88 112 196 256\n"), err
@@ -341,7 +354,7 @@ def test_the_driver_api_and_products_of_cublas(built):
 
 
 @needs_nvcc
-def test_faults_through_the_driver_api_and_cublas_are_found(built):
+def test_faults_through_the_driver_api_and_cublas_are_found(run, built):
     status, _, err = run(built("driver"), "wrong")
     assert "out-of-bounds: argument0[6] is outside argument0, whose shape is 6" in err
     assert "copy-out-of-bounds: cublasSgemm accesses 28 bytes at byte 0 of its matrix B" in err
@@ -368,7 +381,7 @@ KERNEL_FAULTS = {
         for engine in ("fibers", "threads", "native")
     ],
 )
-def test_faults_of_kernels_are_found(built, which, engine):
+def test_faults_of_kernels_are_found(run, built, which, engine):
     status, out, err = run(built("kernel_faults"), which, options=["--engine", engine])
     assert all(text in err for text in KERNEL_FAULTS[which]), err
     assert status == (2 if which == 4 else 1)
@@ -378,20 +391,20 @@ def test_faults_of_kernels_are_found(built, which, engine):
 
 
 @needs_nvcc
-def test_the_first_error_can_end_the_program(built):
+def test_the_first_error_can_end_the_program(run, built):
     status, out, err = run(built("kernel_faults"), 0, options=["--engine", "fibers", "--first-finding"])
     assert (status, out) == (1, "")
     assert "1 launch, 0 clean; 1 finding (1 race-global)" in err
 
 
 @needs_nvcc
-def test_observers_can_be_chosen(built):
+def test_observers_can_be_chosen(run, built):
     status, _, err = run(built("kernel_faults"), 0, options=["--engine", "fibers", "--observers", "bounds"])
     assert (status, "no findings" in err) == (0, True)
 
 
 @needs_nvcc
-def test_a_report_is_written(built, tmp_path):
+def test_a_report_is_written(run, built, tmp_path):
     run(built("kernel_faults"), 0, options=["--engine", "fibers", "--report", str(tmp_path / "pages")])
     pages = sorted((tmp_path / "pages").glob("*.html"))
     assert [page.name for page in pages] == ["launch_0001_race.html", "launch_0002_race.html"]
@@ -401,13 +414,13 @@ def test_a_report_is_written(built, tmp_path):
 # --- unusable input -----------------------------------------------------------------------------------------
 
 
-def test_a_missing_program_is_refused():
+def test_a_missing_program_is_refused(run):
     status, _, err = run("nowhere.cu")
     assert (status, "nowhere.cu: no such file" in err) == (2, True)
 
 
 @needs_nvcc
-def test_a_compiler_error_is_shown(tmp_path):
+def test_a_compiler_error_is_shown(run, tmp_path):
     program = tmp_path / "wrong.cu"
     program.write_text("int main() { return undeclared; }\n")
     status, _, err = run(program)
@@ -416,7 +429,7 @@ def test_a_compiler_error_is_shown(tmp_path):
 
 
 @needs_nvcc
-def test_a_library_without_main_is_refused(tmp_path):
+def test_a_library_without_main_is_refused(run, tmp_path):
     library = tmp_path / "nothing.so"
     library.write_bytes(b"no library")
     status, _, err = run(library)
