@@ -70,8 +70,7 @@ def test_an_error_in_the_last_of_very_many_blocks():
     )
 
 
-@pytest.mark.parametrize("grid, block", [((300, 2), 32), (600, (4, 8))])
-def test_findings_and_values_are_those_of_the_whole_launch(grid, block):
+def test_findings_and_values_are_those_of_the_whole_launch():
     def kernel(x, out, counts):
         tile = cuda.shared.array(32, float32)
         t = cuda.threadIdx.x + cuda.threadIdx.y * cuda.blockDim.x
@@ -85,6 +84,7 @@ def test_findings_and_values_are_those_of_the_whole_launch(grid, block):
             out[x.shape[0] + t] = 0
         out[b * 32 + t] = tile[31 - t]
 
+    grid, block = (300, 2), (4, 8)
     x = np.arange(600 * 32, dtype=np.float32)
     whole, ours = ([x, np.zeros_like(x), np.zeros(7, np.int64)] for _ in range(2))
     wanted = simulate(kernel, on_finding="report")[grid, block](*whole)

@@ -272,10 +272,20 @@ def test_functions_of_two_numbers(name):
     np.testing.assert_allclose(left["native"], left["fibers"], rtol=1e-6)
 
 
+KINDS_OF_LAUNCH = {"checked": {}, "traced": {"observers": (*DEFAULT, Trace)}, "bare": {"observers": ()}}
+DAILY = ("float16", "checked"), ("bfloat16", "traced")  # each combination compiles the kernel again
+
+
 @pytest.mark.parametrize(
-    "options", ({}, {"observers": (*DEFAULT, Trace)}, {"observers": ()}), ids=("checked", "traced", "bare")
+    ("name", "options"),
+    [
+        pytest.param(
+            name, options, id=f"{name}-{kind}", marks=[] if (name, kind) in DAILY else pytest.mark.nightly
+        )
+        for name in HALVES
+        for kind, options in KINDS_OF_LAUNCH.items()
+    ],
 )
-@pytest.mark.parametrize("name", HALVES)
 def test_in_memory_across_barriers_between_lanes_and_as_arguments(name, options):
     """Use 16-bit values in shared and local arrays, across a barrier, in a shuffle, as a scalar argument and
     as a global constant."""
