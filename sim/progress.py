@@ -18,6 +18,9 @@ MAX_STATES, MOST_STATES = 64, 1 << 11
 OUTERMOST_MODULE = "sim.engine.grid"  # the module that runs threads; frames further out belong to no thread
 # A loop counts as endless after this many iterations per looping thread that start in a state seen before.
 MIN_REPEATS = 128
+# A schedule may hold a thread back for SKIPS rounds of PATIENCE iterations (sim.engine.schedules). More
+# iterations are therefore necessary while a thread can run that has not repeated a state.
+MAX_REPEATS = 1 << 10
 # If many threads loop, FEW_REPEATS of such iterations per thread are enough, provided that there are at least
 # MANY_REPEATS of them in total (see `is_enough`).
 FEW_REPEATS, MANY_REPEATS = 8, 1 << 14
@@ -166,19 +169,27 @@ class ProgressCheck:
         return self.is_unchanged() if polls and over or self.is_enough(rounds, rest) else None
 
     def others_may_run(self):
-        """Return whether a thread can run that has not repeated a state."""
-        may_run = (t for block in self.context.live for t in block.threads if t.waits in (None, "turn"))
-        return not all(thread.done or thread in self.repeating for thread in may_run)
+        """Return whether a thread can run that has not repeated a state.
+
+        A thread that a barrier has released keeps its `waits` until it runs, and a schedule may hold it back.
+        """
+        for block in self.context.live:
+            runnable = {*block.round, *block.ready}
+            may_run = (t for t in block.threads if t.waits in (None, "turn") or t in runnable)
+            if not all(thread.done or thread in self.repeating for thread in may_run):
+                return True
+        return False
 
     def is_enough(self, rounds, rest):
         """Return whether enough iterations have repeated: `rounds` per looping thread, and `rest` more.
 
-        Fewer iterations are enough if there are many threads, each thread has repeated a state, no other
-        thread or block could still run, and no thread waits for a time.
+        Fewer iterations are enough if there are many threads, no block could still start, and no thread waits
+        for a time. More are necessary while a thread can run that has not repeated a state.
         """
-        if rounds < FEW_REPEATS or self.repeats < MANY_REPEATS or rest or self.context.clock.readers:
-            return rounds >= MIN_REPEATS
-        return not self.others_may_run() and not self.context.pending or rounds >= MIN_REPEATS
+        many = rounds >= FEW_REPEATS and self.repeats >= MANY_REPEATS
+        few_are_enough = many and not self.context.clock.readers and not self.context.pending
+        enough = not rest and (few_are_enough or rounds >= MIN_REPEATS)
+        return rounds >= MAX_REPEATS or enough and not self.others_may_run()
 
     def times_a_wait(self):
         """Return whether every looping thread has read the clock, so that advancing it may end the loops."""

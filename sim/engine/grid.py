@@ -99,6 +99,7 @@ class Block:
         self.threads = [Thread(one, linear, warp_size, self) for linear, one in enumerate(indices(shape))]
         # runnable threads; number of threads that have not returned
         self.ready, self.alive = list(self.threads), len(self.threads)
+        self.round = []  # the threads that the scheduler resumes one after the other
         # per warp, a mask of the lanes that have not returned
         self.lanes_alive = [
             (1 << min(warp_size, len(self.threads) - first)) - 1

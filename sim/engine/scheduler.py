@@ -82,9 +82,9 @@ class Scheduler:
         try:
             while block.alive:
                 # 1. Each runnable thread runs until it waits, in the order of the schedule.
-                now, block.ready = self.context.schedule.split_ready(block, block.ready)
-                for thread in now:
-                    if thread.failed_atomic is not None and self.should_skip(thread, len(now) == 1):
+                block.round, block.ready = self.context.schedule.split_ready(block, block.ready)
+                for thread in block.round:
+                    if thread.failed_atomic is not None and self.should_skip(thread, len(block.round) == 1):
                         block.ready.append(thread)
                         continue
                     self.enter(thread)

@@ -8,6 +8,7 @@ from numba import cuda, int32, int64
 from numba.cuda.core.errors import UnsupportedError
 
 from kernels.tensor_cores import bulk_copies
+from kernels.tensor_cores.bulk_copies import mbarrier_arrive, mbarrier_init, mbarrier_try_wait
 from kernels.tensor_cores.warpgroup import fence_proxy_async
 from sim import simulate, tensor_map
 from sim.observers import COUNTERS, DEFAULT
@@ -135,3 +136,26 @@ def test_the_ptx_has_the_instructions():
         assert part in ptx
     with pytest.raises(UnsupportedError, match="9.0 or newer"):
         cuda.compile(kernel(TILE).py_func, arrays, cc=(8, 0), output="ptx")
+
+
+@cuda.jit
+def count_after_mbarrier(out):
+    barrier = cuda.shared.array(1, int64)
+    left = cuda.shared.array(1, int32)
+    if cuda.threadIdx.x == 0:
+        mbarrier_init(barrier, 0, 2)
+        left[0] = 2
+    cuda.syncthreads()
+    mbarrier_arrive(barrier, 0)
+    while not mbarrier_try_wait(barrier, 0, 0):
+        pass
+    if cuda.atomic.sub(left, 0, 1) == 1:
+        out[0] = 1
+
+
+def test_a_thread_that_a_schedule_holds_back_at_a_barrier_is_no_deadlock():
+    """Run again under other schedules, because a thread acts on the result of an atomic. One of these
+    schedules holds thread 0 back after the barrier, while thread 1 polls the mbarrier."""
+    out = np.zeros(1, np.int32)
+    report = simulate(count_after_mbarrier, on_finding="report")[1, 2](out)
+    assert not report.findings and out[0] == 1
