@@ -24,7 +24,9 @@ from pathlib import Path
 
 LIST = Path(__file__).with_name("programs.txt")
 PLANTED = Path(__file__).with_name("planted.txt")
-PASSED = re.compile(r"\bPASS(ED)?\b|\bpassed\b|\bsuccess(ful(ly)?)?\b|\bOK\b|results match", re.IGNORECASE)
+PASSED = re.compile(
+    r"\bPASS(ED)?\b|\bpassed\b|\bsuccess(ful(ly)?)?\b|\bOK\b|results match|verifying: true", re.IGNORECASE
+)
 # "0 failures" and "failures: 0" are no failed check
 FAILED = re.compile(
     r"(?<!\b0 )\bFAIL\w*\b(?!: 0\b)|mismatch|incorrect|\berrors? (at|in)\b|wrong", re.IGNORECASE
