@@ -32,7 +32,7 @@ def exercises():
     """
     found = {}
     for file in sorted(CHECKS.glob("lesson[0-9][0-9].py")):
-        numbered = re.findall(r"@exercise\(\s*\"([\d.]+)\",\s*\"([^\"]+)\"", file.read_text(encoding="utf-8"))
+        numbered = re.findall(r"@exercise\(\s*\"([\d.]+)\",\s*\"([^\"]+)\"", text_of_checks(file))
         in_order = sorted(numbered, key=lambda pair: int(pair[0].partition(".")[2]))
         lesson = file.stem.removeprefix("lesson")
         parts = sorted(LESSONS.glob(f"{lesson}[a-z_]*.ipynb"))
@@ -42,6 +42,13 @@ def exercises():
             part = next((name for name, text in texts.items() if stub_text(number) in text), lesson)
             found[part][number] = title
     return found
+
+
+def text_of_checks(file):
+    """Return the source of a lesson's checks, with the modules from which it imports checks."""
+    text = file.read_text(encoding="utf-8")
+    others = re.findall(r"^from course\.check\.(\w+) import \(?\s*ex\d", text, re.MULTILINE)
+    return "\n".join([text, *((CHECKS / f"{name}.py").read_text(encoding="utf-8") for name in others)])
 
 
 def stub_text(number):
