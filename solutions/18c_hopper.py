@@ -96,7 +96,7 @@ def exact(bits):
 # %% [markdown]
 # ## 2. A tile without bank conflicts
 #
-# A row of a tile has 64 numbers of 2 bytes, which is 128 bytes. That is one word in each of the 32 banks. Divide the row into eight **chunks** of 16 bytes, four banks each. A tensor core reads the same chunk of eight rows at once.
+# A row of a tile has 64 two-byte numbers, 128 bytes in total. That is one word in each of the 32 banks. Divide the row into eight **chunks** of 16 bytes, four banks each. A tensor core reads the same chunk of eight rows at once.
 #
 # **Predict.** If the rows lie one after another, how many wavefronts does it take to read chunk 2 of eight rows? `___`
 #
@@ -227,7 +227,7 @@ def add_tiles(total, a, b):
 check.ex18_7(add_tiles)
 
 # %% [markdown]
-# Now a whole kernel for one step, by one warp group. The threads fill the tiles with your swizzle, and `add_tiles` does the rest. Read the kernel. One line of `one_step` is new, the one in the middle:
+# Now a whole kernel for one step, by one warp group. The threads fill the tiles with your swizzle, and `add_tiles` does the rest. Read the kernel. Only the call of `fence_proxy_async` is new:
 
 # %% tags=["uses-exercise"]
 ZEROS = (float32(0),) * (COLUMNS // 2)
@@ -335,7 +335,7 @@ for kernel in (no_fence, fence_last, impatient):
 #
 #     tensor_load(tile, (0, 0), the_map, 0, (column, row), barriers, stage)
 #
-# copies the box whose first element is (row, column) of the array. The box begins at `(0, 0)` of `tile`. (The coordinates begin with the last axis, as in PTX. The `0` is the position of the map in the array that holds it.) The call returns at once. How do the other threads notice that the tile has arrived? The copy counts its bytes at an **mbarrier**, a barrier object in shared memory. `barriers[stage]` is such a barrier, an int64.
+# copies the box whose first element is (row, column) of the array. The box begins at `(0, 0)` of `tile`. (The coordinates begin with the last axis, as in PTX. The `0` is the position of the map in the array that holds it.) The call returns at once. How do the other threads notice that the tile has arrived? The copy counts its bytes at an **mbarrier**, a barrier object in shared memory. `barriers[stage]` is one of these barriers. It is stored as an int64.
 #
 # An mbarrier goes through phases 0, 1, 2, … In each phase it waits for two things: a fixed number of **arrivals**, and the delivery of all **expected bytes**. Here is a barrier with one arrival:
 #
@@ -529,27 +529,32 @@ def produce(map_a, map_b, steps, a, b, full, empty):
 check.ex18_10(produce)
 
 # %% [markdown]
-# Here is the whole kernel. One thread initialises the barriers, and `fence_mbarrier_init` makes them visible to the copy unit. The other 31 threads of the producer's warp have nothing to do.
+# Here is the whole kernel. It is made by a function that takes the two halves, so that section 7 can exchange one of them. One thread initialises the barriers, and `fence_mbarrier_init` makes them visible to the copy unit. The other 31 threads of the producer's warp have nothing to do.
 
 
 # %% tags=["uses-exercise"]
-@cuda.jit
-def matmul(map_a, map_b, steps, c):
-    a = cuda.shared.array((STAGES, 64, 64), int16, alignment=1024)
-    b = cuda.shared.array((STAGES, COLUMNS, 64), int16, alignment=1024)
-    full = cuda.shared.array(STAGES, int64)
-    empty = cuda.shared.array(STAGES, int64)
-    thread = cuda.threadIdx.x
-    if thread == 0:
-        for stage in range(STAGES):
-            mbarrier_init(full, stage, 1)
-            mbarrier_init(empty, stage, 128)
-        fence_mbarrier_init()
-    cuda.syncthreads()
-    if thread == 128:
-        produce(map_a, map_b, steps, a, b, full, empty)
-    elif thread < 128:
-        store(consume(ZEROS, steps, a, b, full, empty), c)
+def matmul_of(produce, consume):
+    """Return the kernel in which one thread produces and four warps consume."""
+
+    @cuda.jit
+    def matmul(map_a, map_b, steps, c):
+        a = cuda.shared.array((STAGES, 64, 64), int16, alignment=1024)
+        b = cuda.shared.array((STAGES, COLUMNS, 64), int16, alignment=1024)
+        full = cuda.shared.array(STAGES, int64)
+        empty = cuda.shared.array(STAGES, int64)
+        thread = cuda.threadIdx.x
+        if thread == 0:
+            for stage in range(STAGES):
+                mbarrier_init(full, stage, 1)
+                mbarrier_init(empty, stage, 128)
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        if thread == 128:
+            produce(map_a, map_b, steps, a, b, full, empty)
+        elif thread < 128:
+            store(consume(ZEROS, steps, a, b, full, empty), c)
+
+    return matmul
 
 
 def maps(a, b):
@@ -558,6 +563,7 @@ def maps(a, b):
     return [tensor_map(matrix, box, swizzle=128) for matrix, box in boxes]
 
 
+matmul = matmul_of(produce, consume)
 a, b = bf16(rng.standard_normal((64, 192))), bf16(rng.standard_normal((COLUMNS, 192)))
 c = np.full((64, COLUMNS), np.nan, float32)
 seen = Pipeline()
@@ -571,7 +577,7 @@ print("right:", bool(np.abs(c - exact(a) @ exact(b).T).max() < 1e-3))
 pipeline(seen.events, "your pipeline: three steps, two stages")
 
 # %% [markdown]
-# Four copies: both tiles of steps 0 and 1. The copies of step 2 need stage 0, so they start when the last of the 128 threads has arrived at `empty[0]`, and not earlier. (`sim` lets each copy end as late as your program allows. On a GPU it takes its own time.)
+# Four copies: both tiles of steps 0 and 1. The copies of step 2 need stage 0, so they start when the last of the 128 threads has arrived at `empty[0]`, and not earlier. (`sim` lets each copy end as late as your program allows. On a GPU, a copy may end earlier.)
 #
 # ## 7. What can go wrong
 #
@@ -613,34 +619,11 @@ def parity_0(total, steps, a, b, full, empty):
     return total
 
 
-def with_parts(produce, consume):
-    """Return the kernel with another producer or consumer."""
-
-    def matmul(map_a, map_b, steps, c):
-        a = cuda.shared.array((STAGES, 64, 64), int16, alignment=1024)
-        b = cuda.shared.array((STAGES, COLUMNS, 64), int16, alignment=1024)
-        full = cuda.shared.array(STAGES, int64)
-        empty = cuda.shared.array(STAGES, int64)
-        thread = cuda.threadIdx.x
-        if thread == 0:
-            for stage in range(STAGES):
-                mbarrier_init(full, stage, 1)
-                mbarrier_init(empty, stage, 128)
-            fence_mbarrier_init()
-        cuda.syncthreads()
-        if thread == 128:
-            produce(map_a, map_b, steps, a, b, full, empty)
-        elif thread < 128:
-            store(consume(ZEROS, steps, a, b, full, empty), c)
-
-    return matmul
-
-
 # %% tags=["uses-exercise"]
 for name, kernel in [
-    ("only_a", with_parts(expects_a, consume)),
-    ("too_soon", with_parts(produce, arrives_first)),
-    ("one_parity", with_parts(produce, parity_0)),
+    ("only_a", matmul_of(expects_a, consume)),
+    ("too_soon", matmul_of(produce, arrives_first)),
+    ("one_parity", matmul_of(produce, parity_0)),
 ]:
     launched = simulate(kernel, on_finding="report", max_steps=4000)
     report = launched[1, 160](*maps(a, b), 3, np.zeros((64, COLUMNS), float32))
@@ -652,7 +635,7 @@ for name, kernel in [
 # All three are races, and `sim` reports them as `async-copy`: a product reads a tile while a copy may still write to it.
 #
 # - `only_a`: the barrier expects 8,192 bytes, and it does not matter which copy delivers them. The phase can end before the copy of B has ended, and the consumer then reads B too early.
-# - `too_soon`: the arrivals come before the products have read the stage. The producer then starts the copies of a later step, which write to the tile that a product reads.
+# - `too_soon`: the consumer threads arrive before the products have finished reading the stage. The producer then starts the copies of a later step, which write to the tile that a product reads.
 # - `one_parity`: in round 1 the consumer waits for parity 0. The phase with parity 0 is complete since round 0, so the wait ends at once.
 #
 # On a GPU, the speed of the copies decides what happens. `only_a` returns correct values if the copies of B happen to end early enough, and `too_soon` if the later copies happen to begin late enough. `one_parity` multiplies the tiles of round 0 again. If the copies of round 1 have already ended when it tests, it is even worse: the barrier is then in phase 2, the phase with parity 0 is not complete, and the kernel waits for ever.
@@ -665,13 +648,13 @@ for name, kernel in [
 # The last rung is the matmul of lesson 16b once more, now as a pipeline. On a GPU the same source runs with `COLUMNS, STAGES = 256, 4`, read from your saved notebook. The simulator counts only what the threads load and store themselves. **Predict**: does the number of transactions grow or shrink, compared with lesson 16b, and why? `___`
 
 # %% tags=["uses-exercise"]
-show_ladder("18c", matmul)
+show_ladder("18c", matmul_of, produce, consume)
 
 # %% [markdown]
 # With a GPU of compute capability 9.0, the next cell times your own kernel on it:
 
 # %% tags=["gpu"]
-time_rung("18c", matmul)
+time_rung("18c", matmul_of, produce, consume)
 
 # %% [markdown]
 # The number falls to about a fifth. The threads no longer load operands: the copies and the products access memory on their own, without an instruction for every few bytes. What is left are waits, arrivals, and the stores of C. In such a kernel, the threads mostly decide when the other units start.
@@ -703,7 +686,7 @@ show_table(["inputs", "m, n, k", "within the tolerance", "findings of sim"], *ro
 #
 # - A swizzle permutes the chunks of each row, so that the same chunk of eight rows lies in eight different groups of banks. The copy unit and the tensor cores apply it.
 # - `wgmma` returns before its product is done. Fence, products, commit, wait: until the wait you may touch neither its accumulators nor its operands.
-# - Threads and asynchronous units use different paths to memory. After ordinary stores, `fence_proxy_async` comes before the barrier.
+# - Threads and asynchronous units use different paths to memory. Between ordinary stores and a product that reads them, there must be `fence_proxy_async` as well as a barrier.
 # - An mbarrier counts arrivals and bytes. With two of them for each stage, one thread copies while four warps multiply.
 #
 # **You can now** read the main loop of a modern matmul or attention kernel, and say which barrier or fence protects which tile.

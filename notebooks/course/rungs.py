@@ -116,7 +116,7 @@ RUNGS = {
         "copies by TMA, wgmma",
         "matmul, bfloat16",
         "18c_hopper",
-        ("matmul",),
+        ("matmul_of", "produce", "consume"),
         {"n": 64, "k": 512},
         {"n": 4096, "k": 4096},
     ),
@@ -400,14 +400,17 @@ def tap_gradients(add_products, sum_diagonals):
     return kernel
 
 
-def pipeline_18c(device, matmul, n, k):
+def pipeline_18c(device, matmul_of, produce, consume, n, k):
     import torch
 
     rows, columns, depth, threads = 64, 32, 64, 160
     if device == "cuda":
         columns, lesson = 256, "18c_hopper"
         text = f"COLUMNS, STAGES = {columns}, 4"
-        matmul = finished(lesson, ("matmul",), lambda given: resized(given, lesson, text))["matmul"]
+        parts = RUNGS["18c"].names
+        names = finished(lesson, parts, lambda given: resized(given, lesson, text))
+        matmul_of, produce, consume = (names[part] for part in parts)
+    matmul = matmul_of(produce, consume)
     a, b = torch.randn(2, n, k, device=device).bfloat16()
     c = torch.empty(n, n, device=device)
     maps = [tile_map(a, (rows, depth)), tile_map(b, (columns, depth))]
