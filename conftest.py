@@ -79,14 +79,15 @@ def pytest_configure(config):
 
 
 def is_in(part, nodeid):
-    """Whether a test is in the part (K, N): a notebook whole, others one by one, as some files take hours."""
+    """Return whether a test is in the part (K, N). A notebook is in one part; the tests of a file, some of
+    which take hours together, are divided among the parts."""
     (number, parts), (file, _, _) = part, nodeid.partition("::")
     return crc32((file if file.endswith(".ipynb") else nodeid).encode()) % parts == number - 1
 
 
 class ByFile(LoadFileScheduling):
-    """A file at a time for each process, but some together, and the longest files test by test, so that no
-    process is left with all of one.
+    """A scheduler that gives each process a file at a time. Files that share compiled kernels go to the same
+    process. The longest files are divided test by test, so that all processes end together.
 
     A process that crashes fails one test. pytest-xdist 3.8 hands that test and all finished files out again,
     so that the next process crashes too, or waits for ever for a test after its last.
@@ -98,7 +99,8 @@ class ByFile(LoadFileScheduling):
         return nodeid if name in ALONE else next(filter(name.startswith, TOGETHER), file)
 
     def remove_node(self, node):
-        """The test in which this process crashed, or None; what it had not begun goes to others."""
+        """Return the test in which this process crashed, or None. Give the tests that it had not begun to
+        other processes."""
         units = self.assigned_work.pop(node).values()
         crashed, *left = [test for unit in units for test, done in unit.items() if not done] or [None]
         for test in left:
@@ -108,8 +110,8 @@ class ByFile(LoadFileScheduling):
         return crashed
 
     def _reschedule(self, node):
-        """Give a process two tests at least, or the word that no more will come: it waits for one of both
-        before it begins a test."""
+        """Give a process at least two tests, or announce that there are no more. A process waits for one of
+        the two before it begins a test."""
         if node in self.registered_collections:  # else it is one that begins in a crashed one's place
             super()._reschedule(node)
             while self._pending_of(self.assigned_work[node]) < 2 and not node.shutting_down:
@@ -121,8 +123,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection():
-    """What collection makes stays: the garbage collector looked through it again and again, a third of the
-    time."""
+    """Pause the garbage collector during collection. It took a third of the time, and what collection makes
+    stays anyway."""
     gc.disable()
 
 
@@ -171,8 +173,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def wants_gpu(item) -> bool:
-    """Whether a test can run on a GPU only, or a cell of a stored notebook has something else to say on
-    one."""
+    """Return whether a test can run only on a GPU, or whether a cell of a stored notebook has another output
+    there."""
     if isinstance(item, IPyNbCell):
         return "gpu" in item.cell.metadata.get("tags", [])
     return item.get_closest_marker("gpu") is not None

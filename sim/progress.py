@@ -16,27 +16,28 @@ from sim.idle_variables import idle_variables
 # threads together have passed through at most MOST_STATES in a thorough check.
 MAX_STATES, MOST_STATES = 64, 1 << 11
 OUTERMOST_MODULE = "sim.engine.grid"  # the module that runs threads; frames further out belong to no thread
-# A loop counts as endless after this many iterations per looping thread that start in a state seen before.
+# A loop counts as endless when its threads have each started this many iterations, on average, in a state
+# seen before.
 MIN_REPEATS = 128
-# A schedule may hold a thread back for SKIPS rounds of PATIENCE iterations (sim.engine.schedules). More
-# iterations are therefore necessary while a thread can run that has not repeated a state.
+# A schedule may hold a thread back for SKIPS rounds of PATIENCE iterations (sim.engine.schedules). While some
+# runnable thread has not repeated a state, more iterations are therefore necessary.
 MAX_REPEATS = 1 << 10
-# If many threads loop, FEW_REPEATS of such iterations per thread are enough, provided that there are at least
-# MANY_REPEATS of them in total (see `is_enough`).
+# If many threads loop, FEW_REPEATS repeated iterations per thread are enough if they total at least
+# MANY_REPEATS (see `is_enough`).
 FEW_REPEATS, MANY_REPEATS = 8, 1 << 14
-# After CLOCK_REPEATS of them, the clock jumps ahead, by up to 2**MAX_LEAP ticks at a time, so that a wait
-# with a timeout ends before the verdict. Later waits of that length then take at most MOST_READS clock reads.
+# After CLOCK_REPEATS repeated iterations per thread, the clock jumps ahead by up to 2**MAX_LEAP ticks at a
+# time. A wait with a timeout therefore ends before the loop is reported as endless. Later waits of that
+# length then take at most MOST_READS clock reads.
 CLOCK_REPEATS, MAX_LEAP = 32, 44
 MOST_READS = 1 << 13
-IDLE_READS, MAX_IDLE_STEP = (
-    16,
-    30,
-)  # number of reads before the clock's step starts to double; binary logarithm of the longest step
-FIRST_LEAP = 1 << 20  # clock ticks to skip if all looping threads wait for a time: about 1 ms
+# number of reads before the clock's step starts to double; binary logarithm of the longest step
+IDLE_READS, MAX_IDLE_STEP = 16, 30
+# clock ticks (about 1 ms) of the first jump, if every looping thread waits for the clock
+FIRST_LEAP = 1 << 20
 
-# A poll is a failed test of an mbarrier. After POLLS of them per thread in which no thread does anything
-# else, the threads are compared. Every thread runs between two polls of a thread, so only the clock can then
-# end the wait. It jumps ahead by 2**POLL_LEAP times as much after each iteration.
+# A poll is a failed test of an mbarrier. If every thread polls POLLS times and no thread does anything else,
+# the threads' states are compared. Every thread runs between two polls of a thread, so only the clock can
+# then end the wait. Each iteration multiplies the clock's jump by 2**POLL_LEAP.
 POLLS, POLL_REPEATS, POLL_LEAP = 24, 2, 6
 
 
@@ -81,7 +82,7 @@ class Polls:
         self.context, self.count, self.accesses, self.needed = context, 0, 0, POLLS
 
     def failed(self):
-        """Count a failed test, which is one access. Start a ProgressCheck after many of them."""
+        """Count a failed test as one access. Start a ProgressCheck after many failed tests."""
         context = self.context
         now = context.logged + len(context.log or ())
         self.count = self.count + 1 if now - self.accesses <= 1 else 0
@@ -113,7 +114,7 @@ class ProgressCheck:
     def __init__(self, context, thorough=False):
         self.context, self.most_states = context, MOST_STATES if thorough else 0
         self.repeats = 0  # consecutive iterations that began in a state already seen for that thread
-        self.repeating = set()  # the threads of these iterations
+        self.repeating = set()  # the threads that ran the iterations counted in `repeats`
         self.holds = context.schedule.holds  # see sim.engine.schedules
         self.distinct = 0  # number of states, summed over the looping threads
         self.states = {}  # looping thread -> set of states at the start of its iterations
@@ -151,7 +152,8 @@ class ProgressCheck:
             self.repeats = 0
             self.repeating.clear()
             return False if len(states) > MAX_STATES and self.distinct > self.most_states else None
-        if self.holds != self.context.schedule.holds:  # the threads that could end the loop have not run
+        # The schedule has held a thread back, so the threads that could end the loop may not have run.
+        if self.holds != self.context.schedule.holds:
             self.holds, self.repeats = self.context.schedule.holds, 0
         self.repeats += 1
         self.repeating.add(thread)
@@ -169,7 +171,7 @@ class ProgressCheck:
         return self.is_unchanged() if polls and over or self.is_enough(rounds, rest) else None
 
     def others_may_run(self):
-        """Return whether a thread can run that has not repeated a state.
+        """Return whether any runnable thread has not yet repeated a state.
 
         A thread that a barrier has released keeps its `waits` until it runs, and a schedule may hold it back.
         """
@@ -184,7 +186,7 @@ class ProgressCheck:
         """Return whether enough iterations have repeated: `rounds` per looping thread, and `rest` more.
 
         Fewer iterations are enough if there are many threads, no block could still start, and no thread waits
-        for a time. More are necessary while a thread can run that has not repeated a state.
+        for a time. More are necessary while some runnable thread has not repeated a state.
         """
         many = rounds >= FEW_REPEATS and self.repeats >= MANY_REPEATS
         few_are_enough = many and not self.context.clock.readers and not self.context.pending
@@ -211,7 +213,7 @@ class ProgressCheck:
         return [(at, b and b.state) for block in blocks for at, b in block.mbarriers.items()]
 
     def waiting_states(self):
-        """Return {thread: state} for waiting threads, plus the number of blocks so far.
+        """Return {thread: state} for waiting threads, plus the number of blocks that have started so far.
 
         Barriers that opened do not count as progress, because a loop may contain one.
         """

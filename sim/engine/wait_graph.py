@@ -1,8 +1,8 @@
-"""The graph of barriers for which each other's threads wait, and its root: the barrier that no thread can
-complete.
+"""A graph of barriers whose missing threads wait at other barriers, and its root: the barrier that no thread
+can complete.
 
-A node is an mbarrier, the block-wide barrier of a block, or the barrier of a cluster. An edge leads from a
-barrier to another one at which a thread waits that the first barrier needs.
+A node is an mbarrier, the block-wide barrier of a block, or the barrier of a cluster. If a thread that has to
+arrive at one barrier waits at another, an edge leads from the first barrier to the second.
 """
 
 BLOCK_BARRIER, CLUSTER_BARRIER = "syncthreads", "barrier.cluster"  # Thread.waits
@@ -19,7 +19,7 @@ class WaitGraph:
         threads = [thread for block in blocks for thread in block.threads]
         self.threads = [thread for thread in threads if not thread.done or thread in polls]
         self.at = {thread: self.barrier_of(thread, polls) for thread in self.threads}
-        self.edges = {}  # barrier -> the barriers at which the threads wait that it needs
+        self.edges = {}  # barrier -> the other barriers at which its missing threads wait
         pending = dict.fromkeys(filter(None, self.at.values()))
         for barrier in pending:
             needed = {self.at.get(thread) for thread in self.suppliers(barrier)}
@@ -45,8 +45,8 @@ class WaitGraph:
         return others if not barrier.phase and len(others) == barrier.pending else []
 
     def reachable(self, barrier):
-        """Return the barriers that have to open before a barrier, without the barrier itself unless it is in
-        a cycle."""
+        """Return the barriers that have to open before a barrier does. The barrier itself is among them only
+        if it is in a cycle."""
         found, todo = set(), [barrier]
         while todo:
             new = self.edges[todo.pop()] - found
@@ -57,14 +57,15 @@ class WaitGraph:
     def root(self):
         """Return the mbarrier whose arrivals or bytes no thread can supply."""
         reachable = {barrier: self.reachable(barrier) for barrier in self.edges}
-        # In a cycle, each barrier needs the others. The mbarrier that lags behind has been forgotten.
+        # In a cycle, each barrier depends on the others. The root is then the mbarrier with the strongest
+        # evidence of missing arrivals or bytes.
         last = [b for b, needs in reachable.items() if all(b in reachable[other] for other in needs)]
         return min((b for b in last if hasattr(b, "suppliers")), key=self.evidence, default=None) or min(
             (b for b in reachable if hasattr(b, "suppliers")), key=self.evidence
         )
 
     def evidence(self, barrier):
-        """Return a sort key for mbarriers: the one that threads have forgotten comes first."""
+        """Return a sort key for mbarriers. The one that most likely lacks an arrival or bytes comes first."""
         arrived = barrier.expected - barrier.pending
         return (
             bool(self.edges[barrier]),

@@ -1,8 +1,9 @@
-"""The exception for an operand with which an instruction is undefined."""
+"""The exception for an operand that makes an instruction's behaviour undefined."""
 
 
 class InvalidOperand(ValueError):
-    """An operand with which an instruction is undefined. The launch ends with the finding `invalid-operand`.
+    """An operand that makes an instruction's behaviour undefined. The launch ends with the finding
+    `invalid-operand`.
 
     reason: a sentence that says what the instruction expects.
     fix: how to correct the kernel, in the imperative and without a full stop.

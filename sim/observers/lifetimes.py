@@ -34,7 +34,7 @@ class Lifetimes:
 
     def __init__(self, context, performed, number):
         self.context, self.performed, self.number = context, performed, number
-        self.clocks = {}  # number of a block -> the clock of everything observed before it ends
+        self.clocks = {}  # block number -> the clock that covers every event observed before the block ends
 
     def contains(self, operation, ends, read_ends):
         """Return whether an operation ends while each block whose shared memory it accesses still runs.

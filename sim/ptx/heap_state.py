@@ -13,7 +13,7 @@ GUARD = 1 << 12  # the number of guard bytes after each allocation
 BASE = HEAP_BASE
 END = window_end("global") - GUARD
 SPAN = 1 << 28  # the bytes of addresses for a launch while launches of other modules run concurrently
-LOCK = threading.Lock()  # protects the choice of an unfinished launch's addresses
+LOCK = threading.Lock()  # held while heap addresses are chosen for a launch that has not finished
 HEAPS = weakref.WeakSet()  # the HeapState of each module; no two of them use the same address
 
 

@@ -44,7 +44,7 @@ class Server:
 
 
 class Forked:
-    """The part of subprocess.Popen that sim.runtime.command uses for the process of a program."""
+    """A stand-in for subprocess.Popen with the methods that sim.runtime.command calls."""
 
     def __init__(self, arguments):
         settings, *given = arguments[arguments.index(process.__name__) + 1 :]
@@ -75,7 +75,8 @@ def fork(function):
 
 
 def run(arguments, out, err):
-    """Run `python -m sim` in this process with its output in two files. Return the exit status."""
+    """Run `python -m sim` in this process, with stdout and stderr redirected to files. Return the exit
+    status."""
     for path, flags, number in (
         (os.devnull, os.O_RDONLY, 0),
         (out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 1),
