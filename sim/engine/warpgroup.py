@@ -226,6 +226,9 @@ def toucher(context, site, reads, writes, constant=False, moved=False):
     constant: whether the instruction sets a constant, which a compiler can place behind the fence. It counts
         as an access before the fence if the thread has executed a fence since it last waited for a product.
     moved: whether the compiler has moved the instruction from before a fence to behind it.
+
+    A read between a fence and the first product needs no further fence: it obtains the old value, because the
+    product starts later. Compilers place such reads there, for example in a setp that computes scale-d.
     """
     read, written = dict.fromkeys(reads, ("read", site)), dict.fromkeys(writes, ("written", site))
 
@@ -243,8 +246,9 @@ def toucher(context, site, reads, writes, constant=False, moved=False):
                     if issue is not None:
                         report_early_access(context, word, site, issue, name)
         registers.unset.difference_update(writes)
-        if not (moved or constant and state.fence_is_new):
+        if not (moved or state.fence_is_new):
             registers.touched |= read
+        if not (moved or constant and state.fence_is_new):
             registers.touched |= written
 
     return touch

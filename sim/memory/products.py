@@ -120,8 +120,11 @@ class Fragment(tuple):
         return super().__iter__()
 
     def read(self):
-        """Record that the kernel reads the registers. Report it if a product still sets them."""
-        if self.touched is None:
+        """Record that the kernel reads the registers. Report it if a product still sets them.
+
+        A read between a fence and the first product needs no further fence (sim.engine.warpgroup.toucher).
+        """
+        if self.touched is None and (self.issue or not products_of(self.context.thread).fence_is_new):
             self.touched = self.context.sites.current("load")
             if self.issue is not None:
                 report_early_access(self.context, "read", self.touched, self.issue)
