@@ -80,25 +80,33 @@ class AsyncFindings:
             fix=fix,
         )
 
-    def unfenced(self, operation, write, site, address, space):
+    def unfenced(self, operation, write, site, address, space, copied):
+        """Return the finding for a write that no proxy fence orders before an operation.
+
+        write: the Moment of the write, and `site` the number of its site.
+        copied: whether the write is an asynchronous copy (cp.async) that has ended.
+        """
         element = self.context.space.element(address)
         thread = self.context.thread_index(write.thread)
         writes = Access(WORDS[site & 3], self.names[write.block], thread, SITES[site])
         does = "read" if operation.reads and not inside_any(address, operation.writes) else "overwritten"
-        modifier = "shared::cta" if space == SHARED else "global"
+        fence = f"fence.proxy.async.{'shared::cta' if space == SHARED else 'global'}"
+        by = "a thread's cp.async" if copied else "a thread"
+        between = "follows the wait for the copy" if copied else "is between the two"
+        written = f"write at line {SITES[site].line}"
+        if copied:
+            written = f"wait (cp.async.wait_group) for its copy at line {SITES[site].line}"
+        more = " A fence orders nothing that is not complete." if copied else ""
         return Finding(
             "proxy-fence",
             "error",
-            f"{element} is written by a thread and {does} by a {operation.kind}, and no proxy fence is"
-            f" between the"
-            " two",
+            f"{element} is written by {by} and {does} by a {operation.kind}, and no proxy fence {between}",
             (writes, self.sender(operation)),
             *element,
             reason=f"A {operation.kind} accesses memory through the async proxy. Barriers and program order"
-            f" alone do"
-            " not order it after accesses of threads.",
-            fix=f"let each thread that writes execute fence.proxy.async.{modifier} after the write at line"
-            f" {SITES[site].line}, and then the barrier before line {SITES[operation.site].line}",
+            f" alone do not order it after accesses of threads.{more}",
+            fix=f"let each thread that writes execute {fence} after the {written}, and then the barrier"
+            f" before line {SITES[operation.site].line}",
         )
 
     def left(self, operation):

@@ -46,6 +46,10 @@ class ProxyOrder(HappensBefore):
     def issue(self, block, epoch, thread, segment):
         self.issued[block, thread, segment] = [*self.clocks_now(block, epoch, thread, segment)]
 
+    def track_copies(self, block, epoch, thread, segment, phase):
+        # The end of a copy by cp.async needs a proxy fence of its own.
+        self.arrive(block, epoch, thread, segment, phase)
+
     def complete(self, block, thread, segment, phase):
         self.gather(block, phase, GRID, self.issued.pop((block, thread, segment), ()))
 
@@ -109,6 +113,7 @@ class AsyncProxy:
         self.by_segment = {}  # segment -> the operation whose accesses it contains
         self.units, self.nodes, self.node_of = {}, [], {}
         self.writes, self.write_of = [], {}  # generic writes by number; (segment, site) -> the number
+        self.copy_ends = {}  # (segment, site) of a write by cp.async -> the Moments at which the copy ends
         self.checked, self.reported = {}, {}  # key of a finding -> its rank, function and arguments
 
     # --- events ---------------------------------------------------------------------------------------------
@@ -323,8 +328,12 @@ class AsyncProxy:
             if key in self.checked:
                 continue
             self.checked[key] = True
-            if self.precedes(write, at) and not self.fenced[space].before(write, at):
-                found = operation, write, site, address, space
+            # The write of a copy by cp.async happens at its end, which only its wait orders before a fence.
+            ends = self.copy_ends.get((write.segment, site), ())
+            done = [end for end in ends if self.precedes(end, at)]
+            fenced = any(self.fenced[space].before(one, at) for one in done or (write,))
+            if self.precedes(write, at) and not fenced:
+                found = operation, write, site, address, space, bool(done)
                 self.note((operation.site, site, "fence"), write, address, self.findings.unfenced, found)
 
     def note(self, key, row, address, make, found):

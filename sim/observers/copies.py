@@ -83,6 +83,7 @@ class Flights:
     def add_copy(self, at, block, copy):
         flight = Flight(at.block, copy, at._replace(block=block))
         self.under_way.setdefault(block, {})[id(copy)] = flight
+        return flight
 
     def end_copies(self, at, block, copies):
         self.end(at._replace(block=block), copies)

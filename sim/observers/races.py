@@ -97,7 +97,9 @@ class Races(OrderingObserver):
         self.meetings.setdefault((what, place.function), set()).add(place.line)
 
     def copy_sent(self, at, copy):
-        self.flights.add_copy(at, self.number(at.block), copy)
+        flight = self.flights.add_copy(at, self.number(at.block), copy)
+        if self.proxy:
+            self.proxy.copy_ends[at.segment, copy.site] = flight.ends
 
     def copies_received(self, at, copies):
         self.flights.end_copies(at, self.number(at.block), copies)

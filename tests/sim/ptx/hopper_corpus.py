@@ -492,6 +492,10 @@ def run(name, module, **options):
 
 def as_wanted(name, found):
     """Return whether the kinds found are those of a planted bug."""
-    wanted = PAIRS[name][3]
+    return is_as_wanted(PAIRS[name][3], found)
+
+
+def is_as_wanted(wanted, found):
+    """Return whether the kinds found are the wanted ones. Those with a question mark may be missing."""
     certain = {kind for kind in wanted if not kind.endswith("?")}
     return certain <= {*found} <= {kind.removesuffix("?") for kind in wanted}
