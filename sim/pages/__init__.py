@@ -7,8 +7,8 @@ To add a page:
 
 1. Add the kind to `KINDS` in sim/events.py, or to `HOST_KINDS` in sim/runtime/findings.py.
 2. Copy the page of a similar kind to KIND.md, and change it. `parse` defines the parts of a page; a page
-   without one of them raises PageError. Each form (LANGUAGES) has the code with the bug and
-   the fixed code. Its bug must be reported as KIND and as nothing else.
+   without one of them raises PageError. Each language (LANGUAGES) has a form, with the code with the bug
+   and the fixed code, or the reason why there is none. The bug must be reported as KIND and as nothing else.
 3. Run `python tests/sim/test_pages.py KIND`. It runs the forms and writes the message into the page.
 """
 
@@ -57,6 +57,7 @@ class Page:
     fix: the usual fixes.
     manual: the section of the manual that states the rule.
     forms: the minimal programs; the first one has a message.
+    reasons: for each language without a form, why the finding does not occur there.
     text: the whole page, in Markdown.
     """
 
@@ -67,6 +68,7 @@ class Page:
     fix: str
     manual: str
     forms: tuple[Form, ...]
+    reasons: dict[str, str]
     text: str
 
 
@@ -102,21 +104,26 @@ def parse(name: str, text: str) -> Page:
     A page consists of:
     - "# NAME: title", and one paragraph, the meaning;
     - the sections of PARTS;
-    - one section for each language, with the code blocks of `parse_form`.
+    - one section for each of LANGUAGES, with the code blocks of `parse_form` or with a paragraph without
+      code. At least one has code.
     """
     top, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
     heading = re.match(rf"# {name}: (.+)\n\n(.+)\n\s*\Z", top)
     if not heading:
         raise PageError(f"{name}.md: wanted '# {name}: title', an empty line and one paragraph first")
     parts = {title: body.strip() for title, _, body in (each.partition("\n") for each in sections)}
-    languages = [title for title in parts if title not in PARTS]
-    if [*parts] != [*PARTS, *languages] or not languages or {*languages} - {*LANGUAGES}:
+    if [*parts] != [*PARTS, *LANGUAGES]:
         raise PageError(
-            f"{name}.md: the sections are {', '.join(parts)}; wanted {', '.join(PARTS)}, and at least one of"
-            f" {', '.join(LANGUAGES)}"
+            f"{name}.md: the sections are {', '.join(parts)}; wanted {', '.join([*PARTS, *LANGUAGES])}"
         )
-    forms = tuple(parse_form(name, language, parts[language]) for language in languages)
-    return Page(name, *heading.groups(), *(parts[part] for part in PARTS), forms, text)
+    texts = {language: parts[language] for language in LANGUAGES}
+    reasons = {language: text for language, text in texts.items() if text and "```" not in text}
+    forms = tuple(parse_form(name, each, texts[each]) for each in LANGUAGES if each not in reasons)
+    if not forms:
+        raise PageError(
+            f"{name}.md: no language has a program; wanted at least one of {', '.join(LANGUAGES)}"
+        )
+    return Page(name, *heading.groups(), *(parts[part] for part in PARTS), forms, reasons, text)
 
 
 def parse_form(name: str, language: str, text: str) -> Form:

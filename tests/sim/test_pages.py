@@ -23,7 +23,7 @@ from sim import pages
 from sim.errors import RefusedLaunch
 from sim.events import KINDS
 from sim.launch import ENGINES
-from sim.pages import LANGUAGES, PageError
+from sim.pages import PageError
 from sim.runtime.findings import HOST_KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -73,18 +73,17 @@ def run_form(page, form, run, code, folder, engine):
     if run == "pytest":
         done = run_module(folder, "pytest", "-p", "no:cacheprovider", "-q", "--cuda-sim", file)
         return messages(done.stdout.replace(f"{folder}{os.sep}", ""))
-    with contextlib.chdir(folder):
+    limit = LIMITS.get(page.name, "8")
+    with contextlib.chdir(folder), mock.patch("sim.context.PATIENCE", float(limit)):
         if form.command:
             with contextlib.redirect_stderr(io.StringIO()):
                 parsed = command_line.make_parser().parse_intermixed_args([*options, "--engine", engine])
-            return [finding.message for finding in command_line.run(parsed).findings]
-        if form.language == "Triton":
-            return run_triton(folder / file)
-        if page.name in LIMITS:
-            with mock.patch("sim.context.PATIENCE", float(LIMITS[page.name])):
-                found = run_python(folder / file, engine, max_steps=None)
-            return [text.replace(f" {LIMITS[page.name]} s", " 8 s") for text in found]
-        return run_python(folder / file, engine)
+            found = [finding.message for finding in command_line.run(parsed).findings]
+        elif form.language == "Triton":
+            found = run_triton(folder / file)
+        else:
+            found = run_python(folder / file, engine, None if page.name in LIMITS else 10_000)
+    return [text.replace(f" {limit} s", " 8 s") for text in found]
 
 
 def run_python(path, engine, max_steps=10_000):
@@ -110,21 +109,13 @@ def run_python(path, engine, max_steps=10_000):
 
 
 def run_triton(path):
-    """Run a program whose Triton launches go to the simulator. Return the messages of the launches."""
-    import triton
-
-    from kernels.triton.launch import simulated
-
-    found = []
-
-    def run(self, *arguments, grid, warmup, **constants):
-        options = {"on_finding": "report"}
-        report = simulated(self, grid, *arguments, num_warps=4, options=options, **constants)
-        found.extend(finding.message for finding in report.findings)
-
-    with mock.patch.object(triton.JITFunction, "run", run):
-        runpy.run_path(str(path))
-    return found
+    """Run a program of Triton in the simulator. Return the messages of its launches."""
+    with sim.triton(engine="fibers", on_finding="report") as session:
+        try:
+            runpy.run_path(str(path))
+        except RefusedLaunch as error:
+            return [f"{error.page}: {error}"]
+    return [finding.message for report in session.reports for finding in report.findings]
 
 
 def run_module(folder, *words):
@@ -197,8 +188,6 @@ def test_only_the_first_form_has_a_message():
     for name in pages.names():
         first, *others = pages.page(name).forms
         assert first.message and not any(form.message for form in others), name
-        languages = [form.language for form in pages.page(name).forms]
-        assert languages == sorted({*languages}, key=LANGUAGES.index), name
 
 
 def test_the_programs_of_a_page_agree_with_its_command():
@@ -216,6 +205,9 @@ def test_the_programs_of_a_page_agree_with_its_command():
         ("## Manual\n", "## Fix\n"),
         ("```sh\n", "```\n"),
         ("\nFixed:\n", "\n```\nanother block\n```\n\nFixed:\n"),
+        ("## Triton\n", "## OpenCL\n"),
+        (pages.page("leak").reasons["Triton"], ""),
+        ("```", "~~~"),
     ],
 )
 def test_a_page_without_a_part_is_refused(old, new):
