@@ -39,6 +39,7 @@ class AccessPair:
     sites: tuple[int, ...]  # the sites of all accesses that race on the byte
     scoped: bool  # whether the blocks differ although one access is an atomic of block scope
     lacks_fence: bool  # whether fences before the atomics would order the accesses
+    relaxed: bool  # whether only a relaxed arrival, or one of block scope, is between the accesses
     synchronizes: bool  # whether threads use the results of atomics, or execute fences
     fenced: bool  # whether the writer executes a grid-wide fence before its next atomic
     meetings: dict[tuple[str, str], set[int]]  # (barrier, function) -> lines where the barrier opened
@@ -74,6 +75,12 @@ class AccessPair:
     def in_cluster(self):
         """True if two blocks of a cluster access the shared memory of one of them."""
         return self.a.block != self.b.block and self.space == "shared"
+
+    @property
+    def initialises(self):
+        """True if one access initialises an mbarrier at which the other access arrives or waits."""
+        uses = self.other.opcode.startswith(("mbarrier.", "cp.async.bulk"))
+        return uses and (self.one.action, self.other.action) == ("store", "atomic")
 
     @property
     def low(self):

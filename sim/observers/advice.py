@@ -30,6 +30,16 @@ REMOTE_ARRIVAL = (
     " arrivals of all blocks"
 )
 
+RELAXED = (
+    "The arrival between the two is relaxed, or its scope is the block, so it orders no accesses to memory of"
+    " the cluster."
+)
+RELEASE = "arrive with .release and wait with .acquire, in the scope of the cluster"
+INIT_FENCE = (
+    "let the thread that initialises the mbarrier execute fence.mbarrier_init.release.cluster before it"
+    " arrives (cutlass::arch::fence_barrier_init), or "
+)
+
 # The patterns of races that can be consequences of a divergence.
 DIVERGED = "barrier that some threads miss", "mask of some lanes", "named barrier"
 
@@ -196,6 +206,12 @@ PATTERNS = (
         lambda facts: facts.scoped,
         "the scope of the whole device: .gpu, or the function without _block in its name",
         "The scope of one is its own block (.cta), so that towards other blocks it is not atomic.",
+    ),
+    Pattern(
+        "relaxed arrival",
+        lambda facts: facts.relaxed,
+        lambda facts: f"{INIT_FENCE * facts.initialises}{RELEASE}",
+        RELAXED,
     ),
     Pattern(
         "atomics of two widths",

@@ -101,9 +101,10 @@ class AsyncProxy:
     order: the HappensBefore of the launch.
     number: the function that returns the number of a block.
     performed: the order in which operations are performed (sim.observers.lifetimes).
+    flights: the Flights of the launch, copies by cp.async.
     """
 
-    def __init__(self, context, order, number, names, performed):
+    def __init__(self, context, order, number, names, performed, flights):
         self.context, self.order, self.number, self.names = context, order, number, names
         self.findings = AsyncFindings(context, names)
         self.lifetimes = Lifetimes(context, performed, number)
@@ -113,7 +114,7 @@ class AsyncProxy:
         self.by_segment = {}  # segment -> the operation whose accesses it contains
         self.units, self.nodes, self.node_of = {}, [], {}
         self.writes, self.write_of = [], {}  # generic writes by number; (segment, site) -> the number
-        self.copy_ends = {}  # (segment, site) of a write by cp.async -> the Moments at which the copy ends
+        self.copy_ends = flights.ends
         self.checked, self.reported = {}, {}  # key of a finding -> its rank, function and arguments
 
     # --- events ---------------------------------------------------------------------------------------------

@@ -79,11 +79,14 @@ class Flights:
 
     def __init__(self, context):
         self.context, self.under_way = context, {}  # number of a block -> {id of a Copy: its Flight}
+        # (segment, site) of the issue of a copy -> the ends of its Flight, if there is an async proxy
+        self.ends = {}
 
     def add_copy(self, at, block, copy):
         flight = Flight(at.block, copy, at._replace(block=block))
         self.under_way.setdefault(block, {})[id(copy)] = flight
-        return flight
+        if self.context.asynchronous:
+            self.ends[at.segment, copy.site] = flight.ends
 
     def end_copies(self, at, block, copies):
         self.end(at._replace(block=block), copies)

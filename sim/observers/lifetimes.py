@@ -24,6 +24,10 @@ class Performed(HappensBefore):
     def pass_barrier(self, block, epoch, thread, segment, phase, reach=None):
         super().pass_barrier(block, epoch, thread, segment, phase)
 
+    def orders(self, a, b):
+        """Return whether one of two accesses is performed before the other."""
+        return self.before(a, b) or self.before(b, a)
+
 
 class Lifetimes:
     """The ends of the blocks of a launch, as clocks.

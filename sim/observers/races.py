@@ -68,7 +68,7 @@ class Races(OrderingObserver):
         self.blocks, self.names = {}, []  # block -> its number; the blocks in the order of their numbers
         parts = context, self.order, self.number, self.names
         self.performed = Performed() if context.clustered else self.order
-        self.proxy = AsyncProxy(*parts, self.performed) if context.asynchronous else None
+        self.proxy = AsyncProxy(*parts, self.performed, self.flights) if context.asynchronous else None
         self.cluster = ClusterAccesses(context, self.number, self.names) if context.clustered else None
         # The events passed to `order`, and a pair (number of events replayed, an order in which a fence
         # precedes every atomic).
@@ -97,9 +97,7 @@ class Races(OrderingObserver):
         self.meetings.setdefault((what, place.function), set()).add(place.line)
 
     def copy_sent(self, at, copy):
-        flight = self.flights.add_copy(at, self.number(at.block), copy)
-        if self.proxy:
-            self.proxy.copy_ends[at.segment, copy.site] = flight.ends
+        self.flights.add_copy(at, self.number(at.block), copy)
 
     def copies_received(self, at, copies):
         self.flights.end_copies(at, self.number(at.block), copies)
@@ -348,6 +346,7 @@ class Races(OrderingObserver):
             sites=tuple(sorted({site for pair in pairs for site in pair})),
             scoped=a.block != b.block and not self.context.block_scoped.keys().isdisjoint((a.site, b.site)),
             lacks_fence=self.lacks_fence(a, b),
+            relaxed=self.performed is not self.order and self.performed.orders(a, b),
             fenced=self.is_fenced(a),
             synchronizes=self.context.synchronizes,
             meetings=self.meetings,

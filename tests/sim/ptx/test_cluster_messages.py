@@ -148,3 +148,37 @@ def test_a_cluster_out_of_range_is_refused(grid, cluster, words):
     ptx = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k()\n{\nret;\n}\n"
     with pytest.raises(RefusedLaunch, match=words):
         simulate(load_ptx(ptx)["k"], cluster=cluster)[grid, 32]()
+
+
+# The blocks of a cluster arrive at barriers of each other, or send a tile to both blocks.
+INIT = "    if (t == 0) { init(&bar, 1); init_fence(); }\n    meet_relaxed();\n"
+REMOTE = (
+    f"    __shared__ u64 bar;\n    int t = threadIdx.x;\n{INIT}    if (t == 0) arrive_at(&bar, rank() ^ 1);\n"
+    "    wait_cluster(&bar, 0);\n    y[32 * rank() + t] = t;\n    meet();\n"
+)
+MULTICAST = (
+    f"    __shared__ __align__(128) int tile[32];\n    __shared__ u64 bar;\n    int t = threadIdx.x;\n{INIT}"
+    "    if (t == 0) expect(&bar, 128);\n    if (t == 0 && !rank()) multicast(tile, x, 128, &bar, 3);\n"
+    "    wait(&bar, 0);\n    y[32 * rank() + t] = tile[t];\n    meet();\n"
+)
+LOCAL = (
+    "    __shared__ __align__(128) int tile[32];\n    __shared__ u64 bar;\n    int t = threadIdx.x;\n"
+    "    if (t == 0) init(&bar, 1);\n    __syncthreads();\n"
+    "    if (t == 0) { expect(&bar, 128); load(tile, x, 128, &bar); }\n"
+    "    wait(&bar, 0);\n    y[32 * rank() + t] = tile[t];\n"
+)
+
+
+@pytest.mark.parametrize("body", [REMOTE, MULTICAST], ids=["remote arrival", "multicast"])
+def test_a_barrier_that_other_blocks_use_needs_an_initialisation_fence(body):
+    without = body.replace(" init_fence();", "")
+    races = report_of(without).findings
+    assert {finding.kind for finding in races} == {"race-shared"}
+    assert all("fence.mbarrier_init.release.cluster" in finding.fix for finding in races)
+    # A fence, or an arrival that releases, is a fix.
+    assert not report_of(body).findings
+    assert not report_of(without.replace("meet_relaxed();", "meet();")).findings
+
+
+def test_a_barrier_that_only_its_own_block_uses_needs_no_initialisation_fence():
+    assert not report_of(LOCAL).findings
