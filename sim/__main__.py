@@ -77,7 +77,7 @@ def make_array(unwritten, dtype, shape, value, random):
     """Return the array for a text such as "float32[8,8]=0". Raise ValueError if it does not fit into
     memory."""
     if unwritten and value is not None:
-        raise ValueError(f"memory that nobody has written holds no {value}")
+        raise ValueError(f"memory without initial values does not hold {value}")
     shape, dtype = tuple(int(n) for n in shape.split(",")), np.dtype(dtype)
     needed, most = prod(shape) * dtype.itemsize, 1 << SPACE_SHIFT
     if needed > most:

@@ -384,9 +384,9 @@ class Context:
         if not decided:
             budget = f"{self.time_limit():g} s or {MAX_LOGGED:,} accesses"
             return f"Something still changes, but no thread ended within {budget}."
-        iterations = plural(self.max_steps or DEFAULT_STEPS, "time")
-        budget = iterations if self.max_steps else f"{iterations}, or for {first_patience():g} s"
-        return f"No thread ended while the loop went round {budget}."
+        budget = f"{plural(self.max_steps or DEFAULT_STEPS, 'iteration')} of the loop"
+        budget += "" if self.max_steps else f", or for {first_patience():g} s"
+        return f"No thread ended during {budget}."
 
 
 def first_patience():

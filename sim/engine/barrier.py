@@ -62,7 +62,7 @@ def divergence_finding(scheduler, block):
         verdict = f"{waiting} of {all_of_them} threads wait at a barrier and {returned} have returned"
     seen = distinct_witnesses(scheduler, block)
     fix = (
-        "move the barrier out of the branch (or the return behind the barrier), so that every thread"
+        "move the barrier out of the branch (or the return after the barrier), so that every thread"
         " reaches it"
     )
     names, usual = names_of(block.threads)

@@ -298,10 +298,7 @@ class Grid:
                 f"{len(parked)} of {self.blocks} blocks wait at a grid barrier that the others never"
                 f" reach: they {' or '.join(elsewhere)}",
                 distinct_witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1])),
-                reason=(
-                    "A grid barrier opens when every thread of every block has arrived; the others never"
-                    " will."
-                ),
+                reason="A grid barrier opens when every thread of every block has arrived.",
                 fix="let every thread reach grid.sync() equally often",
             )
         )

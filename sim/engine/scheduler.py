@@ -203,9 +203,9 @@ class Scheduler:
             Finding(
                 "no-progress" if decided else "undecided",
                 "error",
-                "a loop goes round and round without end"
+                "a loop repeats without end"
                 if decided
-                else "a loop goes round and round; whether it ends is not decided",
+                else "a loop repeats, and it is not decided whether it ends",
                 witnesses,
                 reason=self.context.format_budget(decided) if hoisted is None else HOISTED,
                 fix=FIX_HOISTED if hoisted is not None else FIX_LOOP if decided else FIX_UNDECIDED,

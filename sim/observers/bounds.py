@@ -89,7 +89,7 @@ class Bounds(Observer):
                 guard = condition(access, name, ">= 0" if negative else f"< {size_there}")
             reason = f"Index {index[axis]}{along} must be below {shape[axis]}."
             if negative:
-                reason = f"Index {index[axis]} lies in front of the first element."
+                reason = f"Index {index[axis]} lies before the first element."
             if negative and array.wraps:
                 reason = (
                     f"Index {index[axis]}{along} is negative, and even counted from the end it lies in front"

@@ -40,7 +40,7 @@ MAX_READS = 256  # the maximum number of loads reported per site and epoch; furt
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 MEMORY = {
-    GLOBAL: "An array that nobody has filled",
+    GLOBAL: "An array without initial values",
     CONST: "The rest of this constant memory",
     SHARED: "Fresh shared memory",
     LOCAL: "Fresh local memory",
@@ -320,7 +320,7 @@ class Uninitialized(OrderingObserver):
         return Finding(
             "uninitialized-read",
             "error",
-            f"{subject} is read and nobody has written it",
+            f"{subject} is read, but no thread has written it",
             (access,) if use is None else (access, use),
             *element,
             reason=f"{memory} holds whatever was there before.",

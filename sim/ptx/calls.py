@@ -85,11 +85,11 @@ class Callee:
     def finding(self, address, name, returns, takes, defined):
         """Return the finding for an invalid call."""
         if name is None:
-            unset = f"{address:#x}, as memory holds that nobody has written, or a refused read gives"
+            unset = f"{address:#x}, the value of memory that no thread has written and of a refused read"
             what = {0: "the null pointer", NEVER_WRITTEN: unset}.get(
-                address, f"address {address:#x}, where no function is"
+                address, f"address {address:#x}, which is not a function"
             )
-            reason = "A pointer that no assignment has set, or an index beyond a table of functions, is none."
+            reason = "Neither a pointer without an assignment nor an element beyond a table is a function."
             fix = "look at where the pointer comes from: guard the index, or set every entry of the table"
             if address >= CODE and not self.code <= address < self.code + OF_MODULE:
                 what = f"address {address:#x}, which is a function of another module"
@@ -97,7 +97,7 @@ class Callee:
                 fix = "compile both kernels in one module, or store the pointer by a kernel of this module"
         elif not defined:
             what = f"{plain_name(name)}, which the module declares and does not define"
-            reason = "A virtual function that no class overrides is none that can be called."
+            reason = "A virtual function that no class overrides cannot be called."
             fix = "define the function, or let the pointer name another one"
         else:
             what = (

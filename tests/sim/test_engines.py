@@ -254,7 +254,7 @@ def test_threads_that_repeat_themselves_are_found_soon(monkeypatch):
     monkeypatch.setattr(sim.context, "PATIENCE", 1e9)
     monkeypatch.setattr(sim.context, "DEFAULT_STEPS", 10**9)
     (finding,) = simulate(kernel, on_finding="report")[1, 2](np.zeros(2, np.int64)).findings
-    assert finding.verdict == "a loop goes round and round without end"
+    assert finding.verdict == "a loop repeats without end"
     assert finding.reason.endswith("or for 0.05 s.")
 
 
@@ -266,7 +266,7 @@ def test_whether_a_loop_ends_that_changes_something_is_not_decided(monkeypatch):
 
     monkeypatch.setattr(sim.context, "PATIENCE", 0.02)
     (finding,) = simulate(kernel, on_finding="report")[1, 1](np.zeros(3)).findings
-    assert finding.verdict == "a loop goes round and round; whether it ends is not decided"
+    assert finding.verdict == "a loop repeats, and it is not decided whether it ends"
     assert (
         finding.reason == "Something still changes, but no thread ended within 0.02 s or 8,388,608 accesses."
     )
@@ -324,7 +324,7 @@ def test_a_slow_loop_goes_on_if_a_number_approaches_a_bound(kernel, threads, end
     assert (
         [f.verdict for f in findings] == []
         if ends
-        else ["a loop goes round and round; whether it ends is not decided"]
+        else ["a loop repeats, and it is not decided whether it ends"]
     )
     assert took > 0.02 and (ends or took < 2)
 
@@ -416,7 +416,7 @@ def test_threads_that_spin_do_not_ask_in_vain_for_ever():
 
 def test_a_watchdog_that_bites_between_two_threads_is_not_lost(monkeypatch):
     monkeypatch.setattr(Scheduler, "resolve_waits", lambda self, block: (_ for _ in ()).throw(Stuck))
-    with pytest.raises(KernelBug, match="no-progress: a loop goes round and round without end"):
+    with pytest.raises(KernelBug, match="no-progress: a loop repeats without end"):
         simulate(last_writer)[1, 2](np.zeros(4), np.zeros(1, np.int64))
 
 
@@ -430,7 +430,7 @@ def test_max_steps():
     x = np.zeros(1)
     simulate(count, max_steps=100)[1, 1](x)
     assert x[0] == 100
-    with pytest.raises(KernelBug, match="99 times"):
+    with pytest.raises(KernelBug, match="99 iterations"):
         simulate(count, max_steps=99)[1, 1](x)
 
 

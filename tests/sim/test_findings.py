@@ -174,7 +174,7 @@ def test_barrier_behind_a_return():
           thread 0 of block 1 waits     kernel line 6  cuda.syncthreads()
           thread 2 of block 1 returned
           cuda.syncthreads() opens only when every thread of the block has reached the same call.
-          Likely fix: move the barrier out of the branch (or the return behind the barrier), so that every thread reaches it.
+          Likely fix: move the barrier out of the branch (or the return after the barrier), so that every thread reaches it.
           → barrier-divergence
         """)
 
@@ -191,7 +191,7 @@ def test_two_barriers():
           thread 0 of block 0 waits  kernel line 5  cuda.syncthreads()
           thread 1 of block 0 waits  kernel line 3  cuda.syncthreads()
           cuda.syncthreads() opens only when every thread of the block has reached the same call.
-          Likely fix: move the barrier out of the branch (or the return behind the barrier), so that every thread reaches it.
+          Likely fix: move the barrier out of the branch (or the return after the barrier), so that every thread reaches it.
           → barrier-divergence
         """)
 
@@ -235,7 +235,7 @@ def test_a_grid_barrier_that_one_block_leaves_out():
     assert message(kernel, 3, 2, np.zeros(8)) == expected("""
         deadlock: 2 of 3 blocks wait at a grid barrier that the others never reach: they have ended · block 1 · thread 0
           thread 0 of block 1 waits  kernel line 3  cuda.cg.this_grid().sync()
-          A grid barrier opens when every thread of every block has arrived; the others never will.
+          A grid barrier opens when every thread of every block has arrived.
           Likely fix: let every thread reach grid.sync() equally often.
           → deadlock
         """)
@@ -266,9 +266,9 @@ def test_no_progress(monkeypatch):
             pass
 
     assert message(kernel, 1, 1, np.zeros(1)) == expected("""
-        no-progress: a loop goes round and round without end · block 0 · thread 0
+        no-progress: a loop repeats without end · block 0 · thread 0
           thread 0 of block 0 loops  kernel line 2  while x[0] == 0:
-          No thread ended while the loop went round 1,000,000 times, or for 0.1 s.
+          No thread ended during 1,000,000 iterations of the loop, or for 0.1 s.
           Likely fix: look at what should end the loop; if the kernel is only slow, simulate(kernel, max_steps=...) raises the limit.
           → no-progress
         """)

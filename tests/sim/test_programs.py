@@ -366,7 +366,7 @@ def test_faults_through_the_driver_api_and_cublas_are_found(run, built):
 KERNEL_FAULTS = {
     0: ("race-global: x[", "kernel_faults.cu line 10  if (i + 1 < n) x[i] = x[i + 1];"),
     1: ("out-of-bounds: x[64] is outside x, whose shape is 64", "kernel_faults.cu line 14"),
-    2: ("uninitialized-read: x[0] is read and nobody has written it", "kernel_faults.cu line 18"),
+    2: ("uninitialized-read: x[0] is read, but no thread has written it", "kernel_faults.cu line 18"),
     3: ("kernel-abort: ", "assertion failed"),
     4: ("refused-launch: taps is constant memory that nobody has set", ""),
 }

@@ -92,9 +92,9 @@ def test_a_table_of_functions(body, parts, engine):
     ("body", "parts", "message"),
     [
         (FROM_X + CALL, (DOUBLES,), "the null pointer"),
-        ("mov.u64 %d5, 4096;" + CALL, (DOUBLES,), "address 0x1000, where no function is"),
-        ("mov.u64 %d5, table;" + CALL, (DOUBLES, ADDS, TABLE), "where no function is"),
-        ("mov.u64 %d5, doubles; add.u64 %d5, %d5, 4;" + CALL, (DOUBLES,), "where no function is"),
+        ("mov.u64 %d5, 4096;" + CALL, (DOUBLES,), "address 0x1000, which is not a function"),
+        ("mov.u64 %d5, table;" + CALL, (DOUBLES, ADDS, TABLE), "which is not a function"),
+        ("mov.u64 %d5, doubles; add.u64 %d5, %d5, 4;" + CALL, (DOUBLES,), "which is not a function"),
         (
             "mov.u64 %d5, outer;" + CALL,
             (".extern .func (.param .b32 result) outer(.param .b32 x);",),

@@ -44,7 +44,7 @@ def test_a_right_kernel_gives_0(capsys):
         ([*BUG, "1"], "was launched with 1 argument;"),
         ([*BUG, "int8:999"], "argument 'int8:999' is no number, array or file"),
         ([*BUG, "float32[,]"], "argument 'float32[,]': invalid literal"),
-        ([*BUG, "empty:float32[3]=1"], "memory that nobody has written holds no 1"),
+        ([*BUG, "empty:float32[3]=1"], "memory without initial values does not hold 1"),
         ([*BUG, "float32[99999999999]"], "takes 399,999,999,996 bytes; the simulated GPU has"),
         ([*BUG, "empty:float32[99999999999]"], "takes 399,999,999,996 bytes; the simulated GPU has"),
         ([*BUG, "float32[99999999999999999999]"], "takes 399,999,999,999,999,999,996 bytes"),

@@ -80,6 +80,8 @@ class Gpu:
             self.upload(np.ascontiguousarray(given.tensor)),
         )
         driver = self.driver
+        # cuda.bindings turns an empty list into a null pointer, which the driver refuses.
+        strides = described.strides or [16]
         integers = lambda kind, values: [kind(value) for value in values]  # noqa: E731
         made = check(
             driver.cuTensorMapEncodeTiled(
@@ -87,7 +89,7 @@ class Gpu:
                 len(described.sizes),
                 address,
                 integers(driver.cuuint64_t, described.sizes),
-                integers(driver.cuuint64_t, described.strides),
+                integers(driver.cuuint64_t, strides),
                 integers(driver.cuuint32_t, described.box),
                 integers(driver.cuuint32_t, described.element_strides),
                 driver.CUtensorMapInterleave(0),

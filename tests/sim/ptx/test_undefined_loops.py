@@ -1,4 +1,4 @@
-"""Tests of loops around a barrier that do not end, because they compare a value that nobody has written."""
+"""Tests of loops around a barrier that do not end, because they compare a value that was never written."""
 
 import gc
 import time
