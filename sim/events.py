@@ -374,6 +374,9 @@ class Observer:
     def async_tracked(self, operation: AsyncOperation, phase: Phase) -> Findings:
         """An operation is complete, and an mbarrier has counted its bytes in this phase."""
 
+    def bytes_expected(self, at: Moment, phase: Phase, site: int) -> Findings:
+        """A thread makes a later phase than the first of an mbarrier expect bytes (expect_tx)."""
+
     def proxy_fenced(self, at: Moment, spaces: tuple[int, ...]) -> Findings:
         """A thread has executed fence.proxy.async for these state spaces."""
 

@@ -181,6 +181,7 @@ def add_expecting_arrival(name, drops):
             barrier.tx = 0
             barrier.complete_phase()
         barrier.expect(nbytes, memory.witness("expects"))
+        memory.expects(barrier)
         state, phase = barrier.state, barrier.phase
         memory.arrived(barrier, phase)
         barrier.arrive(1, drops)
@@ -205,6 +206,7 @@ def mbarrier_expect_tx(memory, where, index, nbytes):
     barrier = memory.barrier(where, index)
     if barrier is not None:
         barrier.expect(nbytes, memory.witness("expects"))
+        memory.expects(barrier)
 
 
 @memory_instruction(source="PTX ISA mbarrier.complete_tx", ptx=("mbarrier.complete_tx.b64",))

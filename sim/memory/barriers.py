@@ -62,6 +62,12 @@ class BarrierMemory:
         barrier.suppliers[self.context.thread] = phase
         self.context.announce_ordering("arrived", phase_of(barrier, phase), self.reach)
 
+    def expects(self, barrier):
+        """Report that the current thread makes the current phase of the mbarrier expect bytes."""
+        if barrier.phase:
+            phase = phase_of(barrier, barrier.phase)
+            self.context.announce_ordering("bytes_expected", phase, self.site("atomic"))
+
     def wait_failed(self, barrier):
         """Record that the current thread found the phase of the mbarrier incomplete."""
         self.context.thread.failed_wait = barrier, self.site("atomic")

@@ -19,6 +19,7 @@ from sim.observers.clocks import merge
 from sim.observers.copies import NEVER, precedes
 from sim.observers.lifetimes import Lifetimes
 from sim.observers.order import GRID, HappensBefore, bulk_thread
+from sim.observers.stages import Stages
 from sim.sites import cluster_rank
 
 GRAINS = {SHARED: 16, GLOBAL: 2}  # state space -> bytes per unit of the state below
@@ -108,6 +109,7 @@ class AsyncProxy:
         self.context, self.order, self.number, self.names = context, order, number, names
         self.findings = AsyncFindings(context, names)
         self.lifetimes = Lifetimes(context, performed, number)
+        self.stages = Stages(context, performed, number)
         self.fenced = {SHARED: ProxyOrder(), GLOBAL: ProxyOrder()}
         self.waiting, self.operations = [], []  # batches and operations that have not been processed
         self.known, self.ends, self.read_ends = [], {}, {}  # operations by number; operation -> Moments
@@ -123,6 +125,8 @@ class AsyncProxy:
         """Pass an event that orders threads to the orders between the proxies."""
         for order in self.fenced.values():
             getattr(order, name)(*facts)
+        if name in ("arrive", "pass_barrier"):
+            self.stages.record(name, *facts)
 
     def fence(self, at, spaces):
         clock = self.order.clock(*at)
@@ -139,6 +143,7 @@ class AsyncProxy:
             (self.read_ends if sources else self.ends)[operation].append(at)
 
     def tracked(self, operation, phase):
+        self.stages.counts(operation, phase)
         at = operation.issued
         name = bulk_thread(at.thread, phase[0])
         self.ends[operation].append(Moment(self.number(at.block), NEVER, name, at.segment))

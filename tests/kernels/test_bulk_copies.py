@@ -62,7 +62,41 @@ def k(a, b):
         bulk_commit()
         bulk_wait()
 """
+# thread 32 fills two stages in turn, and threads 0 to 31 read them
+PIPELINE = """
+@cuda.jit
+def k(x, y):
+    tile = cuda.shared.array((2, 32), int32, alignment=128)
+    full = cuda.shared.array(2, int64)
+    empty = cuda.shared.array(2, int64)
+    t = cuda.threadIdx.x
+    if t == 0:
+        for stage in range(2):
+            mbarrier_init(full, stage, 1)
+            mbarrier_init(empty, stage, 32)
+        fence_mbarrier_init()
+    cuda.syncthreads()
+    for step in range(4):
+        stage, turn, first = step % 2, step // 2, 128 * cuda.blockIdx.x + 32 * step
+        if t == 32:
+            while not mbarrier_try_wait(empty, stage, (turn + 1) % 2):
+                pass
+            mbarrier_expect(full, stage, 128)
+            bulk_load(tile, (stage, 0), x, first, 128, full, stage)
+        elif t < 32:
+            while not mbarrier_try_wait(full, stage, turn % 2):
+                pass
+            y[first + t] = tile[stage, t] + 1
+            mbarrier_arrive(empty, stage)
+"""
+WAIT_EMPTY = """            while not mbarrier_try_wait(empty, stage, (turn + 1) % 2):
+                pass
+"""
+EXPECT = "            mbarrier_expect(full, stage, 128)\n"
 BUGS = [
+    # The copies are not early enough for a wrong value, so only the order shows that the stage is not free.
+    (PIPELINE, WAIT_EMPTY + EXPECT, EXPECT + WAIT_EMPTY, ["async-copy"]),
+    (PIPELINE, "(turn + 1) % 2):", "1):", ["async-copy", "deadlock"]),
     (TILE, "    fence_proxy_async()\n", "", ["proxy-fence"]),
     (TILE, "        bulk_wait_read()\n", "", ["async-copy"]),
     (
@@ -96,13 +130,13 @@ def run(text, engine="fibers", **options):
     arguments = (
         (x.ravel(), y.ravel()) if "bulk_load" in text else (tensor_map(x, (8, 32)), tensor_map(y, (8, 32)))
     )
-    grid = 4 if "bulk_load" in text else (2, 1)
-    report = simulate(kernel(text), engine=engine, on_finding="report", **options)[grid, 32](*arguments)
+    grid, threads = 4 if "bulk_load" in text else (2, 1), 64 if "empty" in text else 32
+    report = simulate(kernel(text), engine=engine, on_finding="report", **options)[grid, threads](*arguments)
     return sorted({finding.kind for finding in report.findings}), (y == x + 1).all(), report
 
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
-@pytest.mark.parametrize("text", [TILE, BOX], ids=["tile", "box"])
+@pytest.mark.parametrize("text", [TILE, BOX, PIPELINE], ids=["tile", "box", "pipeline"])
 def test_a_copy_in_and_out(text, engine):
     kinds, right, report = run(text, engine)
     assert kinds == [] and right

@@ -371,6 +371,15 @@ PAIRS = {
     # --- reuse of a stage
     "a stage is filled before it is empty": (
         "pipeline", "            wait(&empty[s], phase ^ 1);\n", "", [*COPY, "deadlock"]),
+    "bytes are expected before the stage is empty": (
+        "pipeline", "            wait(&empty[s], phase ^ 1);\n            expect(&full[s], 512);\n",
+        "            expect(&full[s], 512);\n            wait(&empty[s], phase ^ 1);\n", COPY),
+    "bytes of tiles are expected before the stage is empty": (
+        "product", "            wait(&empty[s], phase ^ 1);\n            expect(&full[s], 8192 + 2048);\n",
+        "            expect(&full[s], 8192 + 2048);\n            wait(&empty[s], phase ^ 1);\n", COPY),
+    "bytes of a multicast are expected before the stage is empty": (
+        "multicast", "            wait(&empty[s], phase ^ 1);\n            expect(&full[s], 256);\n",
+        "            expect(&full[s], 256);\n            wait(&empty[s], phase ^ 1);\n", COPY),
     "a consumer arrives before it reads": (
         "pipeline", "            for (int j = t; j < 128; j += 32) sum += tile[s][j];\n           "
             " arrive(&empty[s]);\n",
@@ -456,8 +465,6 @@ PAIRS = {
     "a store to another block, and an arrival of block scope": (
         "push", "arrive_at(&bar", "arrive_at_cta(&bar", RACE),
     "a store of another block, and a wait of block scope": ("push", "wait_cluster", "wait_cta", RACE),
-    "a tile of another block, and a wait of block scope": (
-        "ring", "wait(&bar, 0)", "wait_cta(&bar, 0)", COPY),
     "a fence before the data, and a relaxed arrival at the cluster": (
         "cluster sum", "if (t == 0) sum = 0;\n    meet();",
         "__threadfence();\n    if (t == 0) sum = 0;\n    meet_relaxed();", RACE),

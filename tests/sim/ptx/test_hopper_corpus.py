@@ -166,3 +166,10 @@ def test_a_wait_that_is_not_decided_names_the_first_thread(monkeypatch, patience
     module = load_ptx(nvrtc.compile_ptx(kernel, "k.cu", architecture="sm_90a"), kernel)
     (finding,) = corpus.run("pipeline", module)[0].findings
     assert (finding.kind, finding.accesses[0].thread) == ("undecided", (0, 0, 0))
+
+
+def test_bytes_that_are_expected_too_early_name_the_phase_that_may_go_on():
+    _, right, report = kinds(early := "bytes are expected before the stage is empty", text(early))
+    (finding,) = report.findings
+    assert right and "nothing orders this after the end of phase" in finding.message
+    assert [access.what for access in finding.accesses] == ["expects", "sent"]
