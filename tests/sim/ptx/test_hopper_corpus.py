@@ -155,7 +155,7 @@ def test_a_wait_in_the_scope_of_the_block_observes_copies_of_other_blocks():
     assert len(waits) == 2 and right and not found, report
 
 
-@pytest.mark.parametrize("patience", [0.02, 0.03])
+@pytest.mark.parametrize("patience", [0.1, 0.15])
 def test_a_wait_that_is_not_decided_names_the_first_thread(monkeypatch, patience):
     """Let a thread count its tests, so that its states never repeat. The limit ends an arbitrary thread."""
     monkeypatch.setattr("sim.context.PATIENCE", patience)
