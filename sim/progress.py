@@ -245,7 +245,8 @@ class ProgressCheck:
     def value(self, value):
         """Return a comparable snapshot of a variable's value. Start watching any array that it refers to."""
         if isinstance(value, tuple):
-            return tuple(map(self.value, value))
+            # the elements of a Fragment, without recording that the thread reads them
+            return tuple(map(self.value, tuple.__iter__(value)))
         if hasattr(value, "allocation"):
             self.watch(value.root)
             return id(value.root), value.offset, value.shape

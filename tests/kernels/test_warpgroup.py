@@ -11,6 +11,8 @@ from numba.cuda.core.errors import UnsupportedError
 
 from kernels.tensor_cores import warpgroup
 from sim import simulate
+from sim.memory.products import Fragment
+from sim.progress import ProgressCheck
 
 TEXT = """
 @cuda.jit
@@ -115,6 +117,12 @@ def test_bugs_are_found(name):
     right, wrong, kinds = BUGS[name]
     assert TEXT.count(right) == 1
     assert kinds <= run(TEXT.replace(right, wrong))[0]
+
+
+def test_the_search_for_endless_loops_reads_no_registers():
+    check, sums = object.__new__(ProgressCheck), Fragment.of((1.0, 2.0), context=None)
+    assert check.value(sums) == check.value((1.0, 2.0))
+    assert sums.touched is None
 
 
 @pytest.mark.parametrize("transposed", [False, True])
