@@ -37,8 +37,11 @@ from numpy import float32
 from kernels.common.arguments import ANY_FLOAT, HALVES
 from kernels.common.launch import width_for
 from kernels.common.tiles import MINUS_INFINITY, load_tile, reciprocal, weight
+from kernels.flash.hopper_forward import HOPPER, flash_hopper_forward
 from kernels.flash.operators import attend, attention_operator, checked, launch_rows
 from kernels.flash.tensor_forward import flash_tensor_forward
+from kernels.flash.window import EVERYTHING
+from kernels.tensor_cores.launch import capability
 
 ROWS, KEYS = 64, 32  # queries per block, one per thread; keys per tile
 
@@ -106,8 +109,10 @@ def flash_forward_kernel(width):
 
 
 def forward(q, k, v, causal, scale, window, run):
-    """Return (O, L) for checked arguments; 16-bit tensors use the tensor-core kernel."""
+    """Return (O, L) for checked arguments; 16-bit tensors use a tensor-core kernel."""
     if q.dtype in HALVES:
+        if run is None and window == EVERYTHING and q.is_cuda and capability(q.device) == HOPPER:
+            return flash_hopper_forward(q, k, v, causal, scale)
         return flash_tensor_forward(q, k, v, causal, scale, window, run)
     kernel = flash_forward_kernel(width_for(q.shape[3]))
     return launch_rows(kernel, ROWS, ROWS, q, k, v, causal, scale, window, run)
@@ -156,8 +161,8 @@ def flash_attention(
 
     A query that sees no key, or whose scores are all -inf, has O = 0 and L = -inf. Non-contiguous tensors are
     copied. CPU tensors are simulated, and CUDA tensors run on their GPU. For 16-bit tensors, tensor cores
-    compute with float32 accumulators (`kernels.flash.tensor_forward`), which requires a GPU of compute
-    capability 8.0 or newer.
+    compute with float32 accumulators, which requires a GPU of compute capability 8.0 or newer
+    (`kernels.flash.tensor_forward`; without a window on compute capability 9.0, `hopper_forward`).
 
     The function is differentiable once, with respect to q, k and v. Its backward pass is plain PyTorch in
     float32, and needs memory for the N×N matrix. Under torch.compile it is one opaque operator. Raise

@@ -2,6 +2,7 @@
 
     mbarrier_init            initialise a barrier in shared memory, an element of an int64 array
     mbarrier_arrive          arrive at a barrier
+    mbarrier_arrive_copies   arrive once the copies (cp.async) that this thread has started are complete
     mbarrier_expect          arrive, and add the bytes of copies that the phase waits for
     mbarrier_try_wait        test whether the phase with a parity is complete
     fence_mbarrier_init      make initialised barriers visible to the cluster
@@ -161,4 +162,10 @@ WAITS = {"cp_async_bulk_wait_all": "", "cp_async_bulk_wait_all_read": ".read"}
 bulk_wait, bulk_wait_read = (
     bulk_instruction(entry, f"cp.async.bulk.wait_group{read} 0;", arguments=())
     for entry, read in WAITS.items()
+)
+mbarrier_arrive_copies = bulk_instruction(
+    "cp_async_mbarrier_arrive_noinc",
+    "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{}];",
+    "shared",
+    arguments=(0,),
 )

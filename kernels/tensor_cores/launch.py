@@ -23,6 +23,28 @@ class Work(NamedTuple):
     rows: int
     threads: int
 
+    def schedule(self, sequences, n, causal, device):
+        """Return (grid, serpentine); see `schedule`."""
+        return schedule(sequences, n, self.rows, causal, device)
+
+
+class ResidentWork(NamedTuple):
+    """Work of blocks that stay on their multiprocessor, each of which owns several tiles of rows in turn.
+
+    rows, threads: the rows of a tile, and the number of threads of a block.
+    resident: blocks per multiprocessor.
+    """
+
+    rows: int
+    threads: int
+    resident: int
+
+    def schedule(self, sequences, n, causal, device):
+        """Return (grid,). There are at most as many blocks as can be resident at once."""
+        tiles = sequences * -(-n // self.rows)
+        most = self.resident * multiprocessors(device) if device.type == "cuda" else tiles
+        return ((min(tiles, most),),)
+
 
 def kind_of(tensor):
     """Return "bfloat16" or "float16"."""
@@ -78,14 +100,15 @@ def launch_padded(kernel, work, q, n, width, arguments, scale, causal, run, reme
     """Launch a kernel for the last n queries, with rows padded to `width` elements; return (O, L).
 
     kernel: called with (q, *arguments, scale, causal, serpentine, o, log_sum); see `launch_on_tensor_cores`.
+    work: Work, or ResidentWork, whose kernels take no `serpentine`.
     remember: (key, tensors before o) for `relaunch`.
     """
     check_tensor_cores(q)
     batch, heads, _, d = q.shape
     q, scale = with_positive_scale(q, scale)
     o, log_sum = output((batch, heads, n, width), like=q, dtype=q.dtype), output((batch, heads, n), like=q)
-    grid, serpentine = schedule(batch * heads, n, work.rows, causal, q.device)
-    given = operand(q, width), *arguments, scale, bool(causal), serpentine
+    grid, *order = work.schedule(batch * heads, n, causal, q.device)
+    given = operand(q, width), *arguments, scale, bool(causal), *order
     remember = remember and (remember[0], (*remember[1], o, log_sum))
     launch(kernel, grid, work.threads, *given, Bits(o, torch.int32), log_sum, run=run, remember=remember)
     return o if d == width else o[..., :d].contiguous(), log_sum

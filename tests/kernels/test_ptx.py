@@ -23,6 +23,7 @@ from kernels.conv.decode import conv_attention_decode
 from kernels.conv.forward import conv_forward
 from kernels.conv.tensor_backward import conv_tensor_backward
 from kernels.flash.forward import flash_forward
+from kernels.flash.hopper_forward import BLOCKS, flash_hopper_forward
 from kernels.latent.decode import latent_attention_decode
 from kernels.latent.forward import latent_forward
 from kernels.multi_token import bands as multi_token_bands
@@ -60,7 +61,10 @@ def ptx_of(kernel, signature, architecture, monkeypatch):
     monkeypatch.setattr(
         dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=architecture)
     )
-    ptx, _ = cuda.compile(kernel.py_func, signature, device=False, abi="numba", output="ptx", cc=architecture)
+    options = dict(
+        device=False, abi="numba", output="ptx", launch_bounds=kernel.targetoptions.get("launch_bounds")
+    )
+    ptx, _ = cuda.compile(kernel.py_func, signature, cc=architecture, **options)
     assert f".target sm_{architecture[0]}{architecture[1]}" in ptx
     return ptx
 
@@ -174,6 +178,23 @@ def test_kernels_on_tensor_cores(compiler, monkeypatch, few, call, every_size):
             assert ".f64" not in ptx and "__local_depot" not in ptx
             everything += ptx
         assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16" in everything and "cp.async.cg" in everything
+
+
+@pytest.mark.parametrize("d", [64, pytest.param(128, marks=pytest.mark.nightly)])
+def test_the_kernel_with_wgmma(compiler, monkeypatch, d):
+    launched = []
+    flash_hopper_forward(*[rows(4, d)] * 3, True, float32(1), run=lambda *launch: launched.append(launch))
+    ((kernel, _, _, *arguments),) = launched
+    ptx = ptx_of(kernel, types.void(*map(type_of, arguments)), (9, 0, "a"), monkeypatch)
+    assert ".f64" not in ptx and "__local_depot" not in ptx and not re.search(r"\bcall\b", ptx)
+    block = BLOCKS[d]
+    for part in (
+        f"wgmma.mma_async.sync.aligned.m64n{block.keys}k16.f32.bf16.bf16",
+        f"wgmma.mma_async.sync.aligned.m64n{d}k16.f32.bf16.bf16",
+        *(f"setmaxnreg.{way}.sync.aligned.u32 {n};" for way, n in zip(("dec", "inc"), block.registers)),
+        f".maxntid {block.threads}",
+    ):
+        assert part in ptx
 
 
 def test_the_test_sees_what_it_looks_for(compiler, monkeypatch):
