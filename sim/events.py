@@ -214,6 +214,8 @@ class AsyncOperation:
     position: the number of earlier accesses in the launch.
     through: how its completion is observed: "mbarrier", "group" (a bulk async-group) or "wgmma".
     barrier: the address of the mbarrier that counts its bytes, or None.
+    doubts: pairs (Finding; {address: operation}). The Finding holds if each of these operations was the last
+        to write its address.
     """
 
     kind: str
@@ -224,6 +226,7 @@ class AsyncOperation:
     position: int
     through: str = "wgmma"
     barrier: int | None = None
+    doubts: tuple[tuple[Finding, dict[int, Any]], ...] = ()
 
 
 @dataclass(frozen=True)

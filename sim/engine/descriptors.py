@@ -1,8 +1,13 @@
 """Checks of the matrix descriptors of wgmma: whether they lead to shared memory, and fit the way in which the
 matrix was written."""
 
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
 from sim.events import SITES, Access, Finding
-from sim.isa.matrix_descriptor import CHUNK
+from sim.isa.matrix_descriptor import ADDRESS_MASK, CHUNK, ROWS, swizzled
 
 NONE = "no swizzle"
 
@@ -19,8 +24,7 @@ def check_descriptor(context, descriptor, of, addresses, found, site):
         if (found < 0).any()
         else out_of_phase(context, descriptor, of, found, site)
         if descriptor.phase
-        else written_otherwise(context, descriptor, of, found, site)
-        or aligned_by_luck(context, descriptor, of, found, site)
+        else aligned_by_luck(context, descriptor, of, found, site)
     )
     if finding is not None:
         context.findings.append(finding)
@@ -80,30 +84,122 @@ def aligned_by_luck(context, descriptor, of, found, site):
     )
 
 
-def written_otherwise(context, descriptor, of, found, site):
-    """Return the finding for a matrix that a bulk copy has written with another swizzle, or None.
-
-    Block.tiles is {address: (bytes, swizzle in bytes, site)} of the boxes written by bulk tensor copies.
-    """
-    low, high = int(found.min()), int(found.max()) + CHUNK
-    for base, (nbytes, swizzle, wrote) in context.thread.block.tiles.items():
-        if base < high and low < base + nbytes and swizzle != descriptor.swizzle:
-            element = context.space.element(max(low, base))
-            copy = Access("written", context.thread.block.index, context.thread.index, SITES[wrote])
-            return Finding(
-                "wgmma",
-                "error",
-                f"{element.array} is written with {swizzle_text(swizzle)}, and read with"
-                f" {swizzle_text(descriptor.swizzle)} as matrix {of}",
-                (copy, context.witness("read", site)),
-                *element,
-                reason="The tensor map and the matrix descriptor have to agree on the swizzle.",
-                fix=f"give the descriptor {swizzle_text(swizzle)}, or the tensor map"
-                f" {swizzle_text(descriptor.swizzle)}",
-            )
-    return None
-
-
 def swizzle_text(swizzle):
     """Return the name of a swizzle for findings."""
     return f"a {swizzle}-byte swizzle" if swizzle else NONE
+
+
+# --- matrices that tensor copies have written ---------------------------------------------------------------
+
+
+class Misfit(NamedTuple):
+    """Two chunks of a matrix that belong to other rows of a box than the descriptor assumes.
+
+    what: "swizzle", "pitch" (the distance of rows), "group" (the distance of groups of eight rows) or "next"
+        (the distance of the parts that are as wide as the swizzle).
+    chunks: the indices of the two chunks in the flat array of chunks. They are equal for "swizzle".
+    """
+
+    what: str
+    chunks: tuple[int, int]
+
+
+@functools.lru_cache(1 << 10)
+def misfit(descriptor, mn_major, count, tile):
+    """Return the first Misfit between a matrix in shared memory and a box that it overlaps, or None.
+
+    descriptor, mn_major, count: as for MatrixDescriptor.chunks.
+    tile: (base, room, pitch, swizzle, flat) of the box, as in Tile, with an address as in the descriptor.
+    """
+    base, room, pitch, swizzle, flat = tile
+    chunks = descriptor.chunks(mn_major, count)
+    number = np.arange(chunks.size).reshape(chunks.shape)
+    if not mn_major:  # let the last axis be the lines of the swizzle pattern
+        chunks, number = chunks.T, number.T
+    place = swizzled(chunks, swizzle) - base
+    inside, row, column = (place >= 0) & (place < room), place // pitch, place % pitch
+    if descriptor.swizzle != swizzle:
+        return Misfit("swizzle", (int(number[inside][0]),) * 2) if inside.any() else None
+
+    def first(what, one, other, wrong):
+        """Return the Misfit of the first two chunks in the box that are wrong, or None."""
+        found = np.argwhere(inside[one] & inside[other] & wrong)
+        if not len(found):
+            return None
+        at = tuple(found[0])
+        return Misfit(what, (int(number[one][at]), int(number[other][at])))
+
+    # the chunks before and after a step to the next line, the next group of lines, and the next part
+    lines, groups = (np.s_[:, :-1], np.s_[:, 1:]), (np.s_[:, :-ROWS], np.s_[:, ROWS:])
+    parts = np.s_[:-1], np.s_[1:]
+    moved = (row[lines[1]] - row[lines[0]] != 1) | (column[lines[1]] != column[lines[0]])
+    in_group = np.arange(1, chunks.shape[1]) % ROWS != 0
+    jump, wide = row[groups[1]] - row[groups[0]], max(swizzle, CHUNK) // CHUNK
+    # A matrix can consist of every second group of a larger box.
+    strange = (jump <= 0) | (jump % ROWS != 0) | (not inside.all())
+    return (
+        first("pitch", *lines, moved & in_group)
+        or first("group", *groups, (jump != ROWS) & strange)
+        or (first("next", *parts, np.arange(1, len(chunks))[:, None] % wide == 0) if flat else None)
+    )
+
+
+def doubts(context, descriptor, of, mn_major, count, found, site):
+    """Return pairs (Finding; {address: operation}) for the boxes that tensor copies have written in another
+    layout than a descriptor describes. The Finding holds if the operation was the last to write the address.
+
+    of: "A" or "B".
+    found: the simulated addresses of the chunks of the matrix.
+    """
+    low, high, result = int(found.min()), int(found.max()) + CHUNK, []
+    for tile in context.thread.block.tiles.values():
+        if tile.base < high and low < tile.base + tile.room:
+            layout = tile.base & ADDRESS_MASK, tile.room, tile.pitch, tile.swizzle, tile.flat
+            wrong = misfit(descriptor, mn_major, count, layout)
+            if wrong:
+                addresses = [int(found.reshape(-1)[chunk]) for chunk in wrong.chunks]
+                finding = layout_finding(context, descriptor, of, mn_major, wrong, tile, addresses[0], site)
+                result.append((finding, dict.fromkeys(addresses, tile.operation)))
+    return result
+
+
+def layout_finding(context, descriptor, of, mn_major, wrong, tile, address, site):
+    """Return the Finding for a Misfit between a matrix and the box of a tensor copy."""
+    element, issued = context.space.element(address), tile.operation.issued
+    copy = Access("written", issued.block, context.thread_index(issued.thread), SITES[tile.operation.site])
+    # Without a swizzle, the two offsets of an MN-major matrix exchange their roles.
+    names = ("leading", "stride") if mn_major and not descriptor.swizzle else ("stride", "leading")
+    group, following = (f"{name} offset" for name in names)
+    eight, rows = ROWS * tile.pitch, f"{element.array} is written in rows {tile.pitch} bytes apart"
+    texts = {
+        "swizzle": (
+            f"{element.array} is written with {swizzle_text(tile.swizzle)}, and read with"
+            f" {swizzle_text(descriptor.swizzle)} as matrix {of}",
+            f"give the descriptor {swizzle_text(tile.swizzle)}, or the tensor map"
+            f" {swizzle_text(descriptor.swizzle)}",
+        ),
+        "pitch": (
+            f"{rows}, and read as matrix {of} in rows {max(descriptor.swizzle, CHUNK)} bytes apart",
+            "let the tensor map and the descriptor have the same swizzle, as wide as a row of the box",
+        ),
+        "group": (
+            f"{rows}, so that eight rows take {eight:,}, and the descriptor of {of} has a {group} of"
+            f" {getattr(descriptor, names[0]):,}",
+            f"give the descriptor a {group} of {eight:,} bytes",
+        ),
+        "next": (
+            f"the {following} of the descriptor of {of}, {getattr(descriptor, names[1]):,} bytes, leads to"
+            f" other rows of the same box in {element.array}",
+            f"let the {following} lead to the box with the next columns",
+        ),
+    }  # fmt: skip
+    verdict, fix = texts[wrong.what]
+    return Finding(
+        "wgmma",
+        "error",
+        verdict,
+        (copy, context.witness("read", site)),
+        *element,
+        reason="The tensor map and the matrix descriptor have to agree on the layout of the tile.",
+        fix=fix,
+    )

@@ -13,7 +13,7 @@ Source: PTX ISA 9.7.15.5, "Asynchronous wgmma.mma_async operation".
 
 import numpy as np
 
-from sim.engine.descriptors import check_descriptor
+from sim.engine.descriptors import check_descriptor, doubts
 from sim.engine.warp import format_lanes
 from sim.events import Finding
 from sim.isa.conversions import cast
@@ -72,11 +72,13 @@ def complete(scheduler, memory, arrivals, site):
         {} if product.variant.a_in_registers else {"descriptor of A": a}
     )
     context.findings += different_operands(context, threads, given, site)
-    chunks_b, of_b = read_matrix(context, memory, decode(b[0]), product, "b", site)
+    scheduler.enter(threads[0])  # the thread that findings about the descriptors name
+    chunks_b, of_b, doubted = read_matrix(context, memory, decode(b[0]), product, "b", site)
     if product.variant.a_in_registers:
         matrix_a, of_a = product.fragments(np.array(a, np.int64)), None
     else:
-        chunks_a, of_a = read_matrix(context, memory, decode(a[0]), product, "a", site)
+        chunks_a, of_a, of_other = read_matrix(context, memory, decode(a[0]), product, "a", site)
+        doubted = of_other + doubted
         matrix_a = product.matrix(chunks_a, "a")
     d = product.accumulators(np.array(accumulators, product.register)) if scale[0] else None
     results = product.distributed(product.semantics(d, matrix_a, product.matrix(chunks_b, "b")))
@@ -84,7 +86,8 @@ def complete(scheduler, memory, arrivals, site):
         scheduler.enter(threads[LANES * warp])
         rows = [] if of_a is None else [of_a[len(of_a) // WARPS * warp :][: len(of_a) // WARPS]]
         reads = byte_runs(np.concatenate([part.reshape(-1) for part in (*rows, of_b)]))
-        issue.operations.append(issue_async(context, "wgmma", reads, (), site, site))
+        doubts_of_warp = () if warp else tuple(doubted)
+        issue.operations.append(issue_async(context, "wgmma", reads, (), site, site, doubts=doubts_of_warp))
     for thread, row in zip(threads, results):
         products_of(thread).open.append(issue)
         thread.result = row, issue
@@ -94,17 +97,14 @@ def complete(scheduler, memory, arrivals, site):
 
 
 def read_matrix(context, memory, descriptor, product, of, site):
-    """Return (bytes, simulated addresses) of the chunks of a matrix in shared memory.
-
-    Report a descriptor that leads outside shared memory, or does not fit the way in which the matrix was
-    written.
-    """
+    """Return (bytes, simulated addresses, doubts about the layout) of the chunks of a matrix in shared
+    memory. Report a descriptor that leads outside shared memory, or is misaligned."""
     variant = product.variant
     mn_major, count = (variant.mn_major_a, 64) if of == "a" else (variant.mn_major_b, variant.n)
     addresses = descriptor.chunks(mn_major, count)
     data, found = memory.shared_chunks(addresses)
     check_descriptor(context, descriptor, of.upper(), addresses, found, site)
-    return data, found
+    return data, found, doubts(context, descriptor, of.upper(), mn_major, count, found, site)
 
 
 def byte_runs(addresses):

@@ -20,8 +20,10 @@ def load_box(memory, located, tile, index, spans, data, barrier):
         placed = target.memory.copy()
         placed[kind.places(target.address)] = data
         data = placed
-        memory.note_tile(target.address, kind)
-    memory.issue("tensor copy", spans, [memory.target(target, data)], "mbarrier", barrier, nbytes=kind.nbytes)
+    targets = [memory.target(target, data)]
+    pending = memory.issue("tensor copy", spans, targets, "mbarrier", barrier, nbytes=kind.nbytes)
+    if pending:
+        memory.note_tile(target.address, kind, pending.operation)
 
 
 def gather(memory, located, coordinates):

@@ -18,7 +18,7 @@ import numpy as np
 from sim.events import ADDRESS_BITS, SITE_SHIFT, AsyncOperation, Finding, Moment, index_text
 from sim.isa.invalid import InvalidOperand
 from sim.isa.tensor_map import NBYTES
-from sim.memory.tensor_map import Located
+from sim.memory.tensor_map import Located, Tile
 from sim.nouns import joined, plural
 
 PIECE = 16  # an operation is logged as aligned accesses of at most this many bytes each
@@ -30,7 +30,8 @@ def issue_async(context, kind, reads, writes, load_site, store_site, **more):
 
     reads: (address, number of bytes) pairs.
     writes: (address, the written bytes) pairs. The bytes are a uint8 array, or None if they are unknown.
-    more: the fields `through`, `barrier` and `element` of the AsyncOperation.
+    more: the fields `through`, `barrier` and `doubts` of the AsyncOperation, and `element` as for
+        AsyncProxyMemory.issue.
     """
     thread = context.thread
     context.begin_segment(thread)
@@ -268,10 +269,11 @@ class AsyncProxyMemory:
             )
         return Spot(address, root[begin : begin + size])
 
-    def note_tile(self, address, kind):
+    def note_tile(self, address, kind, operation):
         """Record which tensor copy wrote a tile of shared memory last, for the readers of its layout."""
         home, local = self.context.thread.block.home(address)
-        home.tiles[local] = kind.nbytes, kind.swizzle, self.site("store")
+        pitch = kind.swizzle or kind.counts[0] * kind.itemsize
+        home.tiles[local] = Tile(operation, local, kind.room, pitch, kind.swizzle, len(kind.counts) < 3)
 
     def target(self, spot, data, combine=None):
         return Target(spot, data, combine)

@@ -1,7 +1,7 @@
 """tensor_map: the host function that describes an array for tensor copies (TMA), and tensor maps inside a
 launch."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -114,6 +114,25 @@ def described_arrays(arguments):
         for leaf in leaves
         if isinstance(leaf.value, TensorMapBytes) and id(leaf.value.tensor) not in given
     }
+
+
+class Tile(NamedTuple):
+    """The layout of a box that a tensor copy has written to shared memory.
+
+    operation: the AsyncOperation of the copy.
+    base: the address of its first byte within the block.
+    room: the bytes from its first to its last one.
+    pitch: the bytes from one row to the next.
+    swizzle: in bytes.
+    flat: whether the box has at most two dimensions, so that the rows are in the order of the tensor's.
+    """
+
+    operation: Any
+    base: int
+    room: int
+    pitch: int
+    swizzle: int
+    flat: bool
 
 
 class Located:

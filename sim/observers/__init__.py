@@ -20,8 +20,9 @@ Read the files in this order:
     epochs         the base class of the counters banks, coalescing and branches
     traffic        accesses and bytes by array, memory space and line
     async_proxy    bulk copies and wgmma: accesses before their end, missing proxy fences; async_findings has
-        the messages, clusters checks accesses to other blocks of a cluster, lifetimes checks that
-        operations end before their blocks, and stages checks that phases end before they expect bytes again
+        the messages, async_units the state of memory, clusters checks accesses to other blocks of a cluster,
+        lifetimes checks that operations end before their blocks, and stages checks that phases end before
+        they expect bytes again
     trace          a recording of all events
     pipeline       a recording of bulk copies, wgmma and phases
 """

@@ -15,6 +15,7 @@ import numpy as np
 
 from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SPACE_SHIFT, Moment
 from sim.observers.async_findings import AsyncFindings, inside
+from sim.observers.async_units import Columns, Units
 from sim.observers.clocks import merge
 from sim.observers.copies import NEVER, precedes
 from sim.observers.lifetimes import Lifetimes
@@ -22,7 +23,6 @@ from sim.observers.order import GRID, HappensBefore, bulk_thread
 from sim.observers.stages import Stages
 from sim.sites import cluster_rank
 
-GRAINS = {SHARED: 16, GLOBAL: 2}  # state space -> bytes per unit of the state below
 # Findings after which a block ends before its operations.
 FATAL = {"deadlock", "no-progress", "undecided", "barrier-divergence", "warp-divergence"}
 
@@ -56,44 +56,6 @@ class ProxyOrder(HappensBefore):
 
     def observe(self, block, thread, segment, moments):
         """Do nothing: the end of an operation orders no generic access."""
-
-
-class Units:
-    """The state of an allocation's memory, per unit of a few bytes.
-
-    writer: the number of the operation that last wrote the unit, or -1.
-    readers: the number of a node in a list of the operations that have read it since, or -1.
-    generic: the number of the last generic write, or -1.
-    """
-
-    def __init__(self, allocation, space):
-        self.base, self.grain = allocation.base, GRAINS[space]
-        count = -(-allocation.root.size // self.grain) + 1
-        self.writer, self.readers, self.generic = (np.full(count, -1, np.int32) for _ in range(3))
-        self.used = False  # whether an operation has accessed it
-
-    def span(self, address, size):
-        """Return the slice of units that contain these bytes."""
-        begin = address - self.base
-        return slice(begin // self.grain, (begin + size - 1) // self.grain + 1)
-
-
-class Columns:
-    """Accesses as parallel arrays, ordered by position."""
-
-    NAMES = "epoch", "thread", "segment", "site", "address", "size", "position"
-
-    def __init__(self, block, *columns):
-        self.block = block
-        for name, column in zip(self.NAMES, columns):
-            setattr(self, name, column)
-
-    def __getitem__(self, chosen):
-        return Columns(self.block[chosen], *(getattr(self, name)[chosen] for name in self.NAMES))
-
-    def row(self, i):
-        """Return the Moment of an access."""
-        return Moment(*(int(getattr(self, name)[i]) for name in Moment._fields))
 
 
 class AsyncProxy:
@@ -270,6 +232,10 @@ class AsyncProxy:
         number = len(self.known)
         self.known.append(operation)
         at = operation.issued._replace(block=self.number(operation.issued.block))
+        for finding, writers in operation.doubts:
+            if all(self.writer(address, at.block) is other for address, other in writers.items()):
+                sites = tuple(access.site for access in finding.accesses)
+                self.note(("layout", operation.site, sites), at, 0, lambda finding: finding, (finding,))
         for ranges, writes in ((operation.reads, False), (operation.writes, True)):
             for address, size in ranges:
                 units, local = self.state(address, at.block)
@@ -287,6 +253,12 @@ class AsyncProxy:
                     units.writer[span], units.readers[span], units.generic[span] = number, -1, -1
                 else:
                     units.readers[span] = self.add_reader(units.readers[span], number)
+
+    def writer(self, address, block):
+        """Return the operation that last wrote a byte, or None if a thread has written it since."""
+        units, local = self.state(address, block)
+        number = int(units.writer[units.span(local, 1)][0])
+        return self.known[number] if number >= 0 else None
 
     def add_reader(self, nodes, number):
         """Return the nodes of lists that contain a further operation. It replaces the newest one if its end
