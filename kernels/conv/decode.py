@@ -37,7 +37,7 @@ from numba import cuda
 from numpy import float32
 
 from kernels.common.arguments import ANY_FLOAT, FLOAT32, HALVES, MOST_TAPS, TAPS, check, checked_scale
-from kernels.common.launch import launch, output
+from kernels.common.launch import Bits, launch, output
 from kernels.common.splits import (
     LANE,
     LANES,
@@ -267,18 +267,21 @@ def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
         tiles of keys.
     """
     check_tensor_cores(q)
-    (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
-    splits = splits_for(splits, batch * heads, keys, k.device, decode_tensor.KEYS, decode_tensor.BLOCKS)
+    (batch, heads, _, d), (_, kv_heads, keys, _), (_, c_q, c_k) = q.shape, k.shape, w.shape
+    rule = decode_tensor.FEWEST_KEYS, decode_tensor.BLOCKS
+    splits = splits_for(splits, batch * heads, keys, k.device, *rule)
     length = decode_tensor.length_of(-(-keys // splits), c_k)
-    splits = -(-keys // length)
-    parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
+    splits = -(-keys // (length * decode_tensor.WARPS))
+    parts = output((batch, heads, splits, d + 2), like=k)
+    o = output((batch, heads, 1, d), like=k, dtype=q.dtype)
     taps, as_bits = taps_operand(w, q)
     kernel = decode_tensor.decode_tensor_kernel(tensor_width(d), kind_of(q), c_q, c_k, as_bits)
     *bits, positive = decode_tensor.operands(q, k, v, scale)
-    grid = (splits, heads, batch)
-    launch(kernel, grid, decode_tensor.THREADS, *bits, taps, positive, length, parts, run=run)
-    launch(merge_splits_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
-    return o.to(q.dtype)
+    arguments = *bits, heads // kv_heads, taps, positive, length, parts
+    launch(kernel, (splits, heads, batch), decode_tensor.THREADS, *arguments, run=run)
+    merge = decode_tensor.merge_kernel(kind_of(q))
+    launch(merge, (heads, batch), MERGING_WARPS * LANES, parts, Bits(o, torch.int16), run=run)
+    return o
 
 
 def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None):

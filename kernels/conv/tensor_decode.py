@@ -1,26 +1,24 @@
 """Convolutional attention for one new token on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
-The formulas and the split of the keys are the same as in `conv_decode`, whose second kernel also merges the
-results of these blocks. A block processes KEYS keys at a time:
+The formulas and the split of the keys are the same as in `conv_decode`. Each warp owns a range of keys, and
+processes KEYS of them at a time, independently of the other warps of its block:
 
-    S0   The product of the query window (at most 15 rows, padded to 16) and Kᵀ; each warp computes a quarter
-         of the columns. S0 is masked and stored in shared memory in 16 bits, after the columns carried over
-         from the previous tile
+    S0   The product of K and the transposed query window, whose rows are padded to 8 or 16. S0 is masked and
+         stored in shared memory in 16 bits, after the columns carried over from the previous keys
     T    One `mma` per row a of the window. Row m of its left operand is the 16 columns of S0[a] that start at
          8m; these rows overlap, and start 16 bytes apart. Its right operand is a band of taps, as in
-         `tensor_forward`. So row m of the product is T of eight keys. Every warp computes all of T, which is
-         faster than waiting for the other warps
-    O    Each warp accumulates its quarter of the keys. Row m of the left operand contains the weights of the
-    keys 8m to
-         8m + 7, and zeros elsewhere, so each lane already holds the elements that it must supply. The rows
-         are summed at the end
+         `tensor_forward`. So row m of the product is T of eight keys
+    O    The product of the transposed V and the weights. Column m of the right operand contains the weights
+         of the keys 8m to 8m + 7, and zeros elsewhere, so each lane already holds the elements that it must
+         supply. The columns are summed at the end
 
-`cp.async` copies the next tile of K and V while the current one is used.
+`cp.async` copies the next keys and values while the current ones are used. Blocks merge the results of their
+warps, and a second kernel merges the blocks.
 Sources: as in `conv_decode`.
 
     grid    (splits, H, B)
     block   WARPS · 32 threads
-    shared  4 · KEYS · (width + 8) · 2 bytes and about 7 KiB: 79 KiB at d = 64, 143 KiB at d = 128
+    shared  per warp, STAGES · 4 · KEYS · width bytes, and about 2 KiB
     cost    the bytes of K and V, read once except for the halos
 """
 
@@ -29,11 +27,16 @@ import functools
 from numba import cuda
 from numpy import float32, int16, uint32
 
-from kernels.common.tiles import MINUS_INFINITY
+from kernels.common.arguments import MAX_HEAD_DIM
+from kernels.common.splits import MERGING_WARPS, add_splits, merged, sum_of_warp
+from kernels.common.tiles import MINUS_INFINITY, weight
 from kernels.tensor_cores.instructions import (
     cp_async_commit,
     cp_async_wait_0,
+    cp_async_wait_1,
+    cp_async_wait_2,
     exp2_approx,
+    ldmatrix_x2,
     ldmatrix_x4,
     ldmatrix_x4_trans,
 )
@@ -47,129 +50,144 @@ from kernels.tensor_cores.tiles import (
     PADDING,
     SLACK,
     clamped,
-    mma_pair,
-    row_copier,
     tap_loader,
     window_of,
 )
+from kernels.tensor_cores.windows import swizzled, warp_copier, window_loader, window_product
 
-WARPS, KEYS, ROWS = 4, 128, 16  # warps per block; keys per tile; rows of a window, padded
-BLOCKS = 2  # resident blocks per multiprocessor
-OWN = KEYS // WARPS  # keys of a tile per warp
-TWO_TILES = 2 * KEYS
-CARRIED = 16  # columns carried over from the previous tile
-SCORES = CARRIED + KEYS + PADDING
+WARPS, KEYS, STAGES = 4, 32, 2  # warps per block; keys per warp and iteration; buffers per warp
+BLOCKS, FEWEST_KEYS = 3, WARPS * 16  # resident blocks per multiprocessor; minimum keys per block
+CARRIED = 16  # columns carried over from the previous keys
 THREADS = WARPS * 32
+WAITS = {2: cp_async_wait_0, 3: cp_async_wait_1, 4: cp_async_wait_2}
 
 
 @functools.cache
-def decode_tensor_kernel(width, kind, c_q, c_k, bits=False):
-    """Return the kernel for rows of at most `width` elements and (c_q, c_k) taps."""
-    (mma, mma_k8, pack), add_pair = ARITHMETIC[kind], mma_pair(kind)
+def decode_tensor_kernel(
+    width, kind, c_q, c_k, bits=False, warps=WARPS, keys=KEYS, stages=STAGES, limit=None
+):
+    """Return the kernel for rows of at most `width` elements and (c_q, c_k) taps.
+
+    keys: keys per warp and iteration, 16, 32 or 64.
+    limit: registers per thread.
+    """
+    mma, mma_k8, pack = ARITHMETIC[kind]
+    copy, load_window = warp_copier(width, keys), window_loader(width, c_q)
+    multiply, load_taps = window_product(kind, width, c_q), tap_loader(kind, c_q, c_k, bits)
+    wait = WAITS[stages]
     scaled = kind == "float16"
-    left = (c_k - 1) // 2
-    window, load_taps = window_of(c_k), tap_loader(kind, c_q, c_k, bits)
-    lag = 8 * (window - 1)
-    shift, pitch = left - lag, width + PADDING
-    depth, d_tiles, own_tiles = width // 16, width // 8, OWN // 8
-    o_numbers, s_numbers = d_tiles * 4, own_tiles * 4
-    tap_numbers = c_q * window
-    copy = row_copier(width, THREADS)
+    left, columns = (c_k - 1) // 2, window_of(c_k)
+    lag = 8 * (columns - 1)
+    shift, ring = left - lag, stages * keys
+    halves, steps, tiles = -(-c_q // 8), keys // 16, width // 16
+    rows = 8 * halves  # rows of the window, padded
+    blocks = keys // 8
+    q_numbers, s_numbers, o_numbers = halves * width // 8, halves * 4, tiles * 4
+    tap_numbers, scores_pitch = c_q * columns, CARRIED + keys + PADDING
 
     @cuda.jit(device=True)
-    def convolve(t, scores, taps):
-        """Compute T of KEYS keys in t, four elements per lane.
-
-        The four elements belong to the keys x, x + 1, x + 64 and x + 65, where x = 8 (lane // 4) + 2 (lane %
-        4).
-        """
-        lane = cuda.threadIdx.x & 31
-        at = CARRIED - lag + (lane & 15) * 8
-        for e in range(4):
-            t[e] = float32(0)
+    def convolve(scores, taps):
+        """Return T of the keys 8m + 2 (lane % 4) and the next one, for m = lane // 4 < keys // 8."""
+        lane, zero = cuda.threadIdx.x & 31, uint32(0)
+        t0, t1, blank = float32(0), float32(0), float32(0)
+        at = CARRIED - lag + (lane & 7) % blocks * 8
         for a in range(c_q):
-            a0, a1, a2, a3 = ldmatrix_x4(scores, (a, at + (lane >> 4) * 8))
-            t[0], t[1], t[2], t[3] = mma(
-                a0, a1, a2, a3, taps[a * window], taps[a * window + 1], t[0], t[1], t[2], t[3]
+            if columns == 3:
+                a0, a2, b0, _ = ldmatrix_x4(scores, (a, at + min(lane >> 3, 2) * 8))
+                t0, t1, _, _ = mma_k8(b0, zero, taps[a * columns + 2], t0, t1, blank, blank)
+            else:
+                a0, a2 = ldmatrix_x2(scores, (a, at + (lane >> 3 & 1) * 8))
+            t0, t1, _, _ = mma(
+                a0, zero, a2, zero, taps[a * columns], taps[a * columns + 1], t0, t1, blank, blank
             )
-            if window == 3:
-                a0, a1, a2, a3 = ldmatrix_x4(scores, (a, at + (lane >> 4) * 8 + 8))
-                t[0], t[1], t[2], t[3] = mma_k8(a2, a3, taps[a * window + 2], t[0], t[1], t[2], t[3])
+        return t0, t1
 
-    @cuda.jit
-    def decode_tensor_kernel(q, k, v, w, scale, length, parts):
+    @cuda.jit(device=True)
+    def add_values(o, v_tile, base, both):
+        """Add the products of the values from row `base` on and their weights; `both` is this lane's pair."""
+        lane = cuda.threadIdx.x & 31
+        for step in range(steps):
+            b0 = both if lane >> 2 == 2 * step else uint32(0)
+            b1 = both if lane >> 2 == 2 * step + 1 else uint32(0)
+            row = base + step * 16 + (lane & 7) + (lane >> 4) * 8
+            for tile in range(tiles):
+                x = tile * 4
+                a0, a1, a2, a3 = ldmatrix_x4_trans(v_tile, (row, swizzled((lane >> 3 & 1) + tile * 2, lane)))
+                o[x], o[x + 1], o[x + 2], o[x + 3] = mma(
+                    a0, a1, a2, a3, b0, b1, o[x], o[x + 1], o[x + 2], o[x + 3]
+                )
+
+    @cuda.jit(max_registers=limit)
+    def conv_decode_tensor_kernel(q, k, v, sharing, w, scale, length, parts):
         """Store o, m and l of each block in parts (B, H, splits, d + 2).
 
         q: (B, H, R, d), the window, R = min(c_q, N_k) rows, 16-bit values as int16.
-        k, v: (B, H, N_k, d), 16-bit values as int16.
+        k, v: (B, H / sharing, N_k, d), 16-bit values as int16.
         w: (H, c_q, c_k), float32, or 16-bit values as int16 if `bits`.
-        length: keys per block.
+        length: keys per warp.
         """
-        k_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
-        v_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
-        q_tile = cuda.shared.array((ROWS, pitch), int16, alignment=16)
-        scores = cuda.shared.array((ROWS, SCORES), int16, alignment=16)
-        sums = cuda.shared.array((WARPS, width), float32)
-        taps = cuda.local.array(tap_numbers, uint32)
-        s, t = cuda.local.array(s_numbers, float32), cuda.local.array(4, float32)
-        os = cuda.local.array(o_numbers, float32)
+        k_tiles = cuda.shared.array((warps, ring, width), int16, alignment=16)
+        v_tiles = cuda.shared.array((warps, ring, width), int16, alignment=16)
+        all_scores = cuda.shared.array((warps, rows, scores_pitch), int16, alignment=16)
+        sums = cuda.shared.array((warps, width), float32)
+        ends = cuda.shared.array((warps, 2), float32)
+        window, taps = cuda.local.array(q_numbers, uint32), cuda.local.array(tap_numbers, uint32)
+        s, os = cuda.local.array(s_numbers, float32), cuda.local.array(o_numbers, float32)
         batch, head = cuda.blockIdx.z, cuda.blockIdx.y
         thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
         group, pair = lane >> 2, (lane & 3) * 2
-        n, d, rows = k.shape[2], parts.shape[3] - 2, q.shape[2]
-        start = cuda.blockIdx.x * length
+        k_tile, v_tile, scores = k_tiles[warp], v_tiles[warp], all_scores[warp]
+        n, d, kv_head = k.shape[2], parts.shape[3] - 2, head // sharing
+        # 1. copy the first keys and values; load the window and the taps
+        start = (cuda.blockIdx.x * warps + warp) * length
         end = min(n, start + length)
-        factor = LOG2E if scaled else scale * LOG2E
-        # 1. copy the window and the first tile, load the taps
-        copy(q_tile, 0, ROWS, q, batch, head, rows - c_q)
-        copy(k_tiles, 0, KEYS, k, batch, head, start - left)
-        copy(v_tiles, 0, KEYS, v, batch, head, start - left + shift)
-        cp_async_commit()
+        begin = start - left
+        stop = end - shift if start < end else begin
+        for stage in range(stages - 1):
+            first = begin + stage * keys
+            if first < stop:
+                copy(k_tile, stage * keys, k, batch, kv_head, first)
+                copy(v_tile, stage * keys, v, batch, kv_head, first + shift)
+            cp_async_commit()
+        load_window(window, q, batch, head)
         load_taps(taps, w, head)
+        factor = LOG2E if scaled else scale * LOG2E
         for x in range(o_numbers):
             os[x] = float32(0)
-        for x in range(thread, ROWS * CARRIED, THREADS):
+        for x in range(lane, rows * CARRIED, 32):
             scores[x // CARRIED, x % CARRIED] = 0
         m, l, place = MINUS_INFINITY, float32(0), 0
-        for first in range(start - left, end - shift, KEYS):
-            cp_async_wait_0()
-            cuda.syncthreads()  # the tile has arrived, and all warps have finished with the previous one
-            if first + KEYS + shift < end:
-                copy(k_tiles, KEYS - place, KEYS, k, batch, head, first + KEYS)
-                copy(v_tiles, KEYS - place, KEYS, v, batch, head, first + KEYS + shift)
-                cp_async_commit()
-            # 2. compute S0 of this warp's keys, and store it after the columns carried over
-            for x in range(s_numbers):
-                s[x] = float32(0)
-            for step in range(depth):
-                a0, a1, a2, a3 = ldmatrix_x4(q_tile, (lane & 15, (lane >> 4) * 8 + step * 16))
-                for tile in range(own_tiles // 2):
-                    row = place + warp * OWN + tile * 16 + (lane & 7) + (lane >> 4) * 8
-                    b0, b1, b2, b3 = ldmatrix_x4(k_tiles, (row, (lane >> 3 & 1) * 8 + step * 16))
-                    add_pair(s, tile * 8, a0, a1, a2, a3, b0, b1, b2, b3)
-            for tile in range(own_tiles):
-                for half in range(2):
-                    a, column = group + half * 8, warp * OWN + tile * 8 + pair
-                    x, last = (
-                        tile * 4 + half * 2,
-                        n - c_q + a - first - column,
-                    )  # offset of the last key that query a sees
+        for first in range(begin, stop, keys):
+            wait()
+            cuda.syncwarp()  # the tile has arrived, and all lanes have finished with the previous one
+            following = first + (stages - 1) * keys
+            if following < stop:
+                free = place - keys if place >= keys else ring - keys
+                copy(k_tile, free, k, batch, kv_head, following)
+                copy(v_tile, free, v, batch, kv_head, following + shift)
+            cp_async_commit()
+            # 2. compute S0, and store it after the columns carried over
+            for step in range(steps):
+                multiply(s, k_tile, place + step * 16, window)
+                for x in range(0, s_numbers, 2):
+                    a, column = (x >> 2) * 8 + pair, step * 16 + (x >> 1 & 1) * 8 + group
+                    last = n - c_q + a - first - column  # offset of the last key that query a sees
                     low = s[x] if last >= 0 else float32(0)
-                    high = s[x + 1] if last >= 1 else float32(0)
+                    high = s[x + 1] if last >= -1 else float32(0)
                     if scaled:
                         low, high = clamped(low * scale), clamped(high * scale)
                     both = pack(low, high)
                     scores[a, CARRIED + column] = int16(both & uint32(0xFFFF))
-                    scores[a, CARRIED + column + 1] = int16(both >> uint32(16))
-            cuda.syncthreads()  # S0 is stored
+                    scores[a + 1, CARRIED + column] = int16(both >> uint32(16))
+            cuda.syncwarp()  # S0 is stored
             # 3. compute T and its softmax; m is equal in all lanes, and l is summed at the end
-            convolve(t, scores, taps)
-            largest = MINUS_INFINITY
-            for e in range(4):
-                j = first + shift + group * 8 + pair + (e >> 1) * 64 + (e & 1)
-                if j < start or j >= end:
-                    t[e] = MINUS_INFINITY
-                largest = max(largest, t[e])
+            t0, t1 = convolve(scores, taps)
+            j = first + shift + group * 8 + pair
+            if group >= blocks or j < start or j >= end:
+                t0 = MINUS_INFINITY
+            if group >= blocks or j + 1 < start or j + 1 >= end:
+                t1 = MINUS_INFINITY
+            largest = max(t0, t1)
             if cuda.any_sync(FULL, largest > m + min(SLACK / factor, LARGEST)):
                 for bit in range(5):
                     largest = max(largest, cuda.shfl_xor_sync(FULL, largest, 1 << bit))
@@ -181,53 +199,67 @@ def decode_tensor_kernel(width, kind, c_q, c_k, bits=False):
                 for x in range(o_numbers):
                     os[x] *= shrink
             base = float32(0) if m == MINUS_INFINITY else m
-            for e in range(4):
-                t[e] = exp2_approx((t[e] - base) * factor)
-                l += t[e]
-            # 4. accumulate O over this warp's keys
-            # Row `group` of the left operand has this quad's weights in the columns of the quad's own keys.
-            above, below = pack(t[0], t[1]), pack(t[2], t[3])
-            for step in range(OWN // 16):
-                block = warp * (OWN // 8) + step * 2
-                a0 = above if group == block else uint32(0)
-                a1 = below if group + 8 == block else uint32(0)
-                a2 = above if group == block + 1 else uint32(0)
-                a3 = below if group + 8 == block + 1 else uint32(0)
-                row = place + warp * OWN + step * 16 + (lane & 15)
-                for tile in range(d_tiles // 2):
-                    b0, b1, b2, b3 = ldmatrix_x4_trans(v_tiles, (row, (lane >> 4) * 8 + tile * 16))
-                    add_pair(os, tile * 8, a0, a1, a2, a3, b0, b1, b2, b3)
-            cuda.syncthreads()  # all warps have computed T: the last columns may be moved to the front
-            for x in range(thread, ROWS * CARRIED, THREADS):
-                scores[x // CARRIED, x % CARRIED] = scores[x // CARRIED, KEYS + x % CARRIED]
-            place = KEYS - place
-        # 5. sum the rows by shuffles, then the warps through shared memory
-        for tile in range(d_tiles):
-            for e in range(2):
-                total = os[tile * 4 + e] + os[tile * 4 + 2 + e]
-                for bit in range(2, 5):
-                    total += cuda.shfl_xor_sync(FULL, total, 1 << bit)
-                if group == 0:
-                    sums[warp, tile * 8 + pair + e] = total
-        for bit in range(5):
-            l += cuda.shfl_xor_sync(FULL, l, 1 << bit)
-        cuda.syncthreads()
+            t0, t1 = exp2_approx((t0 - base) * factor), exp2_approx((t1 - base) * factor)
+            l += t0 + t1
+            # 4. accumulate O; then move the last columns of S0 to the front
+            add_values(os, v_tile, place, pack(t0, t1))
+            cuda.syncwarp()  # all lanes have read S0
+            for x in range(lane, rows * CARRIED, 32):
+                scores[x // CARRIED, x % CARRIED] = scores[x // CARRIED, keys + x % CARRIED]
+            place = place + keys if place + keys < ring else 0
+        # 5. sum the columns by shuffles, then merge the states of the block's warps
+        for x in range(0, o_numbers, 2):
+            total = os[x] + os[x + 1]
+            for bit in range(2):
+                total += cuda.shfl_xor_sync(FULL, total, 1 << bit)
+            if lane & 3 == 0:
+                sums[warp, (x >> 1) * 8 + group] = total
+        l = sum_of_warp(l)
+        if lane == 0:
+            ends[warp, 0], ends[warp, 1] = m * factor * LN2, l
+        cuda.syncthreads()  # all warps have stored their states
+        m, l = MINUS_INFINITY, float32(0)
+        for other in range(warps):
+            m = max(m, ends[other, 0])
+        for other in range(warps):
+            l += weight(ends[other, 0], m) * ends[other, 1]
         part = parts[batch, head, cuda.blockIdx.x]
-        if thread < d:
+        for c in range(thread, d, warps * 32):
             total = float32(0)
-            for other in range(WARPS):
-                total += sums[other, thread]
-            part[thread] = total
+            for other in range(warps):
+                total += weight(ends[other, 0], m) * sums[other, c]
+            part[c] = total
         if thread == 0:
-            part[d], part[d + 1] = m * factor * LN2, l
+            part[d], part[d + 1] = m, l
 
-    return decode_tensor_kernel
+    return conv_decode_tensor_kernel
+
+
+@functools.cache
+def merge_kernel(kind):
+    """Return the kernel that merges the splits into 16-bit rows."""
+    pack = ARITHMETIC[kind].pack
+
+    @cuda.jit
+    def conv_decode_merge_kernel(parts, o):
+        """Merge parts (B, H, splits, d + 2) into o (B, H, 1, d), 16-bit values as int16."""
+        sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
+        totals = cuda.shared.array(MERGING_WARPS, float32)
+        batch, head, c = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
+        add_splits(sums, totals, parts[batch, head])
+        cuda.syncthreads()  # all warps have stored their sums
+        if c < o.shape[3]:
+            total, _ = merged(sums, totals, c)
+            o[batch, head, 0, c] = int16(pack(total, total) & uint32(0xFFFF))
+
+    return conv_decode_merge_kernel
 
 
 def length_of(keys, c_k):
-    """Return the number of keys per block, at least `keys`: the capacity of its tiles, minus the halo."""
+    """Return the number of keys per warp for blocks of at least `keys`: the keys of its iterations, minus the
+    halo."""
     lag = 8 * (window_of(c_k) - 1)
-    return -(-(keys + lag) // KEYS) * KEYS - lag
+    return -(-(-(-keys // WARPS) + lag) // KEYS) * KEYS - lag
 
 
 def operands(q, k, v, scale):
