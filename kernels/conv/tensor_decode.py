@@ -50,6 +50,7 @@ from kernels.tensor_cores.tiles import (
     PADDING,
     SLACK,
     clamped,
+    rounder,
     tap_loader,
     window_of,
 )
@@ -238,7 +239,7 @@ def decode_tensor_kernel(
 @functools.cache
 def merge_kernel(kind):
     """Return the kernel that merges the splits into 16-bit rows."""
-    pack = ARITHMETIC[kind].pack
+    rounded = rounder(kind)
 
     @cuda.jit
     def conv_decode_merge_kernel(parts, o):
@@ -250,7 +251,7 @@ def merge_kernel(kind):
         cuda.syncthreads()  # all warps have stored their sums
         if c < o.shape[3]:
             total, _ = merged(sums, totals, c)
-            o[batch, head, 0, c] = int16(pack(total, total) & uint32(0xFFFF))
+            o[batch, head, 0, c] = rounded(total)
 
     return conv_decode_merge_kernel
 

@@ -32,8 +32,10 @@ import math
 import torch
 from numpy import float32
 
-from kernels.common.launch import launch, output
+from kernels.common.arguments import HALVES
+from kernels.common.launch import Bits, launch, output
 from kernels.common.splits import LANES, flat, multiprocessors
+from kernels.multi_token import tensor_decode
 from kernels.multi_token.decode_scores import (
     KEYS,
     MIX_THREADS,
@@ -47,9 +49,10 @@ from kernels.multi_token.decode_values import (
     MERGE_THREADS,
     RESIDENT_WARPS,
     VALUE_WARPS,
-    multi_token_merge_kernel,
+    merge_kernel,
     values_kernel,
 )
+from kernels.tensor_cores.launch import OLDEST, aligned, capability, kind_of, tensor_width
 
 
 def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
@@ -67,32 +70,82 @@ def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
         q.new_ones((heads, 1, 1), dtype=torch.float32) if part is None else part for part in layer[:4]
     )
     (_, c_q, c_k), after, sharing = taps.shape, after_taps.shape[1], heads // kv_heads
+    (groups, group, _), (after_groups, after_group, _) = head_map.shape, after_head_map.shape
     t = output((batch, heads, after, keys), like=q)
+    on_tensor_cores = fits_tensor_cores(q, after_group)
     # 1. compute T
-    length = window_length(batch * heads, keys, c_k, multiprocessors(k.device))
-    grid = (-(-keys // (WINDOW_WARPS * length)), heads, batch)
-    scale, flat_k = float32(layer.scale), flat(k)
-    arguments = q, *flat_k, sharing, taps, scale, length, t
-    launch(window_kernel(c_q, after), grid, WINDOW_WARPS * LANES, *arguments, run=run)
+    if on_tensor_cores:
+        window_scores(q, k, sharing, taps, layer.scale, t, run)
+    else:
+        at_once = multiprocessors(k.device) * WINDOW_BLOCKS * WINDOW_WARPS
+        length = window_length(batch * heads, keys, c_k, at_once)
+        grid = (-(-keys // (WINDOW_WARPS * length)), heads, batch)
+        scale, flat_k = float32(layer.scale), flat(k)
+        arguments = q, *flat_k, sharing, taps, scale, length, t
+        launch(window_kernel(c_q, after), grid, WINDOW_WARPS * LANES, *arguments, run=run)
     # 2. compute T', and the statistics of its rows
-    (groups, group, _), length = head_map.shape, -(-keys // (PARTS * MIX_THREADS)) * MIX_THREADS
-    ends = output((batch, 2, -(-keys // length), heads, after), like=q)
-    grid = (ends.shape[2] * after, groups, batch)
+    length = -(-keys // (PARTS * MIX_THREADS)) * MIX_THREADS
+    ends = output((batch, 2, heads, after, -(-keys // length)), like=q)
+    grid = (ends.shape[4] * after, groups, batch)
     launch(mix_rows_kernel(class_of(group)), grid, MIX_THREADS, t, head_map, length, ends, run=run)
     # 3. compute parts of O
-    groups, group, _ = after_head_map.shape
-    splits, length = value_splits(batch * groups, group, keys, splits, multiprocessors(k.device))
-    parts = output((batch, splits, heads, d), like=q)
-    arguments = t, ends, after_taps, after_head_map, *flat(v), sharing, length, parts
-    grid = (splits, groups, batch)
-    most = class_of(group)
-    launch(values_kernel(most, after), grid, min(VALUE_WARPS, most) * LANES, *arguments, run=run)
+    if on_tensor_cores:
+        parts = weighted_values(t, ends, after_taps, after_head_map, v, sharing, splits, run)
+    else:
+        splits, length = value_splits(
+            batch * after_groups, after_group, keys, splits, multiprocessors(k.device)
+        )
+        parts = output((batch, splits, heads, d), like=q)
+        arguments = t, ends, after_taps, after_head_map, *flat(v), sharing, length, parts
+        grid = (splits, after_groups, batch)
+        most = class_of(after_group)
+        launch(values_kernel(most, after), grid, min(VALUE_WARPS, most) * LANES, *arguments, run=run)
     # 4. merge the parts into O
-    o, nothing = output((batch, heads, 1, d), like=q), t.new_empty(0)
+    o, nothing = output((batch, heads, 1, d), like=q, dtype=q.dtype), t.new_empty(0)
     norm = nothing if norm is None else norm.detach().contiguous()
     gate, bias = (nothing, nothing) if gate is None else (x.detach().reshape(-1) for x in gate)
-    launch(multi_token_merge_kernel, (heads, batch), MERGE_THREADS, parts, norm, gate, bias, o, run=run)
+    stored = o if q.dtype == torch.float32 else Bits(o, torch.int16)
+    kernel = merge_kernel(kind_of(q))
+    launch(kernel, (heads, batch), MERGE_THREADS, parts, norm, gate, bias, stored, run=run)
     return o
+
+
+def fits_tensor_cores(q, group):
+    """Return whether the kernels of `tensor_decode` support q and a second map within groups of this size."""
+    usable = not q.is_cuda or capability(q.device) >= OLDEST
+    return q.dtype in HALVES and usable and group <= tensor_decode.LARGEST_GROUP
+
+
+def window_scores(q, k, sharing, taps, scale, t, run):
+    """Compute T (B, H, after, N_k) in place from 16-bit q and k, on tensor cores."""
+    (batch, heads, after, keys), (_, c_q, c_k), device = t.shape, taps.shape, k.device
+    warps, each = tensor_decode.WINDOW_WARPS, tensor_decode.KEYS
+    at_once = multiprocessors(device) * tensor_decode.WINDOW_BLOCKS * warps
+    length = window_length(batch * heads, keys, c_k, at_once, each)
+    kernel = tensor_decode.window_kernel(tensor_width(q.shape[3]), kind_of(q), c_q, after)
+    arguments = aligned(q), aligned(k), sharing, taps, float32(scale), length, t
+    launch(kernel, (-(-keys // (warps * length)), heads, batch), warps * LANES, *arguments, run=run)
+
+
+def weighted_values(t, ends, taps, head_map, v, sharing, splits, run):
+    """Return the parts of O, (B, splits, H, d), from T' and 16-bit v."""
+    (batch, heads, after, keys), (groups, group, _), d = t.shape, head_map.shape, v.shape[3]
+    weights = output((batch, heads, keys), like=t)
+    most, tiles = class_of(group), -(-keys // tensor_decode.TILE)
+    threads = min(tensor_decode.WEIGHT_WARPS, most) * LANES
+    arguments = t, ends, taps, head_map, weights
+    kernel = tensor_decode.weights_kernel(most, after)
+    launch(kernel, (tiles, groups, batch), threads, *arguments, run=run)
+    warps = tensor_decode.VALUE_WARPS
+    blocks = multiprocessors(v.device) * tensor_decode.VALUE_BLOCKS
+    splits = max(1, blocks // (batch * heads)) if splits is None else splits
+    length = -(-keys // (splits * warps))
+    parts = output((batch, -(-keys // (length * warps)), heads, d), like=t)
+    words = Bits(aligned(v).tensor, torch.int64)
+    kernel = tensor_decode.values_kernel(tensor_width(d), kind_of(v))
+    grid = (parts.shape[1], heads, batch)
+    launch(kernel, grid, warps * LANES, weights, words, sharing, length, parts, run=run)
+    return parts
 
 
 def class_of(group):
@@ -100,13 +153,14 @@ def class_of(group):
     return 1 << (group - 1).bit_length()
 
 
-def window_length(sequences, keys, c_k, multiprocessors):
-    """Return the number of keys per warp of the window kernel: the keys of its sub-tiles of K minus the halo.
+def window_length(sequences, keys, c_k, warps, each=KEYS):
+    """Return the number of keys per warp of a window kernel: the keys of its sub-tiles of K minus the halo.
 
-    The number of sub-tiles is the smallest with which all warps can run at once.
+    The number of sub-tiles of `each` keys is the smallest with which all warps run at once, on a device with
+    room for `warps`.
     """
-    halo, warps = c_k - 1, multiprocessors * WINDOW_BLOCKS * WINDOW_WARPS
-    return -(-(-(-sequences * keys // warps) + halo) // KEYS) * KEYS - halo
+    halo = c_k - 1
+    return -(-(-(-sequences * keys // warps) + halo) // each) * each - halo
 
 
 def value_splits(sequences, group, keys, splits, multiprocessors):

@@ -28,12 +28,33 @@ PARTS = 64  # maximum number of parts of a row, each with its own m and l
 
 
 @functools.cache
+def convolver(c_q, after):
+    """Create convolve(totals, column, tile, taps, place, c_k), which computes totals[r] = Σ_ab taps[b, a] ·
+    tile[r + a, place + b]. `column` is scratch."""
+    rows = c_q + after - 1
+
+    @cuda.jit(device=True)
+    def convolve(totals, column, tile, taps, place, c_k):
+        for r in range(after):
+            totals[r] = float32(0)
+        for b in range(c_k):
+            for a in range(rows):
+                column[a] = tile[a, place + b]
+            for a in range(c_q):
+                tap = taps[b & LANE, a]
+                for r in range(after):
+                    totals[r] += tap * column[r + a]
+
+    return convolve
+
+
+@functools.cache
 def window_kernel(c_q, after):
     """Return the kernel for c_q rows of taps and `after` rows of T."""
     rows = c_q + after - 1
     slots, tap_slots = (-(-count // UNROLLED) * UNROLLED for count in (rows, c_q))
     numbers = 2 * slots
-    registers = 128 if slots <= 12 else 255
+    registers, convolve = 128 if slots <= 12 else 255, convolver(c_q, after)
 
     @cuda.jit(device=True)
     def load_piece(held, k, place, d, first, low, high, c):
@@ -64,19 +85,6 @@ def window_kernel(c_q, after):
                     number = q_tile[(c0 + group + c) & LARGEST_D, a]
                     scores[a] += number * low
                     scores[slots + a] += number * high
-
-    @cuda.jit(device=True)
-    def convolve(totals, column, tile, taps, place, c_k):
-        """Compute totals[r] = Σ_ab taps[b, a] · tile[r + a, place + b]."""
-        for r in range(after):
-            totals[r] = float32(0)
-        for b in range(c_k):
-            for a in range(rows):
-                column[a] = tile[a, place + b]
-            for a in range(c_q):
-                tap = taps[b & LANE, a]
-                for r in range(after):
-                    totals[r] += tap * column[r + a]
 
     @cuda.jit(max_registers=registers)
     def multi_token_window_kernel(q, k, k_strides, sharing, w, scale, length, t):
@@ -185,7 +193,7 @@ def mix_rows_kernel(most):
 
         head_map: (H / group, group, group).
         length: keys per part.
-        ends: (B, 2, parts, H, after), m and l over the keys that the row's query sees.
+        ends: (B, 2, H, after, parts), m and l over the keys that the row's query sees.
         """
         shares = cuda.shared.array((most, most), float32, alignment=16)
         values = cuda.shared.array((most, MIX_THREADS), float32)
@@ -218,6 +226,6 @@ def mix_rows_kernel(most):
                 add_part(so_far, values, g, lane)
         cuda.syncthreads()  # the whole part has been added
         for element in range(thread, 2 * group, MIX_THREADS):
-            ends[batch, element % 2, part, first_head + element // 2, r] = so_far[element // 2, element % 2]
+            ends[batch, element % 2, first_head + element // 2, r, part] = so_far[element // 2, element % 2]
 
     return multi_token_mix_rows_kernel

@@ -10,14 +10,18 @@ from numba import cuda
 from numpy import float32
 
 from kernels.common.arguments import MAX_HEAD_DIM
-from kernels.common.splits import LANE, LANES, PLACE, sum_of_warp
+from kernels.common.splits import ALL_LANES, LANE, LANES, PLACE, sum_of_warp
 from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
+from kernels.multi_token.decode_scores import PARTS
 from kernels.reference import EPSILON
+from kernels.tensor_cores.tiles import rounder
 
 SPAN = 48  # columns of P for LANES keys and their halo
 VALUE_WARPS, RESIDENT_WARPS = 8, 16  # maximum warps per block; resident warps per multiprocessor
 MERGE_THREADS = 512
 AHEAD = 8  # loads that a thread of the merge kernel issues before it waits
+QUAD = 4  # threads that share a row of statistics
+SHARE = PARTS // QUAD  # parts of a row per thread
 EPSILON_32 = float32(EPSILON)
 
 
@@ -25,9 +29,41 @@ EPSILON_32 = float32(EPSILON)
 
 
 @functools.cache
+def statistics_loader(warps, after):
+    """Create load_statistics(statistics, ends, first_head, group), which merges the parts of each row, ends
+    (2, H, after, parts), into statistics[h, r] = (m, 1 / l)."""
+
+    @cuda.jit(device=True)
+    def load_statistics(statistics, ends, first_head, group):
+        parts, ms, ls = ends.shape[3], cuda.local.array(SHARE, float32), cuda.local.array(SHARE, float32)
+        own = cuda.threadIdx.x % QUAD
+        for first in range(0, group * after, warps * LANES // QUAD):
+            row = first + cuda.threadIdx.x // QUAD
+            h, r = min(row, group * after - 1) // after, row % after
+            m, l = MINUS_INFINITY, float32(0)
+            for x in range(SHARE):  # independent loads, all in flight at once
+                part = own + x * QUAD
+                ms[x] = ends[0, first_head + h, r, part] if part < parts else MINUS_INFINITY
+                ls[x] = ends[1, first_head + h, r, part] if part < parts else float32(0)
+            for x in range(SHARE):
+                m = max(m, ms[x])
+            m = max(m, cuda.shfl_xor_sync(ALL_LANES, m, 1))
+            m = max(m, cuda.shfl_xor_sync(ALL_LANES, m, 2))
+            for x in range(SHARE):
+                l += weight(ms[x], m) * ls[x]
+            l += cuda.shfl_xor_sync(ALL_LANES, l, 1)
+            l += cuda.shfl_xor_sync(ALL_LANES, l, 2)
+            if own == 0 and row < group * after:
+                statistics[h, r, 0], statistics[h, r, 1] = m, reciprocal(l)
+
+    return load_statistics
+
+
+@functools.cache
 def values_kernel(most, after):
     """Return the kernel for maps within groups of at most `most` heads and `after` rows of taps."""
     warps = min(VALUE_WARPS, most)
+    load_statistics = statistics_loader(warps, after)
 
     @cuda.jit(device=True)
     def load_rows(held, v, place, d, first, end, c):
@@ -40,18 +76,6 @@ def values_kernel(most, after):
         else:
             for x in range(LANES):
                 held[x] = float32(v[(base + x * d) & PLACE]) if first + x < end else float32(0)
-
-    @cuda.jit(device=True)
-    def load_statistics(statistics, ends, first_head, group):
-        """Merge the parts of each row, ends (2, parts, H, after), into statistics[h, r] = (m, 1 / l)."""
-        for row in range(cuda.threadIdx.x, group * after, warps * LANES):
-            h, r = row // after, row % after
-            m, l = MINUS_INFINITY, float32(0)
-            for part in range(ends.shape[1]):
-                m = max(m, ends[0, part, first_head + h, r])
-            for part in range(ends.shape[1]):
-                l += weight(ends[0, part, first_head + h, r], m) * ends[1, part, first_head + h, r]
-            statistics[h, r, 0], statistics[h, r, 1] = m, reciprocal(l)
 
     @cuda.jit(device=True)
     def load_probabilities(p, values, t, statistics, first, c_k, lane):
@@ -140,50 +164,58 @@ def values_kernel(most, after):
 # The merge of the splits ------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def multi_token_merge_kernel(parts, norm, gate, bias, o):
-    """Sum parts (B, splits, H, d), apply norm and gate like `reference.gated_norm`, and store o (B, H, 1, d).
+@functools.cache
+def merge_kernel(kind):
+    """Return the kernel for results of type `kind`, which are stored as `rounder` returns them."""
+    rounded = rounder(kind)
 
-    norm, gate: (d,); empty to omit the operation.
-    bias: (1,); empty like `gate`.
-    """
-    sums = cuda.shared.array(MERGE_THREADS, float32)
-    row = cuda.shared.array(MAX_HEAD_DIM, float32)
-    held = cuda.local.array(AHEAD, float32)
-    head, batch, thread = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
-    splits, d = parts.shape[1], parts.shape[3]
-    lanes, c, lane = MERGE_THREADS // d, thread % d, thread // d
-    # 1. each thread adds one column of every lanes-th split
-    total = float32(0)
-    if lane < lanes:
-        for first in range(lane, splits, AHEAD * lanes):
-            for x in range(AHEAD):  # independent loads, all in flight at once
-                split = first + x * lanes
-                held[x] = parts[batch, split, head, c] if split < splits else float32(0)
-            for x in range(AHEAD):
-                total += held[x]
-    sums[thread] = total
-    cuda.syncthreads()  # all threads have stored their sums
-    if thread < d:
-        for other in range(1, lanes):
-            total += sums[other * d + c]
-        row[c] = total
-    cuda.syncthreads()  # O is stored
-    # 2. the first warp applies norm and gate
-    if thread < LANES:
-        factor = float32(1)
-        if norm.size > 0:
-            squares = float32(0)
+    @cuda.jit
+    def multi_token_merge_kernel(parts, norm, gate, bias, o):
+        """Sum parts (B, splits, H, d), apply norm and gate like `reference.gated_norm`, and store o (B, H,
+        1, d).
+
+        norm, gate: (d,); empty to omit the operation.
+        bias: (1,); empty like `gate`.
+        """
+        sums = cuda.shared.array(MERGE_THREADS, float32)
+        row = cuda.shared.array(MAX_HEAD_DIM, float32)
+        held = cuda.local.array(AHEAD, float32)
+        head, batch, thread = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+        splits, d = parts.shape[1], parts.shape[3]
+        lanes, c, lane = MERGE_THREADS // d, thread % d, thread // d
+        # 1. each thread adds one column of every lanes-th split
+        total = float32(0)
+        if lane < lanes:
+            for first in range(lane, splits, AHEAD * lanes):
+                for x in range(AHEAD):  # independent loads, all in flight at once
+                    split = first + x * lanes
+                    held[x] = parts[batch, split, head, c] if split < splits else float32(0)
+                for x in range(AHEAD):
+                    total += held[x]
+        sums[thread] = total
+        cuda.syncthreads()  # all threads have stored their sums
+        if thread < d:
+            for other in range(1, lanes):
+                total += sums[other * d + c]
+            row[c] = total
+        cuda.syncthreads()  # O is stored
+        # 2. the first warp applies norm and gate
+        if thread < LANES:
+            factor = float32(1)
+            if norm.size > 0:
+                squares = float32(0)
+                for c in range(thread, d, LANES):
+                    squares += row[c] * row[c]
+                factor = float32(1) / math.sqrt(sum_of_warp(squares) / float32(d) + EPSILON_32)
+                for c in range(thread, d, LANES):
+                    row[c] = row[c] * factor * norm[c]
+            factor = float32(1)
+            if gate.size > 0:
+                product = float32(0)
+                for c in range(thread, d, LANES):
+                    product += row[c] * gate[c]
+                factor = float32(1) / (float32(1) + math.exp(-(sum_of_warp(product) + bias[0])))
             for c in range(thread, d, LANES):
-                squares += row[c] * row[c]
-            factor = float32(1) / math.sqrt(sum_of_warp(squares) / float32(d) + EPSILON_32)
-            for c in range(thread, d, LANES):
-                row[c] = row[c] * factor * norm[c]
-        factor = float32(1)
-        if gate.size > 0:
-            product = float32(0)
-            for c in range(thread, d, LANES):
-                product += row[c] * gate[c]
-            factor = float32(1) / (float32(1) + math.exp(-(sum_of_warp(product) + bias[0])))
-        for c in range(thread, d, LANES):
-            o[batch, head, 0, c] = row[c] * factor
+                o[batch, head, 0, c] = rounded(row[c] * factor)
+
+    return multi_token_merge_kernel

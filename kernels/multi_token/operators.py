@@ -126,7 +126,7 @@ def multi_token_attention_decode(
     if splits is not None:
         checked_splits(splits)
     q, k, v = (x.detach() for x in (q_window, k, v))
-    return decode(q.contiguous(), k, v, layer, norm, gate, splits, run).to(q.dtype)
+    return decode(q.contiguous(), k, v, layer, norm, gate, splits, run)
 
 
 # Arguments --------------------------------------------------------------------------------------------------

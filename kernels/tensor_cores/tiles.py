@@ -12,7 +12,7 @@ import math
 from typing import NamedTuple
 
 from numba import cuda
-from numpy import float32, int32, uint32
+from numpy import float32, int16, int32, uint32
 
 from kernels.common.tiles import MINUS_INFINITY, reciprocal
 from kernels.tensor_cores.instructions import (
@@ -48,6 +48,28 @@ ARITHMETIC = {
     "bfloat16": Arithmetic(mma_bf16, mma_bf16_k8, pack_bf16),
     "float16": Arithmetic(mma_f16, mma_f16_k8, pack_f16),
 }
+
+
+@functools.cache
+def rounder(kind):
+    """Create rounded(x), which rounds a float32 to a 16-bit type and returns its bits as an int16.
+
+    For "float32", it returns x.
+    """
+    if kind == "float32":
+
+        @cuda.jit(device=True)
+        def unchanged(x):
+            return x
+
+        return unchanged
+    pack = ARITHMETIC[kind].pack
+
+    @cuda.jit(device=True)
+    def rounded(x):
+        return int16(pack(x, x) & uint32(0xFFFF))
+
+    return rounded
 
 
 @cuda.jit(device=True)

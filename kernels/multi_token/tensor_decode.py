@@ -1,0 +1,256 @@
+"""Decoding with the multi-token layer in 16 bits: the scores on tensor cores, and the sums over K and V.
+
+These kernels replace the first and the third of the four kernels of `decode.py`, which states the formulas:
+
+    kernel    computes            grid                        block      shared, 6 × 11 taps twice, d = 64
+    window    T                   (splits of keys, H, B)      4 warps    41.8 KiB
+    weights   U'                  (tiles of keys, H / s, B)   8 warps    20.6 KiB for s = 16
+    values    a part of O         (splits, H, B)              4 warps    1 KiB
+
+The scores are float32 accumulators of 16-bit products, and everything after them is float32, as for float32
+inputs. A warp of `window` multiplies KEYS keys at a time by the query window, while `cp.async` copies the
+next ones, and convolves the scores in shared memory. A warp of `values` reads a head's rows of V in 8-byte
+loads; each register is loaded again as soon as its elements are used, so that all loads are in flight.
+"""
+
+import functools
+
+from numba import cuda
+from numpy import float32, int16, int64, uint32
+
+from kernels.common.arguments import MOST_TAPS
+from kernels.common.splits import ALL_LANES, LANE, LANES
+from kernels.common.tiles import weight
+from kernels.multi_token.decode_scores import CARRIED, convolver
+from kernels.multi_token.decode_values import statistics_loader
+from kernels.tensor_cores.instructions import (
+    cp_async_commit,
+    cp_async_wait_0,
+    high_bf16,
+    high_f16,
+    low_bf16,
+    low_f16,
+)
+from kernels.tensor_cores.windows import warp_copier, window_loader, window_product
+
+LARGEST_GROUP = 64  # heads that a head map may mix, because of the shared memory of `weights`
+WINDOW_WARPS, WINDOW_BLOCKS, KEYS = 4, 4, 32  # warps per block; resident blocks; keys per iteration
+PITCH = CARRIED + KEYS + 4  # with this padding, the accumulators of a warp lie in 32 different banks
+WEIGHT_WARPS, TILE = 8, 64  # maximum warps per block; keys per block
+VALUE_WARPS, VALUE_BLOCKS, LOADS = 4, 4, 16  # warps per block; resident blocks; loads in flight per lane
+WIDEN = {"bfloat16": (low_bf16, high_bf16), "float16": (low_f16, high_f16)}
+
+
+# Scores and the first convolution ---------------------------------------------------------------------------
+
+
+@functools.cache
+def window_kernel(width, kind, c_q, after):
+    """Return the kernel for rows of at most `width` elements, c_q rows of taps and `after` rows of T."""
+    rows = c_q + after - 1
+    halves, tap_slots, ring = -(-rows // 8), -(-c_q // 4) * 4, 2 * KEYS
+    window_numbers, numbers = halves * width // 8, halves * 4
+    copy, load_window = warp_copier(width, KEYS), window_loader(width, rows)
+    multiply, convolve = window_product(kind, width, rows), convolver(c_q, after)
+
+    @cuda.jit(max_registers=128)
+    def multi_token_window_tensor_kernel(q, k, sharing, w, scale, length, t):
+        """Store T of the last queries in t (B, H, after, N_k).
+
+        q: (B, H, R, d), the window, R = min(rows, N_k), 16-bit values as int16.
+        k: (B, H / sharing, N_k, d), 16-bit values as int16.
+        w: (H, c_q, c_k).
+        length: keys per warp.
+        """
+        k_tiles = cuda.shared.array((WINDOW_WARPS, ring, width), int16, alignment=16)
+        tiles = cuda.shared.array((WINDOW_WARPS, rows, PITCH), float32)
+        taps = cuda.shared.array((MOST_TAPS, tap_slots), float32, alignment=16)
+        window, s = cuda.local.array(window_numbers, uint32), cuda.local.array(numbers, float32)
+        column, totals = cuda.local.array(rows, float32), cuda.local.array(after, float32)
+        batch, head, thread = cuda.blockIdx.z, cuda.blockIdx.y, cuda.threadIdx.x
+        lane, warp = thread & LANE, thread // LANES
+        keys, c_k, kv_head = t.shape[3], w.shape[2], head // sharing
+        k_tile, tile = k_tiles[warp], tiles[warp]
+        # 1. this warp owns the keys [start, end), and needs the scores of [low, high)
+        start = (cuda.blockIdx.x * WINDOW_WARPS + warp) * length
+        end, right = min(keys, start + length), c_k // 2
+        low = start - (c_k - 1) // 2
+        high = end + right if start < end else low
+        if low < high:
+            copy(k_tile, 0, k, batch, kv_head, low)
+        cp_async_commit()
+        # 2. load the window and the taps, and clear the scores of the previous keys
+        load_window(window, q, batch, head)
+        for element in range(thread, c_k * tap_slots, WINDOW_WARPS * LANES):
+            b, a = element // tap_slots, element % tap_slots
+            taps[b, a] = w[head, a, b] if a < c_q else float32(0)
+        for element in range(lane, rows * CARRIED, LANES):
+            tile[element // CARRIED, element % CARRIED] = float32(0)
+        cuda.syncthreads()  # the taps are loaded
+        place = 0
+        for first in range(low, high, KEYS):
+            cp_async_wait_0()
+            cuda.syncwarp()  # the keys have arrived, and all lanes have moved the last scores to the front
+            if first + KEYS < high:
+                copy(k_tile, KEYS - place, k, batch, kv_head, first + KEYS)
+            cp_async_commit()
+            # 3. compute and mask the scores of 16 keys at a time
+            for x0 in range(0, KEYS, 16):
+                multiply(s, k_tile, place + x0, window)
+                for x in range(numbers):
+                    a = (x >> 2) * 8 + (lane & 3) * 2 + (x & 1)
+                    key = x0 + (x >> 1 & 1) * 8 + (lane >> 2)
+                    if a < rows:
+                        seen = first + key <= keys - rows + a
+                        tile[a, CARRIED + key] = scale * s[x] if seen else float32(0)
+            cuda.syncwarp()  # the scores are stored
+            # 4. convolve: the score of key j completes T of key j - right
+            convolve(totals, column, tile, taps, CARRIED + lane - (c_k - 1), c_k)
+            j = first + lane - right
+            if start <= j < end:
+                for r in range(after):
+                    t[batch, head, r, j] = totals[r]
+            cuda.syncwarp()  # all lanes have read the scores: the last ones may be moved to the front
+            for element in range(lane, rows * CARRIED, LANES):
+                a, x = element // CARRIED, element % CARRIED
+                tile[a, x] = tile[a, KEYS + x]
+            place = KEYS - place
+
+    return multi_token_window_tensor_kernel
+
+
+# The second convolution and the second map ------------------------------------------------------------------
+
+
+@functools.cache
+def weights_kernel(most, after):
+    """Return the kernel for maps within groups of at most `most` heads and `after` rows of taps."""
+    warps = min(WEIGHT_WARPS, most)
+    threads, span, slots = warps * LANES, TILE + MOST_TAPS - 1, -(-after // 4) * 4
+    lanes, load_statistics = min(threads, TILE), statistics_loader(warps, after)
+
+    @cuda.jit
+    def multi_token_weights_kernel(t, ends, w, head_map, weights):
+        """Store U' in weights (B, H, N_k), the weights of the values.
+
+        t, ends: the results of mix_rows.
+        w: (H, after, c_k).
+        head_map: (H / group, group, group).
+        """
+        ps = cuda.shared.array((warps, after, span), float32)
+        taps = cuda.shared.array((warps, MOST_TAPS, slots), float32, alignment=16)
+        us = cuda.shared.array((most, TILE), float32)
+        shares = cuda.shared.array((most, most), float32, alignment=16)
+        statistics = cuda.shared.array((most, after, 2), float32)
+        held = cuda.local.array(most, float32)
+        values = cuda.local.array(after, float32)
+        batch, group, thread = cuda.blockIdx.z, head_map.shape[1], cuda.threadIdx.x
+        first_head, first = cuda.blockIdx.y * group, cuda.blockIdx.x * TILE
+        lane, warp, keys, c_k = thread & LANE, thread // LANES, t.shape[3], w.shape[2]
+        p, own_taps = ps[warp], taps[warp]
+        # 1. load m and 1 / l of each row, and the map
+        load_statistics(statistics, ends[batch], first_head, group)
+        for element in range(thread, group * most, threads):
+            g, h = element // most, element % most
+            shares[g, h] = head_map[cuda.blockIdx.y, g, h] if h < group else float32(0)
+        for element in range(thread, (most - group) * TILE, threads):
+            us[group + element // TILE, element % TILE] = float32(0)
+        cuda.syncthreads()  # the statistics are stored
+        # 2. compute U, one head per warp and two keys per lane
+        for h in range(warp, group, warps):
+            head = first_head + h
+            for element in range(lane, c_k * slots, LANES):
+                b, r = element // slots, element % slots
+                own_taps[b, r] = w[head, r, b] if r < after else float32(0)
+            for x in range(lane, TILE + c_k - 1, LANES):
+                j = first - (c_k - 1) // 2 + x
+                for r in range(after):
+                    # the index is valid even where the value is not used, so that all loads are in flight
+                    value = t[batch, head, r, min(max(j, 0), keys - 1)]
+                    values[r] = weight(value, statistics[h, r, 0]) * statistics[h, r, 1]
+                for r in range(after):
+                    p[r, x] = values[r] if 0 <= j <= keys - after + r else float32(0)
+            cuda.syncwarp()  # P and the taps are stored
+            low, high = float32(0), float32(0)
+            for b in range(c_k):
+                for r in range(after):
+                    low += own_taps[b, r] * p[r, lane + b]
+                    high += own_taps[b, r] * p[r, LANES + lane + b]
+            us[h, lane], us[h, LANES + lane] = low, high
+            cuda.syncwarp()  # all lanes have read P
+        cuda.syncthreads()  # U of all heads is stored
+        # 3. compute U'
+        for x in range(thread % lanes, TILE, lanes):
+            for h in range(most):
+                held[h] = us[h, x]
+            for g in range(thread // lanes, group, threads // lanes):
+                total = float32(0)
+                for h in range(most):
+                    total += shares[g, h] * held[h]
+                if first + x < keys:
+                    weights[batch, first_head + g, first + x] = total
+
+    return multi_token_weights_kernel
+
+
+# The sum over V ---------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def values_kernel(width, kind):
+    """Return the kernel for rows of at most `width` elements."""
+    (low, high), chunks = WIDEN[kind], width // 4
+    together = LANES // chunks  # rows per load of a warp
+    step = together * LOADS
+
+    @cuda.jit(max_registers=128)
+    def multi_token_values_tensor_kernel(weights, v, sharing, length, parts):
+        """Store Σ_j U'[j] v_j over each block's keys in parts (B, splits, H, d).
+
+        weights: (B, H, N_k), U'.
+        v: (B, H / sharing, N_k, d / 4), four 16-bit values per int64.
+        length: keys per warp.
+        """
+        sums = cuda.shared.array((VALUE_WARPS, width), float32)
+        held, o = cuda.local.array(LOADS, int64), cuda.local.array(4, float32)
+        batch, head, thread = cuda.blockIdx.z, cuda.blockIdx.y, cuda.threadIdx.x
+        lane, warp = thread & LANE, thread // LANES
+        keys, d, kv_head = v.shape[2], parts.shape[3], head // sharing
+        own_row, chunk = lane // chunks, lane % chunks
+        start = (cuda.blockIdx.x * VALUE_WARPS + warp) * length
+        end = min(keys, start + length) if chunk < v.shape[3] else start
+        for x in range(LOADS):
+            row = start + own_row + x * together
+            held[x] = v[batch, kv_head, row, chunk] if row < end else int64(0)
+        for x in range(4):
+            o[x] = float32(0)
+        key = start + lane
+        share = weights[batch, head, key] if lane < step and key < keys else float32(0)
+        for first in range(start, min(keys, start + length), step):
+            key = first + step + lane
+            following = weights[batch, head, key] if lane < step and key < keys else float32(0)
+            for x in range(LOADS):
+                factor = cuda.shfl_sync(ALL_LANES, share, own_row + x * together)
+                words = held[x]
+                row = first + step + own_row + x * together
+                held[x] = v[batch, kv_head, row, chunk] if row < end else int64(0)
+                first_pair, second_pair = uint32(words & 0xFFFFFFFF), uint32(words >> 32 & 0xFFFFFFFF)
+                o[0] += factor * low(first_pair)
+                o[1] += factor * high(first_pair)
+                o[2] += factor * low(second_pair)
+                o[3] += factor * high(second_pair)
+            share = following
+        for x in range(4):
+            total = o[x]
+            if together == 2:
+                total += cuda.shfl_xor_sync(ALL_LANES, total, 16)
+            if own_row == 0:
+                sums[warp, chunk * 4 + x] = total
+        cuda.syncthreads()  # all warps have stored their sums
+        for c in range(thread, d, VALUE_WARPS * LANES):
+            total = float32(0)
+            for other in range(VALUE_WARPS):
+                total += sums[other, c]
+            parts[batch, cuda.blockIdx.x, head, c] = total
+
+    return multi_token_values_tensor_kernel
