@@ -6,6 +6,7 @@ as `run`. By default, CPU tensors are simulated and CUDA tensors run on their GP
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 from numba import cuda
@@ -17,7 +18,7 @@ from kernels.common.specialised import MOST_PLANS, plan_for, plans
 # largest number of elements that an interpreted launch may read; such a launch takes a few seconds
 MOST_INTERPRETED = 2**22
 ALIGNMENT = 16  # bytes
-remembered: dict = {}  # key -> Plan, for `relaunch`
+remembered: dict = {}  # key -> Steps, for `relaunch` and `repeat`
 WIDTHS = (16, 32, 64, MAX_HEAD_DIM)
 
 
@@ -56,37 +57,78 @@ class Bits:
         return self.tensor.view(self.dtype)
 
 
+class Steps(NamedTuple):
+    """Launches to repeat with other tensors.
+
+    launches: (Plan, indices of its tensors in a list of addresses) for each of them.
+    scratch: the number of float32 elements of scratch memory that they share.
+    """
+
+    launches: list
+    scratch: int
+
+    @property
+    def device(self):
+        return self.launches[0][0].device
+
+
 def launch(kernel, grid, block, *arguments, run=None, remember=None):
     """Launch kernel[grid, block](*arguments) with `run`, or with the runner for the first argument's device.
 
     An empty grid is a no-op. A runner other than `on_gpu` receives views in place of Bits.
 
     remember: (key, tensors) for `relaunch`.
+
+    Return the Plan of a launch by `on_gpu`, or None.
     """
-    if 0 not in grid:
-        run = run or RUNNERS[arguments[0].device.type]
-        plan = run(kernel, grid, block, *(arguments if run is on_gpu else map(plain, arguments)))
-        if remember and run is on_gpu and plan and len(remembered) < MOST_PLANS:
-            key, tensors = remember
-            if [x.data_ptr() for x in tensors] == addresses_of(arguments):
-                remembered[key] = plan
+    if 0 in grid:
+        return None
+    run = run or RUNNERS[arguments[0].device.type]
+    plan = run(kernel, grid, block, *(arguments if run is on_gpu else map(plain, arguments)))
+    plan = plan if run is on_gpu else None
+    if remember:
+        key, tensors = remember
+        remember_steps(key, [(plan, range(len(tensors)), arguments)], tensors)
+    return plan
+
+
+def remember_steps(key, launched, tensors, scratch=0):
+    """Remember a sequence of launches under a key, for `repeat`, unless one of them cannot be repeated.
+
+    launched: (Plan or None, indices of its tensors in `tensors`, arguments) for each launch.
+    scratch: as for `Steps`.
+    """
+    if len(remembered) >= MOST_PLANS:
+        return
+    addresses = [None if x is None else x.data_ptr() for x in tensors]
+    for plan, places, arguments in launched:
+        if plan is None or [addresses[place] for place in places] != addresses_of(arguments):
+            return
+    remembered[key] = Steps([(plan, tuple(places)) for plan, places, _ in launched], scratch)
 
 
 def relaunch(key, tensors):
-    """Launch what `launch` has remembered under this key, with other tensors; return whether it is there.
+    """Launch what is remembered under this key with other tensors; return whether it is there.
 
     The key must determine everything in a launch except the addresses of its tensors: shapes, types, device
-    and numbers. All tensors must be contiguous, in the order of the kernel's arguments. Unaligned tensors, of
-    which some kernels need copies, are refused.
+    and numbers. All tensors must be contiguous, in the order of the kernel's arguments.
     """
-    plan = remembered.get(key)
-    if plan is None or plan.device != torch.cuda.current_device():
+    return key in remembered and repeat(remembered[key], [x.data_ptr() for x in tensors])
+
+
+def repeat(steps, addresses):
+    """Launch remembered steps with tensors at these addresses; return whether that was possible.
+
+    Addresses that are not aligned are refused, because some kernels need copies of such tensors.
+    """
+    if steps.device != torch.cuda.current_device():
         return False
-    addresses = [x.data_ptr() for x in tensors]
     for address in addresses:
         if address % ALIGNMENT:
             return False
-    plan.launch(addresses, raw_stream(plan.device))
+    stream = raw_stream(steps.device)
+    for plan, places in steps.launches:
+        plan.launch([addresses[place] for place in places], stream)
     return True
 
 

@@ -33,14 +33,13 @@ Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 
 """
 
 import functools
-import math
 
 import torch
 from numba import cuda
 from numpy import float32, int16, int32, uint32
 from torch.nn.functional import pad
 
-from kernels.common.launch import Bits, launch, output, relaunch
+from kernels.common.launch import Bits, launch, output, remember_steps, remembered, repeat
 from kernels.conv.tensor_backward_tiles import (
     BLOCKS,
     COLUMNS,
@@ -55,10 +54,9 @@ from kernels.conv.tensor_backward_tiles import (
     place_of,
     tap_gradient_adder,
 )
-from kernels.reference import above_diagonal, convolve, masked_scores
+from kernels.conv.tensor_sums import FEW, sum_of_parts_launch, sums_of_rows_launch
 from kernels.tensor_cores.instructions import cp_async_4, cp_async_commit, cp_async_wait_0, exp2_approx
 from kernels.tensor_cores.launch import check_tensor_cores, kind_of, taps_operand, tensor_width
-from kernels.tensor_cores.row_products import row_products
 from kernels.tensor_cores.tiles import (
     ARITHMETIC,
     LOG2E,
@@ -71,7 +69,7 @@ from kernels.tensor_cores.tiles import (
 )
 
 WARPS = 8  # warps per block
-FEW = 16  # for at most this number of queries, D is computed from the scores
+FEW_PLACES = 0, 1, 2, 3, 5, 6, 11  # tensors of the launch that computes D of few queries
 
 
 # The kernel -------------------------------------------------------------------------------------------------
@@ -319,21 +317,6 @@ def registers_of(width):
     return 128 if width == 64 else None
 
 
-def sums_of_rows(q, k, v, w, o, log_sum, d_o, causal, scale, run=None):
-    """Return D = Σ_j P · dP of each query, (B, H, N), float32.
-
-    D equals the row sum of dO · O. For few queries, the rounding of O to 16 bits matters. D is then computed
-    from P, with scores rounded as in the kernels.
-    """
-    if q.shape[2] > FEW:
-        return row_products(d_o, o, run)
-    before, after = (scale, 1) if kind_of(q) == "float16" else (1, scale)
-    s = masked_scores(q.float(), k.float(), causal, before).to(q.dtype).float()
-    t = convolve(s, w.to(q.dtype).float()) * after
-    t = t.masked_fill(above_diagonal(t), -math.inf) if causal else t
-    return (torch.exp(t - log_sum[..., None]) * (d_o.float() @ v.float().transpose(-1, -2))).sum(-1)
-
-
 def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run=None, warps=WARPS):
     """Return (dQ, dK, dV, dW) like `conv_backward`, each in the dtype of its tensor.
 
@@ -342,42 +325,74 @@ def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run
 
     All sums have a fixed order, so the results are reproducible bit for bit.
     """
+    of_queries, of_keys = bool(wanted[0] or wanted[3]), bool(wanted[1] or wanted[2])
+    facts = q.shape, w.shape, q.dtype, w.dtype, q.device, causal, scale
+    key = gradient_kernel, warps, of_queries, of_keys, *facts
+    given = q, k, v, w, o, log_sum, d_o
+    steps = remembered.get(key) if run is None else None
+    found = steps and repeated(steps, given, of_queries, of_keys)
+    found = found or launched(key, given, causal, scale, of_queries, of_keys, run, warps)
+    return tuple(gradient if want else None for gradient, want in zip(found, wanted))
+
+
+def repeated(steps, given, of_queries, of_keys):
+    """Repeat the launches of an earlier call with the same key; return (dQ, dK, dV, dW), or None if a tensor
+    is not aligned."""
+    q, k, v, w, _, log_sum, _ = given
+    d_q, d_w = (torch.empty_like(q), torch.empty_like(w)) if of_queries else (None, None)
+    d_k, d_v = (torch.empty_like(k), torch.empty_like(v)) if of_keys else (None, None)
+    fresh = d_q, d_k, d_v, d_w
+    scratch = log_sum.new_empty(steps.scratch)
+    address = scratch.data_ptr()
+    addresses = [x.data_ptr() for x in given]
+    addresses += [0 if x is None else x.data_ptr() for x in fresh]
+    addresses += address, address + 4 * aligned_size(log_sum)
+    return fresh if repeat(steps, addresses) else None
+
+
+def launched(key, given, causal, scale, of_queries, of_keys, run, warps):
+    """Launch the kernels of a backward pass, and remember them under `key`; return (dQ, dK, dV, dW)."""
+    q, k, v, w, o, log_sum, d_o = given
     check_tensor_cores(q)
     (batch, heads, n, d), width, taps = q.shape, tensor_width(q.shape[3]), w.shape[1:]
-    log_sum = log_sum.detach()
-    delta = sums_of_rows(q, k, v, w, o, log_sum, d_o, causal, scale, run)
-    facts = gradient_kernel, warps, q.shape, w.shape, q.dtype, w.dtype, q.device, causal, scale
-    q, k, v, d_o = (x if d == width else pad(x, (0, width - d)) for x in (q, k, v, d_o))
-
-    def run_kernel(of_keys, x, x2, y, y2, first, second):
-        tensors = (x, x2, y, y2, w, log_sum, delta, first, second)
-        key = (of_keys, *facts)
-        if run is not None or not relaunch(key, tensors):
-            taps_given, bits = taps_operand(w, q)
-            kernel = gradient_kernel(width, kind_of(q), *taps, of_keys, warps, registers_of(width), bits)
-            tiles = -(-n // owned_rows(frame_of(*taps, of_keys), warps))
-            given = (*(Bits(x, torch.int16) for x in (x, x2, y, y2)), taps_given, log_sum, delta)
-            stored = Bits(first, torch.int32), Bits(second, torch.int32) if of_keys else second
-            arguments = (*given, scale, bool(causal), *stored)
-            grid = (batch * heads, tiles)
-            launch(kernel, grid, warps * 32, *arguments, run=run, remember=(key, tensors))
-
-    def fresh():
-        return output(q.shape, like=q, dtype=q.dtype)
-
-    def cut(gradient):
-        return gradient if d == width else gradient[..., :d].contiguous()
-
+    q, k, v, o, d_o = (x if d == width else pad(x, (0, width - d)) for x in (q, k, v, o, d_o))
+    taps_given, bits = taps_operand(w, q)
+    parts = batch * -(-n // owned_rows(frame_of(*taps, False), warps))
+    scratch = output((aligned_size(log_sum) + parts * w.numel(),), like=q)
+    delta = scratch[: log_sum.numel()].view_as(log_sum)
+    d_w_parts = scratch[aligned_size(log_sum) :].view(parts, *w.shape)
     d_q = d_k = d_v = d_w = None
-    if wanted[0] or wanted[3]:
-        parts = batch * -(-n // owned_rows(frame_of(*taps, False), warps))
-        d_q, d_w = fresh(), output((parts, *w.shape), like=q)
-        run_kernel(False, q, d_o, k, v, d_q, d_w)
-        d_q, d_w = cut(d_q), (d_w.sum(0) if parts > 1 else d_w[0]).to(w.dtype)
-    if wanted[1] or wanted[2]:
-        d_k, d_v = fresh(), fresh()
-        run_kernel(True, k, v, q, d_o, d_k, d_v)
-        d_k, d_v = cut(d_k), cut(d_v)
+    steps = []
+
+    def step(places, kernel, grid, block, *arguments):
+        steps.append((launch(kernel, grid, block, *arguments, run=run), places, arguments))
+
+    def gradient_step(places, of_keys, x, x2, y, y2, first, second):
+        kernel = gradient_kernel(width, kind_of(q), *taps, of_keys, warps, registers_of(width), bits)
+        tiles = -(-n // owned_rows(frame_of(*taps, of_keys), warps))
+        rows = (Bits(x, torch.int16) for x in (x, x2, y, y2))
+        stored = Bits(first, torch.int32), Bits(second, torch.int32) if of_keys else second
+        arguments = *rows, taps_given, log_sum, delta, scale, bool(causal), *stored
+        step(places, kernel, (batch * heads, tiles), warps * 32, *arguments)
+
+    # the places of tensors in (*given, dQ, dK, dV, dW, D, parts of dW)
+    places = FEW_PLACES if n <= FEW else (6, 4, 11)
+    step(places, *sums_of_rows_launch(q, k, v, w, o, log_sum, d_o, causal, scale, delta))
+    if of_queries:
+        d_q, d_w = output(q.shape, like=q, dtype=q.dtype), output(w.shape, like=w, dtype=w.dtype)
+        gradient_step((0, 6, 1, 2, 3, 5, 11, 7, 12), False, q, d_o, k, v, d_q, d_w_parts)
+        step((12, 10), *sum_of_parts_launch(d_w_parts, d_w))
+    if of_keys:
+        d_k, d_v = (output(q.shape, like=q, dtype=q.dtype) for _ in range(2))
+        gradient_step((1, 2, 0, 6, 3, 5, 11, 8, 9), True, k, v, q, d_o, d_k, d_v)
     if n == 1:  # the weight of the only key is always 1, so these gradients are 0; NaN stays NaN
         d_q, d_k, d_w = (None if gradient is None else gradient * 0 for gradient in (d_q, d_k, d_w))
-    return tuple(gradient if want else None for gradient, want in zip((d_q, d_k, d_v, d_w), wanted))
+    else:
+        remember_steps(key, steps, (*given, d_q, d_k, d_v, d_w, delta, d_w_parts), scratch.numel())
+    cut = (x if x is None or d == width else x[..., :d].contiguous() for x in (d_q, d_k, d_v))
+    return *cut, d_w
+
+
+def aligned_size(log_sum):
+    """Return the number of elements of D, rounded up so that what follows it is aligned to 16 bytes."""
+    return -(-log_sum.numel() // 4) * 4

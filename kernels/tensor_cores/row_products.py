@@ -48,15 +48,19 @@ def row_products(x, y, run=None):
 
     x, y: (B, H, N, d), bfloat16 or float16, contiguous.
     """
-    batch, heads, n, d = x.shape
+    d = x.shape[3]
     if d % 2:
         x, y = pad(x, (0, 1)), pad(y, (0, 1))
-    out = output((batch, heads, n), like=x)
+    out = output(x.shape[:3], like=x)
     key, tensors = (row_products_kernel, x.shape, x.dtype, x.device), (x, y, out)
     if run is None and relaunch(key, tensors):
         return out
-    words = Bits(x, torch.int32), Bits(y, torch.int32)
-    launch(
-        row_products_kernel(kind_of(x)), (-(-n // WARPS), heads, batch), WARPS * LANES, *words, out, run=run
-    )
+    launch(*row_products_launch(x, y, out), run=run, remember=(key, tensors))
     return out
+
+
+def row_products_launch(x, y, out):
+    """Return (kernel, grid, block, *arguments) with which `row_products` computes `out`; d is even."""
+    batch, heads, n, _ = x.shape
+    words = Bits(x, torch.int32), Bits(y, torch.int32)
+    return row_products_kernel(kind_of(x)), (-(-n // WARPS), heads, batch), WARPS * LANES, *words, out

@@ -21,11 +21,14 @@ from kernels import (
 )
 from kernels.cases import conv as conv_cases
 from kernels.cases.conv import SHAPES, TINY
+from kernels.common.launch import launch
 from kernels.conv.backward import conv_backward
 from kernels.conv.forward import conv_forward
-from kernels.conv.tensor_backward import conv_tensor_backward, sums_of_rows
+from kernels.conv.tensor_backward import conv_tensor_backward
+from kernels.conv.tensor_sums import sums_of_rows_launch
 from kernels.flash.forward import flash_forward
 from kernels.tensor_cores.launch import check_tensor_cores
+from runners import checked
 
 DTYPES = [torch.bfloat16, torch.float16]
 CPU, GPU = "cpu", pytest.param("cuda", marks=pytest.mark.gpu)
@@ -163,7 +166,8 @@ def test_of_few_queries_the_sums_of_rows_do_not_feel_that_o_is_rounded(dtype, ca
     t = reference.convolve(s, w)
     t = t.masked_fill(reference.above_diagonal(t), -math.inf) if causal else t
     wanted = (torch.softmax(t, -1) * v.sum(-1)[:, :, None]).sum(-1)
-    got = sums_of_rows(*given, o, log_sum, torch.ones_like(o), causal, 1 / 8)
+    got, d_o = torch.full_like(log_sum, math.nan), torch.ones_like(o)
+    launch(*sums_of_rows_launch(*given, o, log_sum, d_o, causal, float32(1 / 8), got), run=checked)
     assert (got - wanted).abs().max() <= 2e-5 < 1e-3 < (o.double().sum(-1) - wanted).abs().max()
 
 
