@@ -85,8 +85,8 @@ def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
         launch(window_kernel(c_q, after), grid, WINDOW_WARPS * LANES, *arguments, run=run)
     # 2. compute T', and the statistics of its rows
     length = -(-keys // (PARTS * MIX_THREADS)) * MIX_THREADS
-    ends = output((batch, 2, heads, after, -(-keys // length)), like=q)
-    grid = (ends.shape[4] * after, groups, batch)
+    ends = output((batch, 2, heads, after, PARTS), like=q)
+    grid = (PARTS * after, groups, batch)
     launch(mix_rows_kernel(class_of(group)), grid, MIX_THREADS, t, head_map, length, ends, run=run)
     # 3. compute parts of O
     if on_tensor_cores:
@@ -122,7 +122,7 @@ def window_scores(q, k, sharing, taps, scale, t, run):
     warps, each = tensor_decode.WINDOW_WARPS, tensor_decode.KEYS
     at_once = multiprocessors(device) * tensor_decode.WINDOW_BLOCKS * warps
     length = window_length(batch * heads, keys, c_k, at_once, each)
-    kernel = tensor_decode.window_kernel(tensor_width(q.shape[3]), kind_of(q), c_q, after)
+    kernel = tensor_decode.window_kernel(tensor_width(q.shape[3]), kind_of(q), c_q, c_k, after)
     arguments = aligned(q), aligned(k), sharing, taps, float32(scale), length, t
     launch(kernel, (-(-keys // (warps * length)), heads, batch), warps * LANES, *arguments, run=run)
 
@@ -134,12 +134,13 @@ def weighted_values(t, ends, taps, head_map, v, sharing, splits, run):
     most, tiles = class_of(group), -(-keys // tensor_decode.TILE)
     threads = min(tensor_decode.WEIGHT_WARPS, most) * LANES
     arguments = t, ends, taps, head_map, weights
-    kernel = tensor_decode.weights_kernel(most, after)
+    kernel = tensor_decode.weights_kernel(most, taps.shape[2], after)
     launch(kernel, (tiles, groups, batch), threads, *arguments, run=run)
     warps = tensor_decode.VALUE_WARPS
     blocks = multiprocessors(v.device) * tensor_decode.VALUE_BLOCKS
     splits = max(1, blocks // (batch * heads)) if splits is None else splits
-    length = -(-keys // (splits * warps))
+    step = tensor_decode.keys_per_load(tensor_width(d)) * tensor_decode.LOADS
+    length = -(-keys // (splits * warps * step)) * step
     parts = output((batch, -(-keys // (length * warps)), heads, d), like=t)
     words = Bits(aligned(v).tensor, torch.int64)
     kernel = tensor_decode.values_kernel(tensor_width(d), kind_of(v))

@@ -9,7 +9,7 @@ from numba import cuda
 from numpy import float32
 
 from kernels.common.arguments import MAX_HEAD_DIM, MOST_TAPS
-from kernels.common.splits import LANE, LANES, LARGEST_D, PLACE, UNROLLED, largest_of_warp, sum_of_warp
+from kernels.common.splits import ALL_LANES, LANE, LANES, LARGEST_D, PLACE, UNROLLED
 from kernels.common.tiles import MINUS_INFINITY, weight
 
 KEYS, COLUMNS = 64, 16  # keys and columns per sub-tile of K
@@ -172,20 +172,41 @@ def window_kernel(c_q, after):
 def mix_rows_kernel(most):
     """Return the kernel for maps within groups of at most `most` heads."""
 
+    each = 2 if most <= 32 else 1  # keys per thread and iteration
+    rows, keys_at_once = -(-most // MIX_WARPS), each * MIX_THREADS
+    numbers, loads = each * most, keys_at_once // LANES
+
     @cuda.jit(device=True)
-    def add_part(so_far, values, g, lane):
-        """Update the running maximum and sum so_far[g] with values[g] of MIX_THREADS keys, in one warp."""
-        m = so_far[g, 0]
-        largest, l = m, float32(0)
-        for x in range(MIX_WARPS):
-            largest = max(largest, values[g, lane + x * LANES])
-        largest = largest_of_warp(largest)
-        for x in range(MIX_WARPS):
-            l += weight(values[g, lane + x * LANES], largest)
-        l = sum_of_warp(l)
-        cuda.syncwarp()  # all lanes have read m
-        if lane == 0:
-            so_far[g, 0], so_far[g, 1] = largest, weight(m, largest) * so_far[g, 1] + l
+    def add_part(so_far, values, group):
+        """Update the running maxima and sums so_far (group, 2) with values (group, keys_at_once).
+
+        A warp processes every MIX_WARPS-th row, all of them at once.
+        """
+        largest, sums = cuda.local.array(rows, float32), cuda.local.array(rows, float32)
+        lane, warp = cuda.threadIdx.x & LANE, cuda.threadIdx.x // LANES
+        for i in range(rows):
+            g, largest[i] = warp + i * MIX_WARPS, MINUS_INFINITY
+            if g < group:
+                largest[i] = so_far[g, 0]
+                for x in range(loads):
+                    largest[i] = max(largest[i], values[g, lane + x * LANES])
+        for bit in range(5):
+            for i in range(rows):
+                largest[i] = max(largest[i], cuda.shfl_xor_sync(ALL_LANES, largest[i], 1 << bit))
+        for i in range(rows):
+            g, sums[i] = warp + i * MIX_WARPS, float32(0)
+            if g < group:
+                for x in range(loads):
+                    sums[i] += weight(values[g, lane + x * LANES], largest[i])
+        for bit in range(5):
+            for i in range(rows):
+                sums[i] += cuda.shfl_xor_sync(ALL_LANES, sums[i], 1 << bit)
+        cuda.syncwarp()  # all lanes have read the running maxima
+        for i in range(rows):
+            g = warp + i * MIX_WARPS
+            if lane == 0 and g < group:
+                shrink = weight(so_far[g, 0], largest[i])
+                so_far[g, 0], so_far[g, 1] = largest[i], shrink * so_far[g, 1] + sums[i]
 
     @cuda.jit
     def multi_token_mix_rows_kernel(t, head_map, length, ends):
@@ -193,15 +214,16 @@ def mix_rows_kernel(most):
 
         head_map: (H / group, group, group).
         length: keys per part.
-        ends: (B, 2, H, after, parts), m and l over the keys that the row's query sees.
+        ends: (B, 2, H, after, PARTS), m and l over the keys that the row's query sees; (-inf, 0) for a part
+            without keys.
         """
         shares = cuda.shared.array((most, most), float32, alignment=16)
-        values = cuda.shared.array((most, MIX_THREADS), float32)
+        values = cuda.shared.array((most, keys_at_once), float32)
         so_far = cuda.shared.array((most, 2), float32)
-        held = cuda.local.array(most, float32)
+        held = cuda.local.array(numbers, float32)
         batch, group, thread = cuda.blockIdx.z, head_map.shape[1], cuda.threadIdx.x
         first_head = cuda.blockIdx.y * group
-        lane, warp, after, keys = thread & LANE, thread // LANES, t.shape[2], t.shape[3]
+        after, keys = t.shape[2], t.shape[3]
         part, r = cuda.blockIdx.x // after, cuda.blockIdx.x % after
         end, query = min(keys, (part + 1) * length), keys - after + r
         for element in range(thread, group * most, MIX_THREADS):
@@ -209,21 +231,24 @@ def mix_rows_kernel(most):
             shares[g, h] = head_map[cuda.blockIdx.y, g, h] if h < group else float32(0)
         if thread < group:
             so_far[thread, 0], so_far[thread, 1] = MINUS_INFINITY, float32(0)
-        for first in range(part * length, end, MIX_THREADS):
+        for first in range(part * length, end, keys_at_once):
             cuda.syncthreads()  # the map is loaded, and all threads have finished with the previous keys
-            j = first + thread
-            for h in range(most):
-                held[h] = t[batch, first_head + h, r, j] if h < group and j < end else float32(0)
-            for g in range(group):
-                total = float32(0)
+            for x in range(each):
+                j = first + x * MIX_THREADS + thread
                 for h in range(most):
-                    total += shares[g, h] * held[h]
-                values[g, thread] = total if j < end and j <= query else MINUS_INFINITY
-                if j < end:
-                    t[batch, first_head + g, r, j] = total
+                    inside = h < group and j < end
+                    held[x * most + h] = t[batch, first_head + h, r, j] if inside else float32(0)
+            for g in range(group):
+                for x in range(each):
+                    j, total = first + x * MIX_THREADS + thread, float32(0)
+                    for h in range(most):
+                        total += shares[g, h] * held[x * most + h]
+                    seen = j < end and j <= query
+                    values[g, x * MIX_THREADS + thread] = total if seen else MINUS_INFINITY
+                    if j < end:
+                        t[batch, first_head + g, r, j] = total
             cuda.syncthreads()  # the values of all heads are stored
-            for g in range(warp, group, MIX_WARPS):
-                add_part(so_far, values, g, lane)
+            add_part(so_far, values, group)
         cuda.syncthreads()  # the whole part has been added
         for element in range(thread, 2 * group, MIX_THREADS):
             ends[batch, element % 2, first_head + element // 2, r, part] = so_far[element // 2, element % 2]

@@ -20,8 +20,9 @@ SPAN = 48  # columns of P for LANES keys and their halo
 VALUE_WARPS, RESIDENT_WARPS = 8, 16  # maximum warps per block; resident warps per multiprocessor
 MERGE_THREADS = 512
 AHEAD = 8  # loads that a thread of the merge kernel issues before it waits
-QUAD = 4  # threads that share a row of statistics
-SHARE = PARTS // QUAD  # parts of a row per thread
+TEAM_BITS = 3
+TEAM = 1 << TEAM_BITS  # threads that share a row of statistics
+SHARE = PARTS // TEAM  # parts of a row per thread
 EPSILON_32 = float32(EPSILON)
 
 
@@ -31,28 +32,27 @@ EPSILON_32 = float32(EPSILON)
 @functools.cache
 def statistics_loader(warps, after):
     """Create load_statistics(statistics, ends, first_head, group), which merges the parts of each row, ends
-    (2, H, after, parts), into statistics[h, r] = (m, 1 / l)."""
+    (2, H, after, PARTS), into statistics[h, r] = (m, 1 / l)."""
 
     @cuda.jit(device=True)
     def load_statistics(statistics, ends, first_head, group):
-        parts, ms, ls = ends.shape[3], cuda.local.array(SHARE, float32), cuda.local.array(SHARE, float32)
-        own = cuda.threadIdx.x % QUAD
-        for first in range(0, group * after, warps * LANES // QUAD):
-            row = first + cuda.threadIdx.x // QUAD
+        ms, ls = cuda.local.array(SHARE, float32), cuda.local.array(SHARE, float32)
+        own = cuda.threadIdx.x % TEAM
+        for first in range(0, group * after, warps * LANES // TEAM):
+            row = first + cuda.threadIdx.x // TEAM
             h, r = min(row, group * after - 1) // after, row % after
-            m, l = MINUS_INFINITY, float32(0)
+            row_m, row_l = ends[0, first_head + h, r], ends[1, first_head + h, r]
             for x in range(SHARE):  # independent loads, all in flight at once
-                part = own + x * QUAD
-                ms[x] = ends[0, first_head + h, r, part] if part < parts else MINUS_INFINITY
-                ls[x] = ends[1, first_head + h, r, part] if part < parts else float32(0)
-            for x in range(SHARE):
+                ms[x], ls[x] = row_m[own + x * TEAM], row_l[own + x * TEAM]
+            m, l = ms[0], float32(0)
+            for x in range(1, SHARE):
                 m = max(m, ms[x])
-            m = max(m, cuda.shfl_xor_sync(ALL_LANES, m, 1))
-            m = max(m, cuda.shfl_xor_sync(ALL_LANES, m, 2))
+            for bit in range(TEAM_BITS):
+                m = max(m, cuda.shfl_xor_sync(ALL_LANES, m, 1 << bit))
             for x in range(SHARE):
                 l += weight(ms[x], m) * ls[x]
-            l += cuda.shfl_xor_sync(ALL_LANES, l, 1)
-            l += cuda.shfl_xor_sync(ALL_LANES, l, 2)
+            for bit in range(TEAM_BITS):
+                l += cuda.shfl_xor_sync(ALL_LANES, l, 1 << bit)
             if own == 0 and row < group * after:
                 statistics[h, r, 0], statistics[h, r, 1] = m, reciprocal(l)
 

@@ -10,7 +10,7 @@ These kernels replace the first and the third of the four kernels of `decode.py`
 The scores are float32 accumulators of 16-bit products, and everything after them is float32, as for float32
 inputs. A warp of `window` multiplies KEYS keys at a time by the query window, while `cp.async` copies the
 next ones, and convolves the scores in shared memory. A warp of `values` reads a head's rows of V in 8-byte
-loads; each register is loaded again as soon as its elements are used, so that all loads are in flight.
+loads, and loads the next rows while it uses the current ones.
 """
 
 import functools
@@ -18,10 +18,8 @@ import functools
 from numba import cuda
 from numpy import float32, int16, int64, uint32
 
-from kernels.common.arguments import MOST_TAPS
 from kernels.common.splits import ALL_LANES, LANE, LANES
 from kernels.common.tiles import weight
-from kernels.multi_token.decode_scores import CARRIED, convolver
 from kernels.multi_token.decode_values import statistics_loader
 from kernels.tensor_cores.instructions import (
     cp_async_commit,
@@ -35,8 +33,9 @@ from kernels.tensor_cores.windows import warp_copier, window_loader, window_prod
 
 LARGEST_GROUP = 64  # heads that a head map may mix, because of the shared memory of `weights`
 WINDOW_WARPS, WINDOW_BLOCKS, KEYS = 4, 4, 32  # warps per block; resident blocks; keys per iteration
-PITCH = CARRIED + KEYS + 4  # with this padding, the accumulators of a warp lie in 32 different banks
-WEIGHT_WARPS, TILE = 8, 64  # maximum warps per block; keys per block
+RING = 2 * KEYS  # scores kept per row of the window; a power of two, so that & wraps the index
+PITCH = RING + 4  # with this padding, the accumulators of a warp lie in 32 different banks
+WEIGHT_WARPS, TILE = 16, 64  # maximum warps per block; keys per block
 VALUE_WARPS, VALUE_BLOCKS, LOADS = 4, 4, 16  # warps per block; resident blocks; loads in flight per lane
 WIDEN = {"bfloat16": (low_bf16, high_bf16), "float16": (low_f16, high_f16)}
 
@@ -44,14 +43,50 @@ WIDEN = {"bfloat16": (low_bf16, high_bf16), "float16": (low_f16, high_f16)}
 # Scores and the first convolution ---------------------------------------------------------------------------
 
 
+@cuda.jit(device=True)
+def row_of(x, lane):
+    """Return the row of the window to which a lane's accumulator x belongs."""
+    return (x >> 2) * 8 + (lane & 3) * 2 + (x & 1)
+
+
+@cuda.jit(device=True)
+def key_of(x, lane):
+    """Return the key, of 16, to which a lane's accumulator x belongs."""
+    return (x >> 1 & 1) * 8 + (lane >> 2)
+
+
 @functools.cache
-def window_kernel(width, kind, c_q, after):
-    """Return the kernel for rows of at most `width` elements, c_q rows of taps and `after` rows of T."""
+def ring_convolver(c_q, c_k, after):
+    """Create convolve(totals, ring, taps, place), which computes totals[r] = Σ_ab taps[b, a] · ring[r + a,
+    place + b]; columns wrap around."""
     rows = c_q + after - 1
-    halves, tap_slots, ring = -(-rows // 8), -(-c_q // 4) * 4, 2 * KEYS
-    window_numbers, numbers = halves * width // 8, halves * 4
+
+    @cuda.jit(device=True)
+    def convolve(totals, ring, taps, place):
+        column = cuda.local.array(rows, float32)
+        for r in range(after):
+            totals[r] = float32(0)
+        for b in range(c_k):
+            x = (place + b) & (RING - 1)
+            for a in range(rows):
+                column[a] = ring[a, x]
+            for a in range(c_q):
+                tap = taps[b, a]
+                for r in range(after):
+                    totals[r] += tap * column[r + a]
+
+    return convolve
+
+
+@functools.cache
+def window_kernel(width, kind, c_q, c_k, after):
+    """Return the kernel for rows of at most `width` elements, (c_q, c_k) taps and `after` rows of T."""
+    rows = c_q + after - 1
+    halves, tap_slots, two_tiles = -(-rows // 8), -(-c_q // 4) * 4, 2 * KEYS
+    window_numbers, numbers, padded = halves * width // 8, halves * 4, halves * 8
     copy, load_window = warp_copier(width, KEYS), window_loader(width, rows)
-    multiply, convolve = window_product(kind, width, rows), convolver(c_q, after)
+    multiply, convolve = window_product(kind, width, rows), ring_convolver(c_q, c_k, after)
+    left, right = (c_k - 1) // 2, c_k // 2
 
     @cuda.jit(max_registers=128)
     def multi_token_window_tensor_kernel(q, k, sharing, w, scale, length, t):
@@ -62,19 +97,19 @@ def window_kernel(width, kind, c_q, after):
         w: (H, c_q, c_k).
         length: keys per warp.
         """
-        k_tiles = cuda.shared.array((WINDOW_WARPS, ring, width), int16, alignment=16)
-        tiles = cuda.shared.array((WINDOW_WARPS, rows, PITCH), float32)
-        taps = cuda.shared.array((MOST_TAPS, tap_slots), float32, alignment=16)
+        k_tiles = cuda.shared.array((WINDOW_WARPS, two_tiles, width), int16, alignment=16)
+        rings = cuda.shared.array((WINDOW_WARPS, padded, PITCH), float32)
+        taps = cuda.shared.array((c_k, tap_slots), float32, alignment=16)
         window, s = cuda.local.array(window_numbers, uint32), cuda.local.array(numbers, float32)
-        column, totals = cuda.local.array(rows, float32), cuda.local.array(after, float32)
+        totals = cuda.local.array(after, float32)
         batch, head, thread = cuda.blockIdx.z, cuda.blockIdx.y, cuda.threadIdx.x
         lane, warp = thread & LANE, thread // LANES
-        keys, c_k, kv_head = t.shape[3], w.shape[2], head // sharing
-        k_tile, tile = k_tiles[warp], tiles[warp]
+        keys, kv_head = t.shape[3], head // sharing
+        k_tile, ring, own = k_tiles[warp], rings[warp], t[batch, head]
         # 1. this warp owns the keys [start, end), and needs the scores of [low, high)
         start = (cuda.blockIdx.x * WINDOW_WARPS + warp) * length
-        end, right = min(keys, start + length), c_k // 2
-        low = start - (c_k - 1) // 2
+        end = min(keys, start + length)
+        low = start - left
         high = end + right if start < end else low
         if low < high:
             copy(k_tile, 0, k, batch, kv_head, low)
@@ -84,36 +119,34 @@ def window_kernel(width, kind, c_q, after):
         for element in range(thread, c_k * tap_slots, WINDOW_WARPS * LANES):
             b, a = element // tap_slots, element % tap_slots
             taps[b, a] = w[head, a, b] if a < c_q else float32(0)
-        for element in range(lane, rows * CARRIED, LANES):
-            tile[element // CARRIED, element % CARRIED] = float32(0)
+        for a in range(rows):
+            ring[a, KEYS + lane] = float32(0)
         cuda.syncthreads()  # the taps are loaded
-        place = 0
+        place = 0  # the half of the ring buffer, and of the double buffer, of the current keys
         for first in range(low, high, KEYS):
             cp_async_wait_0()
-            cuda.syncwarp()  # the keys have arrived, and all lanes have moved the last scores to the front
+            cuda.syncwarp()  # the keys have arrived, and all lanes have finished with the previous scores
             if first + KEYS < high:
                 copy(k_tile, KEYS - place, k, batch, kv_head, first + KEYS)
             cp_async_commit()
-            # 3. compute and mask the scores of 16 keys at a time
+            # 3. compute the scores of 16 keys at a time, and mask them if a query does not see all of them
+            masked = first + KEYS > keys - rows
             for x0 in range(0, KEYS, 16):
                 multiply(s, k_tile, place + x0, window)
+                if masked:
+                    for x in range(numbers):
+                        a, key = row_of(x, lane), x0 + key_of(x, lane)
+                        if first + key > keys - rows + a:
+                            s[x] = float32(0)
                 for x in range(numbers):
-                    a = (x >> 2) * 8 + (lane & 3) * 2 + (x & 1)
-                    key = x0 + (x >> 1 & 1) * 8 + (lane >> 2)
-                    if a < rows:
-                        seen = first + key <= keys - rows + a
-                        tile[a, CARRIED + key] = scale * s[x] if seen else float32(0)
+                    ring[row_of(x, lane), place + x0 + key_of(x, lane)] = scale * s[x]
             cuda.syncwarp()  # the scores are stored
             # 4. convolve: the score of key j completes T of key j - right
-            convolve(totals, column, tile, taps, CARRIED + lane - (c_k - 1), c_k)
+            convolve(totals, ring, taps, place + lane + RING - (c_k - 1))
             j = first + lane - right
             if start <= j < end:
                 for r in range(after):
-                    t[batch, head, r, j] = totals[r]
-            cuda.syncwarp()  # all lanes have read the scores: the last ones may be moved to the front
-            for element in range(lane, rows * CARRIED, LANES):
-                a, x = element // CARRIED, element % CARRIED
-                tile[a, x] = tile[a, KEYS + x]
+                    own[r, j] = totals[r]
             place = KEYS - place
 
     return multi_token_window_tensor_kernel
@@ -123,13 +156,14 @@ def window_kernel(width, kind, c_q, after):
 
 
 @functools.cache
-def weights_kernel(most, after):
-    """Return the kernel for maps within groups of at most `most` heads and `after` rows of taps."""
+def weights_kernel(most, c_k, after):
+    """Return the kernel for maps within groups of at most `most` heads and (after, c_k) taps."""
     warps = min(WEIGHT_WARPS, most)
-    threads, span, slots = warps * LANES, TILE + MOST_TAPS - 1, -(-after // 4) * 4
+    threads, span, slots = warps * LANES, TILE + c_k - 1, -(-after // 4) * 4
     lanes, load_statistics = min(threads, TILE), statistics_loader(warps, after)
+    left, tap_turns = (c_k - 1) // 2, -(-c_k * slots // LANES)
 
-    @cuda.jit
+    @cuda.jit(max_registers=64)
     def multi_token_weights_kernel(t, ends, w, head_map, weights):
         """Store U' in weights (B, H, N_k), the weights of the values.
 
@@ -138,15 +172,14 @@ def weights_kernel(most, after):
         head_map: (H / group, group, group).
         """
         ps = cuda.shared.array((warps, after, span), float32)
-        taps = cuda.shared.array((warps, MOST_TAPS, slots), float32, alignment=16)
+        taps = cuda.shared.array((warps, c_k, slots), float32, alignment=16)
         us = cuda.shared.array((most, TILE), float32)
         shares = cuda.shared.array((most, most), float32, alignment=16)
         statistics = cuda.shared.array((most, after, 2), float32)
-        held = cuda.local.array(most, float32)
-        values = cuda.local.array(after, float32)
+        held = cuda.local.array(after, float32)
         batch, group, thread = cuda.blockIdx.z, head_map.shape[1], cuda.threadIdx.x
         first_head, first = cuda.blockIdx.y * group, cuda.blockIdx.x * TILE
-        lane, warp, keys, c_k = thread & LANE, thread // LANES, t.shape[3], w.shape[2]
+        lane, warp, keys = thread & LANE, thread // LANES, t.shape[3]
         p, own_taps = ps[warp], taps[warp]
         # 1. load m and 1 / l of each row, and the map
         load_statistics(statistics, ends[batch], first_head, group)
@@ -158,18 +191,21 @@ def weights_kernel(most, after):
         cuda.syncthreads()  # the statistics are stored
         # 2. compute U, one head per warp and two keys per lane
         for h in range(warp, group, warps):
-            head = first_head + h
-            for element in range(lane, c_k * slots, LANES):
-                b, r = element // slots, element % slots
-                own_taps[b, r] = w[head, r, b] if r < after else float32(0)
-            for x in range(lane, TILE + c_k - 1, LANES):
-                j = first - (c_k - 1) // 2 + x
+            rows, w_rows = t[batch, first_head + h], w[first_head + h]
+            for turn in range(tap_turns):
+                b, r = (turn * LANES + lane) // slots, (turn * LANES + lane) % slots
+                if b < c_k:
+                    own_taps[b, r] = w_rows[min(r, after - 1), b]
+            for x in range(lane, span, LANES):
+                j = first - left + x
+                key = min(
+                    max(j, 0), keys - 1
+                )  # a valid index, so that all loads are issued before the first use
                 for r in range(after):
-                    # the index is valid even where the value is not used, so that all loads are in flight
-                    value = t[batch, head, r, min(max(j, 0), keys - 1)]
-                    values[r] = weight(value, statistics[h, r, 0]) * statistics[h, r, 1]
+                    held[r] = rows[r, key]
                 for r in range(after):
-                    p[r, x] = values[r] if 0 <= j <= keys - after + r else float32(0)
+                    value = weight(held[r], statistics[h, r, 0]) * statistics[h, r, 1]
+                    p[r, x] = value if 0 <= j <= keys - after + r else float32(0)
             cuda.syncwarp()  # P and the taps are stored
             low, high = float32(0), float32(0)
             for b in range(c_k):
@@ -181,12 +217,10 @@ def weights_kernel(most, after):
         cuda.syncthreads()  # U of all heads is stored
         # 3. compute U'
         for x in range(thread % lanes, TILE, lanes):
-            for h in range(most):
-                held[h] = us[h, x]
             for g in range(thread // lanes, group, threads // lanes):
                 total = float32(0)
                 for h in range(most):
-                    total += shares[g, h] * held[h]
+                    total += shares[g, h] * us[h, x]
                 if first + x < keys:
                     weights[batch, first_head + g, first + x] = total
 
@@ -196,12 +230,31 @@ def weights_kernel(most, after):
 # The sum over V ---------------------------------------------------------------------------------------------
 
 
+def keys_per_load(width):
+    """Return the number of rows of `width` elements that a warp reads with one 8-byte load per lane."""
+    return LANES * 4 // width
+
+
 @functools.cache
 def values_kernel(width, kind):
     """Return the kernel for rows of at most `width` elements."""
     (low, high), chunks = WIDEN[kind], width // 4
-    together = LANES // chunks  # rows per load of a warp
+    together = keys_per_load(width)
     step = together * LOADS
+
+    @cuda.jit(device=True)
+    def load(held, rows, first, end, chunk):
+        """Load a chunk of every `together`-th row from `first` on, and 0 for row `end` and later rows."""
+        if chunk >= rows.shape[1]:
+            for x in range(LOADS):
+                held[x] = int64(0)
+        elif first + step <= end:
+            for x in range(LOADS):
+                held[x] = rows[first + x * together, chunk]
+        else:
+            for x in range(LOADS):
+                row = first + x * together
+                held[x] = rows[row, chunk] if row < end else int64(0)
 
     @cuda.jit(max_registers=128)
     def multi_token_values_tensor_kernel(weights, v, sharing, length, parts):
@@ -209,37 +262,35 @@ def values_kernel(width, kind):
 
         weights: (B, H, N_k), U'.
         v: (B, H / sharing, N_k, d / 4), four 16-bit values per int64.
-        length: keys per warp.
+        length: keys per warp, a multiple of `step`.
         """
         sums = cuda.shared.array((VALUE_WARPS, width), float32)
-        held, o = cuda.local.array(LOADS, int64), cuda.local.array(4, float32)
+        shares = cuda.shared.array((VALUE_WARPS, LANES), float32)
+        held, following = cuda.local.array(LOADS, int64), cuda.local.array(LOADS, int64)
+        o = cuda.local.array(4, float32)
         batch, head, thread = cuda.blockIdx.z, cuda.blockIdx.y, cuda.threadIdx.x
         lane, warp = thread & LANE, thread // LANES
         keys, d, kv_head = v.shape[2], parts.shape[3], head // sharing
         own_row, chunk = lane // chunks, lane % chunks
         start = (cuda.blockIdx.x * VALUE_WARPS + warp) * length
-        end = min(keys, start + length) if chunk < v.shape[3] else start
-        for x in range(LOADS):
-            row = start + own_row + x * together
-            held[x] = v[batch, kv_head, row, chunk] if row < end else int64(0)
+        end, rows = min(keys, start + length), v[batch, kv_head]
+        load(held, rows, start + own_row, end, chunk)
         for x in range(4):
             o[x] = float32(0)
-        key = start + lane
-        share = weights[batch, head, key] if lane < step and key < keys else float32(0)
-        for first in range(start, min(keys, start + length), step):
-            key = first + step + lane
-            following = weights[batch, head, key] if lane < step and key < keys else float32(0)
+        for first in range(start, end, step):
+            key = first + lane
+            cuda.syncwarp()  # all lanes have read the previous weights
+            shares[warp, lane] = weights[batch, head, key] if key < end else float32(0)
+            cuda.syncwarp()  # the weights are stored
+            load(following, rows, first + step + own_row, end, chunk)
             for x in range(LOADS):
-                factor = cuda.shfl_sync(ALL_LANES, share, own_row + x * together)
-                words = held[x]
-                row = first + step + own_row + x * together
-                held[x] = v[batch, kv_head, row, chunk] if row < end else int64(0)
-                first_pair, second_pair = uint32(words & 0xFFFFFFFF), uint32(words >> 32 & 0xFFFFFFFF)
+                factor = shares[warp, own_row + x * together]
+                first_pair, second_pair = uint32(held[x] & 0xFFFFFFFF), uint32(held[x] >> 32 & 0xFFFFFFFF)
                 o[0] += factor * low(first_pair)
                 o[1] += factor * high(first_pair)
                 o[2] += factor * low(second_pair)
                 o[3] += factor * high(second_pair)
-            share = following
+                held[x] = following[x]
         for x in range(4):
             total = o[x]
             if together == 2:
