@@ -116,6 +116,17 @@ def check_size(name, letter, size, filled):
         raise ValueError(f"argument {name} has {letter} = {size}; wanted {wanted}")
 
 
+def check_sharing(sizes):
+    """Return the number of query heads that share a head of k and v: H / H_kv, or 1 without H_kv.
+
+    Raise ValueError unless H_kv divides H.
+    """
+    heads, shared = sizes["H"], sizes.get("H_kv", sizes["H"])
+    if heads and (shared == 0 or heads % shared):
+        raise ValueError(f"arguments k and v have {shared} heads; wanted a divisor of H = {heads} of q")
+    return heads // shared if heads else 1
+
+
 def check_dtype(name, dtype, dtypes):
     """Raise TypeError unless `dtype` is one of `dtypes`."""
     if dtype not in dtypes:

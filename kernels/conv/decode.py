@@ -36,7 +36,16 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.common.arguments import ANY_FLOAT, FLOAT32, HALVES, MOST_TAPS, TAPS, check, checked_scale
+from kernels.common.arguments import (
+    ANY_FLOAT,
+    FLOAT32,
+    HALVES,
+    MOST_TAPS,
+    TAPS,
+    check,
+    check_sharing,
+    checked_scale,
+)
 from kernels.common.launch import Bits, launch, output
 from kernels.common.splits import (
     LANE,
@@ -124,11 +133,11 @@ def split_kernel(slots, d):
                 held[r] = rows[(base + r * d) & PLACE] if low <= first + r < high else float32(0)
 
     @cuda.jit(max_registers=128)  # for four resident blocks per multiprocessor
-    def conv_decode_split_kernel(q, k, k_strides, v, v_strides, w, scale, extent, length, parts):
+    def conv_decode_split_kernel(q, k, k_strides, v, v_strides, sharing, w, scale, extent, length, parts):
         """Store o, m and l of each block in parts (B, H, splits, d + 2).
 
         q: (B, H, R, d), the window, R = min(c_q, N_k) rows.
-        k, v: one-dimensional views; key j of head h of batch b starts at k[b · k_strides[0] + h ·
+        k, v: one-dimensional views; key j of head h of batch b starts at k[b · k_strides[0] + h // sharing ·
             k_strides[1] + j · d].
         w: (H, c_q, c_k).
         extent: (rows of k, number of owned keys, row of the first owned key, position of the new token
@@ -148,8 +157,8 @@ def split_kernel(slots, d):
         lane, warp = cuda.threadIdx.x & LANE, cuda.threadIdx.x // LANES
         c_q, c_k = w.shape[1], w.shape[2]
         rows, keys, first_owned, position = extent
-        k_place = batch * k_strides[0] + head * k_strides[1] + first_owned * d
-        v_place = batch * v_strides[0] + head * v_strides[1]
+        k_place = batch * k_strides[0] + head // sharing * k_strides[1] + first_owned * d
+        v_place = batch * v_strides[0] + head // sharing * v_strides[1]
         piece, ring, share, o = pieces[warp], rings[warp], shares[warp], outputs[warp]
         # 1. load the window and the taps, and clear the ring buffers
         load_window(q_tile, taps, q[batch, head], w[head], scale)
@@ -237,6 +246,8 @@ def conv_attention_decode(
     scale: float | None = None,
     splits: int | None = None,
     run: Callable[..., Any] | None = None,
+    *,
+    enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Compute the last row of causal convolutional attention, (B, H, 1, d), for one new token. It has no
     gradient.
@@ -249,12 +260,13 @@ def conv_attention_decode(
     splits: the number of blocks per head among which the keys are divided, 1 or more. By default
         `kernels.common.splits.choose_splits` chooses it. It affects only rounding.
     run: the runner that launches the kernels (`kernels.common.launch`).
+    enable_gqa: k and v are (B, H_kv, N_k, d), where H_kv divides H. Nothing is copied.
 
     16-bit tensors are computed on tensor cores (`kernels.conv.tensor_decode`). The host does not read any
     tensor element, so the call can be captured in a CUDA graph. Raise TypeError or ValueError for an invalid
     argument; the message states the actual and the expected value.
     """
-    q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale, ANY_FLOAT)
+    q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale, ANY_FLOAT, enable_gqa)
     if q.dtype in HALVES:
         return conv_decode_tensor(q, k, v, w, scale, splits, run)
     return conv_decode(q, k, v, w, scale, 0, k.shape[2] - 1, splits, run)[0]
@@ -270,17 +282,18 @@ def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
     (batch, heads, _, d), (_, kv_heads, keys, _), (_, c_q, c_k) = q.shape, k.shape, w.shape
     rule = decode_tensor.FEWEST_KEYS, decode_tensor.BLOCKS
     splits = splits_for(splits, batch * heads, keys, k.device, *rule)
-    length = decode_tensor.length_of(-(-keys // splits), c_k)
+    width = tensor_width(d)
+    length = decode_tensor.length_of(-(-keys // splits), c_k, decode_tensor.keys_of(width))
     splits = -(-keys // (length * decode_tensor.WARPS))
     parts = output((batch, heads, splits, d + 2), like=k)
     o = output((batch, heads, 1, d), like=k, dtype=q.dtype)
     taps, as_bits = taps_operand(w, q)
-    kernel = decode_tensor.decode_tensor_kernel(tensor_width(d), kind_of(q), c_q, c_k, as_bits)
+    kernel = decode_tensor.decode_tensor_kernel(width, kind_of(q), c_q, c_k, as_bits)
     *bits, positive = decode_tensor.operands(q, k, v, scale)
-    arguments = *bits, heads // kv_heads, taps, positive, length, parts
+    arguments = *bits, heads // max(1, kv_heads), taps, positive, length, parts
     launch(kernel, (splits, heads, batch), decode_tensor.THREADS, *arguments, run=run)
-    merge = decode_tensor.merge_kernel(kind_of(q))
-    launch(merge, (heads, batch), MERGING_WARPS * LANES, parts, Bits(o, torch.int16), run=run)
+    merge = decode_tensor.merge_kernel(width, kind_of(q))
+    launch(merge, (heads, batch), decode_tensor.MERGE_THREADS, parts, Bits(o, torch.int16), run=run)
     return o
 
 
@@ -294,36 +307,25 @@ def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None)
 
     The other arguments are the same as for `conv_attention_decode`, already checked.
     """
-    batch, heads, keys, d = v.shape
+    (batch, kv_heads, keys, d), heads = v.shape, q.shape[1]
     splits = splits_for(splits, batch * heads, keys, k.device)
     parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
     kernel, length = split_kernel(-(-w.shape[1] // 4) * 4, d), -(-keys // (splits * WARPS))
     extent = k.shape[2], keys, first_owned, position
-    launch(
-        kernel,
-        (splits, heads, batch),
-        WARPS * LANES,
-        q,
-        *flat(k),
-        *flat(v),
-        w,
-        scale,
-        extent,
-        length,
-        parts,
-        run=run,
-    )
+    arguments = q, *flat(k), *flat(v), heads // max(1, kv_heads), w, scale, extent, length, parts
+    launch(kernel, (splits, heads, batch), WARPS * LANES, *arguments, run=run)
     launch(merge_splits_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
     return o, log_sum
 
 
-def decode_arguments(q, k, v, w, scale, dtypes=FLOAT32):
+def decode_arguments(q, k, v, w, scale, dtypes=FLOAT32, enable_gqa=False):
     """Check the arguments of `conv_attention_decode`; return q, k, v and w detached, and scale as a float32.
 
     K and V are not copied.
     """
-    given = {"q_window": (q, "B H R d"), "k": (k, "B H N_k d"), "v": (v, "B H N_k d"), "w": (w, *TAPS)}
-    sizes = check(given, dtypes)
+    rows = "B H_kv N_k d" if enable_gqa else "B H N_k d"
+    sizes = check({"q_window": (q, "B H R d"), "k": (k, rows), "v": (v, rows), "w": (w, *TAPS)}, dtypes)
+    check_sharing(sizes)
     rows = min(sizes["c_q"], sizes["N_k"])
     if sizes["R"] != rows:
         raise ValueError(

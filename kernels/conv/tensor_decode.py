@@ -1,7 +1,7 @@
 """Convolutional attention for one new token on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
 The formulas and the split of the keys are the same as in `conv_decode`. Each warp owns a range of keys, and
-processes KEYS of them at a time, independently of the other warps of its block:
+processes 16 or 32 of them at a time, independently of the other warps of its block:
 
     S0   The product of K and the transposed query window, whose rows are padded to 8 or 16. S0 is masked and
          stored in shared memory in 16 bits, after the columns carried over from the previous keys
@@ -18,7 +18,7 @@ Sources: as in `conv_decode`.
 
     grid    (splits, H, B)
     block   WARPS · 32 threads
-    shared  per warp, STAGES · 4 · KEYS · width bytes, and about 2 KiB
+    shared  per warp, 16 KiB, and about 2 KiB
     cost    the bytes of K and V, read once except for the halos
 """
 
@@ -27,9 +27,8 @@ import functools
 from numba import cuda
 from numpy import float32, int16, uint32
 
-from kernels.common.arguments import MAX_HEAD_DIM
-from kernels.common.splits import MERGING_WARPS, add_splits, merged, sum_of_warp
-from kernels.common.tiles import MINUS_INFINITY, weight
+from kernels.common.splits import sum_of_warp
+from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
 from kernels.tensor_cores.instructions import (
     cp_async_commit,
     cp_async_wait_0,
@@ -56,8 +55,9 @@ from kernels.tensor_cores.tiles import (
 )
 from kernels.tensor_cores.windows import swizzled, warp_copier, window_loader, window_product
 
-WARPS, KEYS, STAGES = 4, 32, 2  # warps per block; keys per warp and iteration; buffers per warp
-BLOCKS, FEWEST_KEYS = 3, WARPS * 16  # resident blocks per multiprocessor; minimum keys per block
+WARPS, STAGES = 4, 2  # warps per block; buffers per warp
+BLOCKS, FEWEST_KEYS = 3, 256  # resident blocks per multiprocessor; minimum keys per block
+MERGE_THREADS, AHEAD = 256, 8  # threads of the merge kernel; loads in flight per thread
 CARRIED = 16  # columns carried over from the previous keys
 THREADS = WARPS * 32
 WAITS = {2: cp_async_wait_0, 3: cp_async_wait_1, 4: cp_async_wait_2}
@@ -65,13 +65,14 @@ WAITS = {2: cp_async_wait_0, 3: cp_async_wait_1, 4: cp_async_wait_2}
 
 @functools.cache
 def decode_tensor_kernel(
-    width, kind, c_q, c_k, bits=False, warps=WARPS, keys=KEYS, stages=STAGES, limit=None
+    width, kind, c_q, c_k, bits=False, warps=WARPS, keys=None, stages=STAGES, limit=None
 ):
     """Return the kernel for rows of at most `width` elements and (c_q, c_k) taps.
 
-    keys: keys per warp and iteration, 16, 32 or 64.
+    keys: keys per warp and iteration, 16, 32 or 64; `keys_of(width)` by default.
     limit: registers per thread.
     """
+    keys = keys or keys_of(width)
     mma, mma_k8, pack = ARITHMETIC[kind]
     copy, load_window = warp_copier(width, keys), window_loader(width, c_q)
     multiply, load_taps = window_product(kind, width, c_q), tap_loader(kind, c_q, c_k, bits)
@@ -237,30 +238,68 @@ def decode_tensor_kernel(
 
 
 @functools.cache
-def merge_kernel(kind):
-    """Return the kernel that merges the splits into 16-bit rows."""
-    rounded = rounder(kind)
+def merge_kernel(width, kind):
+    """Return the kernel that merges the splits into 16-bit rows of at most `width` elements."""
+    rounded, teams = rounder(kind), MERGE_THREADS // width
 
     @cuda.jit
     def conv_decode_merge_kernel(parts, o):
-        """Merge parts (B, H, splits, d + 2) into o (B, H, 1, d), 16-bit values as int16."""
-        sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
-        totals = cuda.shared.array(MERGING_WARPS, float32)
-        batch, head, c = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
-        add_splits(sums, totals, parts[batch, head])
-        cuda.syncthreads()  # all warps have stored their sums
-        if c < o.shape[3]:
-            total, _ = merged(sums, totals, c)
-            o[batch, head, 0, c] = rounded(total)
+        """Merge parts (B, H, splits, d + 2) into o (B, H, 1, d), 16-bit values as int16.
+
+        Each team of `width` threads merges every teams-th split, AHEAD of them at a time, one column per
+        thread.
+        """
+        totals, ends = cuda.shared.array((teams, width), float32), cuda.shared.array((teams, 2), float32)
+        values, ms = cuda.local.array(AHEAD, float32), cuda.local.array(AHEAD, float32)
+        ls = cuda.local.array(AHEAD, float32)
+        part, o_row = parts[cuda.blockIdx.y, cuda.blockIdx.x], o[cuda.blockIdx.y, cuda.blockIdx.x, 0]
+        splits, d, team, c = (
+            part.shape[0],
+            o_row.shape[0],
+            cuda.threadIdx.x // width,
+            cuda.threadIdx.x % width,
+        )
+        m, l, total = MINUS_INFINITY, float32(0), float32(0)
+        for first in range(team, splits, teams * AHEAD):
+            for x in range(AHEAD):  # independent loads, all in flight at once
+                split = min(first + x * teams, splits - 1)
+                values[x], ms[x], ls[x] = part[split, min(c, d - 1)], part[split, d], part[split, d + 1]
+            largest = m
+            for x in range(AHEAD):
+                largest = max(largest, ms[x])
+            shrink = weight(m, largest)
+            m, l, total = largest, shrink * l, shrink * total
+            for x in range(AHEAD):
+                share = weight(ms[x], m) if first + x * teams < splits else float32(0)
+                l += share * ls[x]
+                total += share * values[x]
+        totals[team, c] = total
+        if c == 0:
+            ends[team, 0], ends[team, 1] = m, l
+        cuda.syncthreads()  # all teams have stored their states
+        if team == 0 and c < d:
+            m, l, total = MINUS_INFINITY, float32(0), float32(0)
+            for other in range(teams):
+                m = max(m, ends[other, 0])
+            for other in range(teams):
+                share = weight(ends[other, 0], m)
+                l += share * ends[other, 1]
+                total += share * totals[other, c]
+            o_row[c] = rounded(total * reciprocal(l))
 
     return conv_decode_merge_kernel
 
 
-def length_of(keys, c_k):
-    """Return the number of keys per warp for blocks of at least `keys`: the keys of its iterations, minus the
-    halo."""
+def keys_of(width):
+    """Return the number of keys per warp and iteration with which three blocks are resident."""
+    return 2048 // width
+
+
+def length_of(keys, c_k, each):
+    """Return the number of keys per warp for blocks of at least `keys`: the keys of its iterations, of `each`
+    keys, minus the halo."""
     lag = 8 * (window_of(c_k) - 1)
-    return -(-(-(-keys // WARPS) + lag) // KEYS) * KEYS - lag
+    return -(-(-(-keys // WARPS) + lag) // each) * each - lag
 
 
 def operands(q, k, v, scale):

@@ -22,7 +22,7 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.common.arguments import ANY_FLOAT, check, checked_scale
+from kernels.common.arguments import ANY_FLOAT, check, check_sharing, checked_scale
 from kernels.common.launch import launch, output, width_for
 from kernels.common.splits import (
     LANE,
@@ -158,7 +158,4 @@ def checked_decode(q, k, v, scale, enable_gqa):
     """
     rows = "B H_kv N_k d" if enable_gqa else "B H N_k d"
     sizes = check({"q": (q, "B H 1 d"), "k": (k, rows), "v": (v, rows)}, ANY_FLOAT)
-    heads, shared = sizes["H"], sizes.get("H_kv", sizes["H"])
-    if heads and (shared == 0 or heads % shared):
-        raise ValueError(f"arguments k and v have {shared} heads; wanted a divisor of H = {heads} of q")
-    return checked_scale(scale, sizes["d"]), heads // shared if heads else 1
+    return checked_scale(scale, sizes["d"]), check_sharing(sizes)

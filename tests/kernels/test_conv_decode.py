@@ -339,6 +339,11 @@ REFUSED = [
         ValueError,
         "argument q_window has R = 2; wanted min(c_q, N_k) = 1, the queries of the last tokens",
     ),
+    (
+        dict(k=GOOD[:, :2], v=GOOD[:, :2], enable_gqa=True),
+        ValueError,
+        "arguments k and v have 2 heads; wanted a divisor of H = 3 of q",
+    ),
     (dict(scale=math.nan), ValueError, "argument scale is nan; wanted a finite float32"),
     (dict(splits=0), ValueError, "argument splits is 0; wanted at least 1"),
     (dict(splits=1.5), TypeError, "argument splits is 1.5; wanted a whole number, or None to choose it"),
