@@ -42,7 +42,12 @@ def main(arguments: list[str]) -> int:
     command = arguments[0] if arguments else "help"
     if commands.answer(arguments) or commands.refusal(arguments):
         return commands.main(arguments)
-    end_on_sigterm()
+    with end_on_sigterm():
+        return prepare_and_run(command, arguments)
+
+
+def prepare_and_run(command: str, arguments: list[str]) -> int:
+    """Run the set-up if the command needs it, then the command. Return the exit status."""
     with_venv = [str(venv_python(ROOT)), str(Path(__file__).parent), *arguments]
     if sys.version_info < OLDEST_PYTHON and venv_python(ROOT).exists():
         return hand_over(with_venv)

@@ -39,10 +39,10 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
     # Lessons rely on Numba's implicit copies to and from the GPU.
     os.environ.setdefault("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "0")
-    end_on_sigterm()
     command, *rest = arguments
     try:
-        return RUN[command](rest)
+        with end_on_sigterm():
+            return RUN[command](rest)
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         return 130

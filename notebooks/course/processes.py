@@ -16,13 +16,22 @@ GRACE = 10  # seconds between SIGTERM and SIGKILL
 HAS_GROUPS = os.name != "nt"
 
 
-def end_on_sigterm() -> None:
-    """Make SIGTERM raise SystemExit in this process, so that `started` can stop its children.
+@contextlib.contextmanager
+def end_on_sigterm():
+    """Make SIGTERM raise SystemExit within the `with` block, so that `started` can stop its children.
 
-    A program that replaces this one through exec has the default behaviour again.
+    The handler is restored at the end, because a test runs commands in its own process. A program that
+    replaces this one through exec has the default behaviour again.
     """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, raise_exit)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, raise_exit)
+    try:
+        yield
+    finally:
+        # `before` is None if the handler was not installed from Python, and cannot be restored then.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def raise_exit(number: int, frame: object) -> None:

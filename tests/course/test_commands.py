@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from course import command_line, commands
+from course import command_line, commands, processes
 from course.bootstrap import ROOT
 from course.manual import COMMANDS
 
@@ -151,7 +151,6 @@ def test_options_in_examples_are_in_the_commands_own_help(name, monkeypatch, cap
 
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(commands, "run", run_here)
-    monkeypatch.setattr(commands, "end_on_sigterm", lambda: None)
     with pytest.raises(SystemExit) as ended:
         commands.main([name, "--help"])
     assert not ended.value.code
@@ -214,7 +213,7 @@ def test_a_signal_ends_a_command_and_all_that_it_has_started(tmp_path, way, numb
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import pathlib, sys; from course import bootstrap, commands, doctor, processes\n"
         f"file = {str(file)!r}; doctor.IMPORTS = {{'it': open(file).read()}}; processes.GRACE = 2\n"
-        f"processes.end_on_sigterm(); sys.exit({WAYS[way]})"
+        f"with processes.end_on_sigterm(): sys.exit({WAYS[way]})"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -238,3 +237,16 @@ def test_a_signal_ends_a_command_and_all_that_it_has_started(tmp_path, way, numb
         assert parent.returncode == 130 and said == "\nInterrupted.\n"
     else:
         assert parent.returncode != 0
+
+
+@needs_groups
+@pytest.mark.parametrize("arguments", [["lab", "--help"], ["doctor"]], ids=["answered", "run"])
+def test_a_command_in_this_process_restores_the_handler_of_sigterm(monkeypatch, arguments):
+    seen = []
+    run = lambda rest: seen.append(signal.getsignal(signal.SIGTERM)) or 0  # noqa: E731
+    monkeypatch.setitem(commands.RUN, "doctor", run)
+    monkeypatch.setattr(command_line, "runs_in_venv", lambda root: True)
+    before = signal.getsignal(signal.SIGTERM)
+    assert command_line.main(arguments) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert seen == [processes.raise_exit] * (arguments == ["doctor"])
