@@ -10,25 +10,15 @@ from array import array
 
 import numpy as np
 
+from sim.access_batches import split_by_block
 from sim.errors import Stuck
-from sim.events import (
-    ADDRESS_BITS,
-    ADDRESS_MASK,
-    LOAD,
-    SITE_SHIFT,
-    SITES,
-    Access,
-    Batch,
-    Decisions,
-    EnabledEvents,
-    Moment,
-)
+from sim.events import ADDRESS_BITS, ADDRESS_MASK, SITE_SHIFT, SITES, Access, Decisions, EnabledEvents, Moment
 from sim.forecast import Forecast
 from sim.frames import FrameSites
 from sim.hooks import HOOKS, check_names, listeners
 from sim.nouns import plural
 from sim.progress import FIRST_LEAP, MAX_LEAP, Clock, Polls, ProgressCheck
-from sim.sites import block_indices
+from sim.sites import block_indices, thread_index
 
 # limit on the number of logged accesses; a longer log is flushed at the next thread switch
 FLUSH_AT = 1 << 20
@@ -40,6 +30,11 @@ FIRST_PATIENCE, PATIENCE = 1.0, 8.0
 # Forecast predicts that it ends. The factor is SEARCH_FACTOR if the loop waits for no other thread and the
 # numbers that it compares wander. The log cannot be flushed within a loop.
 PATIENCE_FACTOR, SEARCH_FACTOR, MAX_LOGGED = 8, 1.5, 1 << 23
+# Threads are not compared before each live thread has made LEAST_ITERATIONS iterations on average, or all
+# together MOST_ITERATIONS: a comparison of thousands of threads can take longer than a correct loop.
+LEAST_ITERATIONS, MOST_ITERATIONS = 32, 1 << 18
+# CPU seconds for which the barriers that open in a loop can extend its time limit.
+BARRIER_PATIENCE = 300.0
 # Hooks that are called for each atomic or fence and only record the order. Reading the clock twice would take
 # longer than the hook.
 QUICK = {"atomic_done", "fenced"}
@@ -234,7 +229,6 @@ class Context:
         starts = np.array(positions)
         # accesses per segment, and the number of the first segment
         lengths, first = np.diff(starts, append=len(entries)), self.last_segment - len(starts) + 1
-        blocks = dict.fromkeys([thread.block for thread in threads])
         segment = np.repeat(np.arange(first, self.last_segment + 1), lengths)
         thread = np.repeat(np.array([thread.linear for thread in threads], np.int32), lengths)
         position, site = np.arange(len(entries)) + self.logged, (entries >> SITE_SHIFT).astype(np.int32)
@@ -242,27 +236,7 @@ class Context:
         self.logged += len(entries)
         del self.log[:]
         self.values.clear()
-        if len(blocks) == 1:
-            (block,) = blocks
-            return [Batch(block.index, block.epoch, *columns, values)]
-        # the block that each access and each value belongs to
-        number_of = {block: number for number, block in enumerate(blocks)}
-        home = np.repeat(np.array([number_of[thread.block] for thread in threads]), lengths)
-        values_of = [[] for _ in blocks]
-        for value, number in zip(values, home[site & 3 != LOAD].tolist()):
-            values_of[number].append(value)
-        order = np.argsort(home, kind="stable")
-        bounds = np.searchsorted(home[order], np.arange(len(blocks) + 1)).tolist()
-        return [
-            Batch(
-                block.index,
-                block.epoch,
-                *(column[order[first:last]] for column in columns),
-                values_of[number],
-            )
-            for (block, number), first, last in zip(number_of.items(), bounds, bounds[1:])
-            if first < last
-        ]
+        return split_by_block([thread.block for thread in threads], lengths, columns, values)
 
     def branch(self, taken, site):
         """Log the current thread's decision at a branch, and return `taken`."""
@@ -295,6 +269,8 @@ class Context:
         # CPU time of the last change (None until the clock is first read), and seconds that may pass without
         # one
         self.since, self.patience = None, first_patience()
+        # the remaining iterations at that time, and whether barriers have extended the time limit
+        self.steps_then, self.extended = self.steps, False
 
     def barrier_opened(self):
         """Extend the time limit of a loop around a barrier, unless an error precedes it.
@@ -302,7 +278,10 @@ class Context:
         A loop in which states repeat is endless in spite of its barriers.
         """
         if not self.has_errors and self.since is not None:
-            self.moved = time.process_time()
+            now = time.process_time()
+            self.extended = True
+            if now - self.began < BARRIER_PATIENCE:
+                self.moved = now
 
     def tick(self, site):
         """Count an iteration of a `while` loop.
@@ -319,8 +298,12 @@ class Context:
         now = time.process_time()
         if self.since is None:
             # `moved` is the time of the last progress; changes that are no progress reset only `since`
-            self.since = self.moved = now
-        return now - self.since > self.patience
+            self.since = self.moved = self.began = now
+            self.steps_then = self.steps
+        if now - self.since <= self.patience:
+            return False
+        least = LEAST_ITERATIONS * sum(block.alive for block in self.live)
+        return self.steps_then - self.steps >= min(least, MOST_ITERATIONS)
 
     def check_stuck(self, site, frame):
         """Decide whether the current thread is stuck in the loop at `site`. `frame` is its stack frame.
@@ -332,7 +315,7 @@ class Context:
             raise Stuck(site, True)
         now = time.process_time()
         if self.since is None:
-            self.since = self.moved = now
+            self.since = self.moved = self.began = now
         self.forecast = self.forecast or Forecast(now)
         if self.progress_check is None:
             self.progress_check = ProgressCheck(self, thorough=self.patience >= PATIENCE / 4)
@@ -352,6 +335,7 @@ class Context:
                 self.clock.advance(self.leap)
                 self.leap = min(self.leap << 10, 1 << MAX_LEAP)
             self.progress_check, self.steps, self.since = None, DEFAULT_STEPS, now
+            self.steps_then = DEFAULT_STEPS
             self.patience = min(2 * self.patience, PATIENCE / 4)
 
     def time_limit(self):
@@ -382,7 +366,8 @@ class Context:
         decided: whether it is certain that nothing changes any more.
         """
         if not decided:
-            budget = f"{self.time_limit():g} s or {MAX_LOGGED:,} accesses"
+            seconds = BARRIER_PATIENCE if self.extended else self.time_limit()
+            budget = f"{seconds:g} s or {MAX_LOGGED:,} accesses"
             return f"Something still changes, but no thread ended within {budget}."
         budget = f"{plural(self.max_steps or DEFAULT_STEPS, 'iteration')} of the loop"
         budget += "" if self.max_steps else f", or for {first_patience():g} s"
@@ -392,9 +377,3 @@ class Context:
 def first_patience():
     """Return the CPU seconds without progress before threads are compared for the first time."""
     return min(FIRST_PATIENCE, PATIENCE)
-
-
-def thread_index(linear, block_shape):
-    """Return (x, y, z) for the thread with this linear index in its block."""
-    x, y, _ = block_shape
-    return linear % x, linear // x % y, linear // (x * y)

@@ -10,6 +10,7 @@ import numpy as np
 from sim.context import Context
 from sim.dialect import Cuda
 from sim.engine.base import Kernel, Outcome
+from sim.engine.collector import collect_rarely
 from sim.engine.fiber import Fiber
 from sim.engine.generator import GeneratorFiber
 from sim.engine.grid import Grid
@@ -149,7 +150,7 @@ def run(fibers, grid, context, fiber):
     """
     context.announce("launch_started", context)
     # numpy warns about overflow and division by zero, which are not errors on a GPU
-    with np.errstate(all="ignore"), Watchdog(context):
+    with np.errstate(all="ignore"), Watchdog(context), collect_rarely():
         try:
             if fiber is None:
                 grid.run_without_waiting()

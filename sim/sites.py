@@ -41,6 +41,12 @@ def local_address(address: int) -> int:
     return address & ~(15 << RANK_SHIFT) if address >> SPACE_SHIFT == SHARED else address
 
 
+def thread_index(linear: int, block_shape: Index3) -> Index3:
+    """Return (x, y, z) for the thread with this linear index in its block."""
+    x, y, _ = block_shape
+    return linear % x, linear // x % y, linear // (x * y)
+
+
 def block_indices(index: Index3, shape: Index3) -> tuple[Index3, ...]:
     """Return the indices of the blocks in the same cluster as a block, in the order of their ranks."""
     first = [i // n * n for i, n in zip(index, shape)]

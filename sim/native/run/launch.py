@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 from numba.core.errors import NumbaError
 
-from sim.context import thread_index
 from sim.engine.base import Outcome
 from sim.engine.collector import pause_collector
 from sim.events import Access
@@ -26,6 +25,7 @@ from sim.observers.misuse import Misuse, unassigned_variable
 from sim.observers.races import Races
 from sim.observers.uninitialized import Uninitialized
 from sim.reruns import format_undecided
+from sim.sites import thread_index
 from sim.watched import watched
 
 # A block counts as endless if its `for` loops have more iterations than this in total.

@@ -43,6 +43,16 @@ L:  mul.f32 %f1, %f1, 0f3F000000; setp.geu.f32 %p2, %f1, 0f3C23D70A; @%p2 bra L;
     ret;
 }
 """
+# `left = 9; while (left != 0) { left -= 2; __syncthreads(); }`
+COUNTDOWN = """
+.visible .entry countdown(.param .u64 y)
+{
+    .reg .pred %p<2>; .reg .b64 %d<2>;
+    mov.u64 %d1, 9;
+L:  add.s64 %d1, %d1, -2; bar.sync 0; setp.ne.s64 %p1, %d1, 0; @%p1 bra L;
+    ret;
+}
+"""
 # `while (*flag == 0);` as compilers translate it
 SPIN = """
 .visible .entry spin(.param .u64 flag)
@@ -99,3 +109,14 @@ def test_loop_whose_load_the_compiler_moved_out_says_so(before, hoisted):
     (finding,) = report.findings
     assert finding.kind == "no-progress"
     assert ("neither volatile nor atomic" in finding.message) == hoisted
+
+
+def test_barriers_extend_the_time_limit_of_a_loop_only_for_a_while(monkeypatch):
+    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.05)
+    monkeypatch.setattr(sim.context, "PATIENCE", 0.05)
+    monkeypatch.setattr(sim.context, "BARRIER_PATIENCE", 0.5)
+    began = time.process_time()
+    kernel = load_ptx(HEAD + COUNTDOWN)["countdown"]
+    (finding,) = simulate(kernel, on_finding="report")[1, 32](np.zeros(1)).findings
+    assert finding.kind == "undecided" and " within 0.5 s or " in finding.reason
+    assert 0.4 < time.process_time() - began < 6
