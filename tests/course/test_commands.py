@@ -22,14 +22,6 @@ needs_make = pytest.mark.skipif(not shutil.which("make"), reason="no make here")
 needs_groups = pytest.mark.skipif(os.name == "nt", reason="Windows has no signals that a process can handle")
 
 
-@pytest.fixture(autouse=True)
-def restored_handler():
-    """Restore the handler of SIGTERM, which commands replace, so that the signal still ends pytest."""
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, handler)
-
-
 @pytest.fixture
 def untouched(monkeypatch):
     """Fail the test if a command runs the set-up or checks whether it is needed."""
