@@ -114,6 +114,7 @@ class SimulatedSession:
         self.page = "", []  # The name of a test, and the reports of all its attempts.
         # The counts of launches outside tests, and the texts of failures, of all processes of pytest-xdist.
         self.outside, self.outside_failures = [], []
+        self.outside_reports = []  # The Reports of such launches in this process, if pages are requested.
         self.options = Options(
             options.cuda_sim_engine or ("native" if options.cuda_sim else "auto"),
             options.cuda_sim_seeds,
@@ -149,13 +150,21 @@ class SimulatedSession:
         for item in items:
             settings_of(item)
 
+    def pytest_collection_finish(self):
+        """Count the launches at import for no test.
+
+        Each process of pytest-xdist repeats them. If they counted for the first test, a race in one of them
+        would fail another test in each process.
+        """
+        self.count_outside_tests()
+
     # --- one test -------------------------------------------------------------------------------------------
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         """Apply the options of a test's mark.
 
-        Each launch since the previous test counts for this test. Launches at import count for the first one.
+        Each launch since the previous test counts for this test.
         """
         mark = settings_of(item)
         off = self.hosts if mark["off"] else []
@@ -212,7 +221,22 @@ class SimulatedSession:
         if hasattr(report, "cuda_sim"):
             self.unlogged.clear()
 
-    # --- end of the session ---------------------------------------------------------------------------------
+    # --- outside tests, and the end of the session ----------------------------------------------------------
+
+    def count_outside_tests(self):
+        """Count the launches since the last test for no test, and format their failures."""
+        tally, self.tally, allowed = self.tally, LaunchTally(), self.arguments.cuda_sim_allow
+        self.outside_failures += map(format_entry, tally.failures(allowed))
+        tally.forget_diagnostics(allowed)
+        if tally.outcomes:
+            self.unlogged.append(tally.counts())
+        self.outside += self.unlogged
+        if self.unlogged and self.arguments.cuda_sim_report:
+            from sim.session_pages import OUTSIDE, write_test
+
+            self.outside_reports += tally.reports
+            write_test(self.arguments.cuda_sim_report, OUTSIDE, self.outside_reports)
+        self.unlogged.clear()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session):
@@ -220,9 +244,7 @@ class SimulatedSession:
 
         A process of pytest-xdist sends them to the process that prints the summary.
         """
-        self.outside += [*self.unlogged, *([self.tally.counts()] if self.tally.outcomes else [])]
-        failures = self.tally.failures(self.arguments.cuda_sim_allow)
-        self.outside_failures += map(format_entry, failures)
+        self.count_outside_tests()
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["cuda_sim"] = self.outside, self.outside_failures
         if self.outside_failures and session.exitstatus in (
@@ -252,13 +274,15 @@ class SimulatedSession:
         terminalreporter.write_line(f"{self.label}: {total_line(everything, tests)}")
         if self.arguments.cuda_sim_format:
             terminalreporter.write_line(self.write_diagnostics(everything["diagnostics"]))
-        if self.arguments.cuda_sim_report and counts_of:
-            from sim.session_pages import write_index
+        if self.arguments.cuda_sim_report and (counts_of or self.outside):
+            from sim.session_pages import OUTSIDE, page_name, write_index
 
             rows = {
                 nodeid: add_counts(attempts) | {"page": attempts[-1]["page"]}
                 for nodeid, attempts in counts_of.items()
             }
+            if self.outside:
+                rows[OUTSIDE] = add_counts(self.outside) | {"page": page_name(OUTSIDE)}
             index = write_index(self.arguments.cuda_sim_report, rows)
             terminalreporter.write_line(f"{self.label}: reports in {index}")
 

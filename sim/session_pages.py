@@ -1,4 +1,5 @@
-"""HTML pages for --cuda-sim-report: one per test that launched a kernel, and an index."""
+"""HTML pages for --cuda-sim-report: one per test that launched a kernel, one for all launches outside tests,
+and an index."""
 
 import hashlib
 import re
@@ -7,6 +8,7 @@ from html import escape
 from sim.nouns import plural
 from sim.viz.page import page
 
+OUTSIDE = "outside tests"  # the title of the page for launches that belong to no test
 MAX_SHOWN = 50  # maximum number of launches shown per page
 HEAD = (
     '<!doctype html><meta charset="utf-8"><title>{0}</title><style>body{{font:14px'
@@ -14,14 +16,19 @@ HEAD = (
 )
 
 
+def page_name(nodeid):
+    """Return the file name of the page for one test."""
+    readable = re.sub(r"[^A-Za-z0-9_.]+", "-", nodeid)[-80:]
+    # The readable part may be truncated or collide, so the name also contains a hash.
+    unique = hashlib.sha256(nodeid.encode()).hexdigest()
+    return f"{readable}-{unique[:8]}.html"
+
+
 def write_test(folder, nodeid, reports):
     """Write the page for one test and return its file name. Launches with findings come first; equal reports
     appear once."""
     folder.mkdir(parents=True, exist_ok=True)
-    readable = re.sub(r"[^A-Za-z0-9_.]+", "-", nodeid)[-80:]
-    # The readable part may be truncated or collide, so the name also contains a hash.
-    unique = hashlib.sha256(nodeid.encode()).hexdigest()
-    name = f"{readable}-{unique[:8]}.html"
+    name = page_name(nodeid)
     different = {str(report): report for report in reports}.values()
     ordered = sorted(different, key=lambda report: not report.findings)
     more = (

@@ -136,6 +136,29 @@ def test_findings_outside_tests_fail_the_run(pytester, run, workers):
     result.stdout.fnmatch_lines([f"cuda-sim: {launches}, in 0 tests and outside tests*1 finding*"])
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_race_at_import_fails_the_run_but_no_test(pytester, run, workers):
+    """Run tests that have nothing to do with a launch at import, which each process of pytest-xdist repeats."""
+    pytester.makepyfile(
+        test_import=PROJECT
+        + "tree_sum[1, 64](np.ones(64, np.float32), np.zeros(1, np.float32))\n"
+        + "@pytest.mark.parametrize('number', range(4))\n"
+        + "def test_add(number): add[2, 64](X, X, X.copy())\n"
+    )
+    options = ["-p", "xdist.plugin", "-n", str(workers)] if workers else []
+    result = run(*options, "--cuda-sim", "--cuda-sim-report=pages")
+    result.assert_outcomes(passed=4)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED and result.stdout.str().count(RACE) == 1
+    races = max(workers, 1)
+    total = f"{4 + races} launches = 4 clean + {races} with findings, in 4 tests and outside tests"
+    assert f"cuda-sim: {total}" in result.stdout.str()
+    index = (pytester.path / "pages" / "index.html").read_text(encoding="utf-8")
+    (page,) = re.findall(rf'href="([^"]+)">outside tests</a></td><td>{races}</td><td>1 race-shared<', index)
+    assert "race-shared" in (pytester.path / "pages" / page).read_text(encoding="utf-8")
+    result = run(*options, "--cuda-sim", "--cuda-sim-allow=race-shared")
+    assert result.ret == pytest.ExitCode.OK
+
+
 AGAIN = """
 import pytest
 from _pytest.runner import runtestprotocol
