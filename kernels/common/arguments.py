@@ -15,7 +15,7 @@ import math
 import torch
 from numpy import float32
 
-from kernels.common.extent import WHOLE, check_extent
+from kernels.common.extent import check_extent
 
 FLOAT32, HALVES = (torch.float32,), (torch.bfloat16, torch.float16)
 ANY_FLOAT = (*FLOAT32, *HALVES)
@@ -260,7 +260,7 @@ def check_conv(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
     keys, owned = ("N", "N") if extent is None else ("N_k", "owned")
     given = {"q": (q, "B H N d"), "k": (k, f"B H {keys} d"), "v": (v, f"B H {owned} d"), "w": (w, *TAPS)}
     sizes = check(given, dtypes, filled="B H N")
-    extent = WHOLE if extent is None else check_extent(extent, q, k, v)
+    extent = None if extent is None else check_extent(extent, q, k, v)
     return remember(facts, (checked_scale(scale, sizes["d"]), extent))
 
 
@@ -274,15 +274,20 @@ def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None, dtypes=F
     argument.
     """
     *qkvw, scale, extent = conv_arguments(q, k, v, w, scale, extent, dtypes)
-    check_statistics(q, o, log_sum, d_o, q.shape[2] - extent.first_query)
+    n, types = (q.shape[2], ()) if extent is None else (q.shape[2] - extent.first_query, (OR_FLOAT32,))
+    check_statistics(q, o, log_sum, d_o, n, *types)
     return *qkvw, scale, d_o.detach().contiguous(), extent
 
 
-def check_statistics(q, o, log_sum, d_o, n):
+def check_statistics(q, o, log_sum, d_o, n, *dtypes_of_o):
     """Raise an error unless o and d_o are (B, H, n, d) with the dtype and device of q, and log_sum is (B, H,
     n), float32."""
     sizes = dict(zip("BHNd", (*q.shape[:2], n, q.shape[3])))
-    given = {"o": (o, "B H N d"), "log_sum": (log_sum, "B H N", FLOAT32), "d_o": (d_o, "B H N d")}
+    given = {
+        "o": (o, "B H N d", *dtypes_of_o),
+        "log_sum": (log_sum, "B H N", FLOAT32),
+        "d_o": (d_o, "B H N d"),
+    }
     check(given, sizes=sizes, like=("q", q))
 
 

@@ -32,13 +32,14 @@ import functools
 from numba import cuda
 from numpy import float32
 
-from kernels.common.arguments import ANY_FLOAT, FLOAT32, HALVES, backward_arguments
+from kernels.common.arguments import ANY_FLOAT, HALVES, backward_arguments
 from kernels.common.extent import WHOLE
 from kernels.common.launch import launch, output, width_for
 from kernels.common.strips import MOST_REGISTERS, STRIP, TAPS, add_tap_gradients, load_taps
 from kernels.common.tiles import GROUP
 from kernels.conv.backward_tiles import recompute_tile, score_gradients, store_strips
 from kernels.conv.tensor_backward import conv_tensor_backward
+from kernels.conv.tensor_parts import conv_parts_backward
 from kernels.conv.tiles import (
     NUMBERS,
     PADDING,
@@ -258,25 +259,28 @@ def conv_backward(
     size: rows and columns of a tile of float32 scores, 64 or 32.
     extent: as for `conv_forward`. Then o, log_sum and d_o belong to the owned queries, computed over all keys
         of the sequence. Only the owned scores contribute to the gradients; halo rows receive gradients, too.
+        o may be float32 for every dtype of q, and all gradients are.
 
     Raise TypeError or ValueError for an invalid argument; the message states the actual and the expected
     value.
     """
-    dtypes = FLOAT32 if extent else ANY_FLOAT
-    q, k, v, w, scale, d_o, extent = backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent, dtypes)
+    q, k, v, w, scale, d_o, extent = backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent, ANY_FLOAT)
     check_size(size)
     statistics = o.detach().contiguous(), log_sum.detach().contiguous()
     return backward(q, k, v, w, *statistics, d_o, causal, scale, wanted, deterministic, run, size, extent)
 
 
 def backward(
-    q, k, v, w, o, log_sum, d_o, causal, scale, wanted, deterministic, run=None, size=SIZE, extent=WHOLE
+    q, k, v, w, o, log_sum, d_o, causal, scale, wanted, deterministic, run=None, size=SIZE, extent=None
 ):
     """Return the results of `conv_backward` for checked, contiguous arguments."""
     if q.dtype in HALVES:
-        return conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run)
+        given = q, k, v, w, o, log_sum, d_o, causal, scale, wanted
+        if extent is not None:
+            return conv_parts_backward(*given, extent, run)
+        return conv_tensor_backward(*given, run)
     (batch, heads, n, d), keys = q.shape, k.shape[2]
-    given = q, k, v, w, log_sum, (d_o * o).sum(-1), d_o, scale, bool(causal), extent
+    given = q, k, v, w, log_sum, (d_o * o).sum(-1), d_o, scale, bool(causal), extent or WHOLE
     rows, columns = size - 2 * (w.shape[1] - 1), size - 2 * (w.shape[2] - 1)
     d_q = d_k = d_v = d_w = None
     if wanted[0] or wanted[3]:

@@ -28,13 +28,14 @@ import math
 from numba import cuda
 from numpy import float32, int32
 
-from kernels.common.arguments import ANY_FLOAT, FLOAT32, HALVES, conv_arguments
+from kernels.common.arguments import ANY_FLOAT, HALVES, conv_arguments
 from kernels.common.extent import WHOLE
 from kernels.common.launch import launch, output, width_for
 from kernels.common.splits import checked_splits, multiprocessors
 from kernels.common.strips import MOST_REGISTERS, ROW_THREADS, STRIP, TAPS, load_taps
 from kernels.common.tiles import GROUP, MINUS_INFINITY, reciprocal, weight
 from kernels.conv.tensor_forward import conv_tensor_forward
+from kernels.conv.tensor_parts import conv_parts_forward
 from kernels.conv.tiles import (
     NUMBERS,
     PADDING,
@@ -215,20 +216,23 @@ def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, exten
     size: rows and columns of a tile of float32 scores, 64 or 32.
     extent: the owned rows of q, k and v, if these are parts of a longer sequence with halos
         (`kernels.common.extent`). O and L then have the rows of the owned queries, with O = 0 and L = -inf
-        for a query that sees no owned key.
+        for a query that sees no owned key. O is float32 for every dtype of q, so that rounding does not add
+        up when such parts are merged.
     splits: the number of blocks among which the keys of a row tile are divided, 1 or more (float32 only). By
         default `choose_splits` chooses it.
     """
     check_size(size)
-    dtypes = FLOAT32 if extent else ANY_FLOAT
-    q, k, v, w, scale, extent = conv_arguments(q, k, v, w, scale, extent, dtypes)
+    q, k, v, w, scale, extent = conv_arguments(q, k, v, w, scale, extent, ANY_FLOAT)
     return forward(q, k, v, w, causal, scale, run, size, extent, splits)
 
 
-def forward(q, k, v, w, causal, scale, run=None, size=SIZE, extent=WHOLE, splits=None):
+def forward(q, k, v, w, causal, scale, run=None, size=SIZE, extent=None, splits=None):
     """Return (O, L) for arguments of `conv_forward` that are already checked and contiguous."""
     if q.dtype in HALVES:
+        if extent is not None:
+            return conv_parts_forward(q, k, v, w, causal, scale, extent, run)
         return conv_tensor_forward(q, k, v, w, causal, scale, run)
+    extent = extent or WHOLE
     batch, heads, n, d = (*q.shape[:2], q.shape[2] - extent.first_query, q.shape[3])
     grid = batch * heads, -(-n // (size - w.shape[1] + 1))
     key_tiles = -(-v.shape[2] // (size - w.shape[2] + 1))

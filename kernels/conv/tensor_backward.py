@@ -39,6 +39,7 @@ from numba import cuda
 from numpy import float32, int16, int32, uint32
 from torch.nn.functional import pad
 
+from kernels.common.extent import WHOLE
 from kernels.common.launch import Bits, launch, output, remember_steps, remembered, repeat
 from kernels.conv.tensor_backward_tiles import (
     BLOCKS,
@@ -47,18 +48,20 @@ from kernels.conv.tensor_backward_tiles import (
     PITCH,
     SUMS,
     band_loader,
+    column_of,
     convolver,
     frame_of,
     gradient_storer,
+    number_copier,
     owned_rows,
-    place_of,
+    row_of,
+    score_storer,
     tap_gradient_adder,
 )
 from kernels.conv.tensor_sums import FEW, sum_of_parts_launch, sums_of_rows_launch
-from kernels.tensor_cores.instructions import cp_async_4, cp_async_commit, cp_async_wait_0, exp2_approx
+from kernels.tensor_cores.instructions import cp_async_commit, cp_async_wait_0, exp2_approx
 from kernels.tensor_cores.launch import check_tensor_cores, kind_of, taps_operand, tensor_width
 from kernels.tensor_cores.tiles import (
-    ARITHMETIC,
     LOG2E,
     PADDING,
     clamped,
@@ -76,20 +79,23 @@ FEW_PLACES = 0, 1, 2, 3, 5, 6, 11  # tensors of the launch that computes D of fe
 
 
 @functools.cache
-def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=None, bits=False):
+def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=None, bits=False, parts=False):
     """Return the kernel for rows of `width` elements and (c_q, c_k) taps.
 
     of_keys: compile the variant for dK and dV instead of that for dQ and dW.
     bits: the taps are 16-bit values as int16, instead of float32.
+    parts: q, k and v are parts of a sequence with halos, and all gradients are float32. Otherwise they are a
+        whole sequence, and `extent` is ignored.
 
     The kernel's arguments:
 
     x, x2: the owned rows of the products S0 and dO·vᵀ: q and d_o, or k and v.
     y, y2: the rows that correspond to their columns: k and v, or q and d_o.
+    extent: kernels.common.extent.Extent, the owned queries and keys.
     first_gradient: dQ or dK.
     second_gradient: dW, one part per block, or dV.
     """
-    pack, scaled = ARITHMETIC[kind].pack, kind == "float16"
+    scaled = kind == "float16"
     frame = frame_of(c_q, c_k, of_keys)
     row_taps, column_taps, rows_before, columns_before = frame
     window, halo, rows_after = window_of(column_taps), row_taps - 1, row_taps - 1 - rows_before
@@ -109,7 +115,8 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
     multiply, convolve = product_maker(kind, 1, BLOCKS, width // 16), convolver(kind, row_taps, column_taps)
     add_products = value_adder(kind, 1, BLOCKS, d_tiles)
     add_tap_gradients = tap_gradient_adder(kind, row_taps, column_taps, owned, warps)
-    load_bands, store = band_loader(kind, frame, of_keys, bits), gradient_storer(kind, d_tiles)
+    load_bands, store = band_loader(kind, frame, of_keys, bits), gradient_storer(kind, d_tiles, parts)
+    copy_numbers, store_scores = number_copier(threads), score_storer(kind)
 
     @cuda.jit(device=True)
     def masked(row, column):
@@ -122,38 +129,10 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         this one."""
         return row + 15 > column if of_keys else column + COLUMNS - 1 > row
 
-    @cuda.jit(device=True)
-    def row_of(z):
-        """Return the row of a lane's accumulator z, relative to the warp's first row."""
-        return (z >> 1 & 1) * 8 + ((cuda.threadIdx.x & 31) >> 2)
-
-    @cuda.jit(device=True)
-    def column_of(z):
-        """Return the column of a lane's accumulator z, relative to the iteration's first column."""
-        return (z >> 2) * 8 + (z & 1) + (cuda.threadIdx.x & 3) * 2
-
-    @cuda.jit(device=True)
-    def store_scores(tile, x, warp_row, block):
-        """Store a warp's rows of a tile in shared memory, rounded to 16 bits."""
-        for z in range(0, NUMBERS, 2):
-            place = place_of(block + (z >> 2)) + (cuda.threadIdx.x & 3)
-            tile[warp_row + row_of(z), place] = int32(pack(x[z], x[z + 1]))
-
-    @cuda.jit(device=True)
-    def copy_numbers(tile, base, log_sum, delta, batch, head, first):
-        """Start to copy L and D for the columns of an iteration."""
-        n = log_sum.shape[2]
-        for part in range(cuda.threadIdx.x, two_steps, threads):
-            j = first + part % COLUMNS
-            inside = 0 <= j and j < n
-            place, valid = (batch, head, j if inside else 0), int32(4) if inside else int32(0)
-            if part < COLUMNS:
-                cp_async_4(tile, (0, base + part), log_sum, place, valid)
-            else:
-                cp_async_4(tile, (1, base + part - COLUMNS), delta, place, valid)
-
     @cuda.jit(max_registers=max_registers)
-    def conv_gradient_kernel(x, x2, y, y2, w, log_sum, delta, scale, causal, first_gradient, second_gradient):
+    def conv_gradient_kernel(
+        x, x2, y, y2, w, log_sum, delta, scale, causal, extent, first_gradient, second_gradient
+    ):
         x_tile = cuda.shared.array((rows, pitch), int16, alignment=16)
         x2_tile = cuda.shared.array((rows, pitch), int16, alignment=16)
         y_tiles = cuda.shared.array((two_steps, pitch), int16, alignment=16)
@@ -173,23 +152,37 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         of_rows = cuda.local.array(4, float32)
         batch, head = cuda.blockIdx.x // x.shape[1], cuda.blockIdx.x % x.shape[1]
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
-        n, warp_row = x.shape[2], warp * 16
+        warp_row = warp * 16
+        # Rows and columns are numbered so that the causal mask compares numbers: keys by their row of k, and
+        # queries by the last key that they see. These are the first number of each matrix, and the last + 1.
+        x_start, x2_start, y_start, y2_start = 0, 0, 0, 0
+        x_end = x2_end = y_end = y2_end = x.shape[2]
+        if parts:
+            first_query, first_key, diagonal = extent
+            first_x, first_y = (first_key, first_query) if of_keys else (first_query, first_key)
+            query = first_key - first_query + diagonal
+            x_start, y_start = (0, query) if of_keys else (query, 0)
+            x2_start, y2_start = x_start + first_x, y_start + first_y
+            x_end, x2_end = x_start + x.shape[2], x2_start + x2.shape[2]
+            y_end, y2_end = y_start + y.shape[2], y2_start + y2.shape[2]
         tile = cuda.blockIdx.y if of_keys else cuda.gridDim.y - 1 - cuda.blockIdx.y
-        i0 = tile * owned
-        t_begin = i0 if of_keys and causal else 0  # first column of dT that is visible to any owned row
-        begin = max(0, t_begin - columns_before)
-        end = (min(n, i0 + owned) if causal and not of_keys else n) - s_offset
+        i0 = x_start + tile * owned
+        # first column of dT that is visible to any owned row
+        t_begin = (max(i0, y2_start) if parts else i0) if of_keys and causal else y2_start
+        begin = max(y_start, t_begin - columns_before)
+        end = (min(y_end, i0 + owned) if causal and not of_keys else y_end) - s_offset
         factor = LOG2E if scaled else scale * LOG2E
         s_row, t_row = i0 - halo, i0 - rows_after  # the row of the sequence at row 0 of each tile
         # 0. copy the rows and the first columns, load the taps, and clear the ring buffers
-        copy_rows(x_tile, 0, x, batch, head, s_row)
-        copy_rows(x2_tile, 0, x2, batch, head, t_row)
-        copy(late_y_tiles, 0, y, batch, head, begin + s_offset)
+        copy_rows(x_tile, 0, x, batch, head, s_row - x_start)
+        copy_rows(x2_tile, 0, x2, batch, head, t_row - x2_start)
+        copy(late_y_tiles, 0, y, batch, head, begin + s_offset - y_start)
         for step in range(0, two_steps, COLUMNS):
-            copy(y_tiles, step, y, batch, head, begin + step)
-            copy(y2_tiles, step, y2, batch, head, begin + step + t_offset)
+            copy(y_tiles, step, y, batch, head, begin + step - y_start)
+            copy(y2_tiles, step, y2, batch, head, begin + step + t_offset - y2_start)
             if of_keys:
-                copy_numbers(of_columns, step, log_sum, delta, batch, head, begin + step + t_offset)
+                first = begin + step + t_offset - y2_start
+                copy_numbers(of_columns, step, log_sum, delta, batch, head, first)
         cp_async_commit()
         load_bands(bands, w, head, False)
         load_bands(flipped, w, head, True)
@@ -202,8 +195,8 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         for z in range(sum_numbers):
             sums[z] = float32(0)
         for half in range(2):
-            i = t_row + warp_row + row_of(2 * half)
-            inside = not of_keys and i < n
+            i = t_row + warp_row + row_of(2 * half) - x2_start
+            inside = not of_keys and (i >= 0 or not parts) and i < x2_end - x2_start
             of_rows[half] = log_sum[batch, head, i] if inside else float32(0)
             of_rows[2 + half] = delta[batch, head, i] if inside else float32(0)
         base, block = 0, 0
@@ -237,11 +230,11 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                     g[z] = clamped(g[z])
             row, column = t_row + warp_row, first + t_offset
             # test individual elements only in tiles at an edge of the sequence, the halo or the mask
-            edge = column < t_begin or column + COLUMNS > n or row < 0 or row + 16 > n
+            edge = column < t_begin or column + COLUMNS > y2_end or row < x2_start or row + 16 > x2_end
             if edge or warp_row + 16 > made or causal and any_masked(row, column):
                 for z in range(NUMBERS):
                     i, j = row + row_of(z), column + column_of(z)
-                    outside = i < 0 or i >= min(n, t_row + made) or j < t_begin or j >= n
+                    outside = i < x2_start or i >= min(x2_end, t_row + made) or j < t_begin or j >= y2_end
                     if outside or causal and masked(i, j):
                         s[z] = g[z] = float32(0)
             store_scores(g_tile, g, warp_row, block)
@@ -252,37 +245,39 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
             # copy the next columns: the current buffers of y and y2 and the previous one of late_y are free
             following = first + COLUMNS
             if following < end:
-                copy(late_y_tiles, COLUMNS - base, y, batch, head, following + s_offset)
+                copy(late_y_tiles, COLUMNS - base, y, batch, head, following + s_offset - y_start)
             following += COLUMNS
             if following < end:
-                copy(y_tiles, base, y, batch, head, following)
-                copy(y2_tiles, base, y2, batch, head, following + t_offset)
+                copy(y_tiles, base, y, batch, head, following - y_start)
+                copy(y2_tiles, base, y2, batch, head, following + t_offset - y2_start)
                 if of_keys:
-                    copy_numbers(of_columns, base, log_sum, delta, batch, head, following + t_offset)
+                    following += t_offset - y2_start
+                    copy_numbers(of_columns, base, log_sum, delta, batch, head, following)
             cp_async_commit()
             # 3. compute dS; then add to dQ or dK, and to dW
             convolve(g, g_tile, warp_row, block, flipped)
             row, column = i0 + warp_row, first + s_offset
-            if column < 0 or column + COLUMNS > n or causal and any_masked(row, column):
+            if column < y_start or column + COLUMNS > y_end or causal and any_masked(row, column):
                 for z in range(NUMBERS):
                     i, j = row + row_of(z), column + column_of(z)
-                    if j < 0 or j >= n or causal and masked(i, j):
+                    if j < y_start or j >= y_end or causal and masked(i, j):
                         g[z] = float32(0)
             if scaled:
                 for z in range(NUMBERS):
                     g[z] = clamped(g[z])
             add_products(d_x, g, late_y_tiles, base)
             if not of_keys:
-                add_tap_gradients(sums, s_tile, g_tile, block, n - i0)
+                add_tap_gradients(sums, s_tile, g_tile, block, x_end - i0)
                 cuda.syncthreads()  # the next iteration overwrites S0
             base, block = COLUMNS - base, block + BLOCKS
         # 4. store the rows that the block owns
         for half in range(2):
             x_row = warp_row + row_of(2 * half)
-            if x_row < owned and i0 + x_row < n:
-                store(first_gradient, batch, head, i0 + x_row, d_x, half, scale)
-            if of_keys and rows_after <= x_row and x_row < rows_after + owned and t_row + x_row < n:
-                store(second_gradient, batch, head, t_row + x_row, d_x2, half, float32(1))
+            if x_row < owned and i0 + x_row < x_end:
+                store(first_gradient, batch, head, i0 + x_row - x_start, d_x, half, scale)
+            inside = (t_row + x_row >= x2_start or not parts) and t_row + x_row < x2_end
+            if of_keys and rows_after <= x_row and x_row < rows_after + owned and inside:
+                store(second_gradient, batch, head, t_row + x_row - x2_start, d_x2, half, float32(1))
         if not of_keys:
             part, tap_factor = batch * cuda.gridDim.y + tile, float32(1) if scaled else scale
             # sum along each diagonal j' - j = tap: first per column in shared memory, then over the columns
@@ -372,7 +367,7 @@ def launched(key, given, causal, scale, of_queries, of_keys, run, warps):
         tiles = -(-n // owned_rows(frame_of(*taps, of_keys), warps))
         rows = (Bits(x, torch.int16) for x in (x, x2, y, y2))
         stored = Bits(first, torch.int32), Bits(second, torch.int32) if of_keys else second
-        arguments = *rows, taps_given, log_sum, delta, scale, bool(causal), *stored
+        arguments = *rows, taps_given, log_sum, delta, scale, bool(causal), WHOLE, *stored
         step(places, kernel, (batch * heads, tiles), warps * 32, *arguments)
 
     # the places of tensors in (*given, dQ, dK, dV, dW, D, parts of dW)

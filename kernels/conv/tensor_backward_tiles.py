@@ -10,8 +10,14 @@ from typing import NamedTuple
 from numba import cuda
 from numpy import float32, int32, uint32
 
-from kernels.tensor_cores.instructions import ldmatrix_x2, ldmatrix_x2_trans, ldmatrix_x4, ldmatrix_x4_trans
-from kernels.tensor_cores.tiles import ARITHMETIC, window_of
+from kernels.tensor_cores.instructions import (
+    cp_async_4,
+    ldmatrix_x2,
+    ldmatrix_x2_trans,
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+)
+from kernels.tensor_cores.tiles import ARITHMETIC, pair_storer, window_of
 
 COLUMNS = 32  # columns per iteration
 BLOCKS = COLUMNS // 8  # blocks of eight columns per iteration
@@ -47,6 +53,33 @@ def owned_rows(frame, warps):
 def place_of(block):
     """Return the first column of a block in its ring buffer, in pairs of elements."""
     return (block & (RING - 1)) * 4
+
+
+@cuda.jit(device=True)
+def row_of(z):
+    """Return the row of a lane's accumulator z, relative to the warp's first row."""
+    return (z >> 1 & 1) * 8 + ((cuda.threadIdx.x & 31) >> 2)
+
+
+@cuda.jit(device=True)
+def column_of(z):
+    """Return the column of a lane's accumulator z, relative to the iteration's first column."""
+    return (z >> 2) * 8 + (z & 1) + (cuda.threadIdx.x & 3) * 2
+
+
+@functools.cache
+def score_storer(kind):
+    """Create store_scores(tile, x, warp_row, block), which stores a warp's rows of a tile in shared memory,
+    rounded to 16 bits."""
+    pack = ARITHMETIC[kind].pack
+
+    @cuda.jit(device=True)
+    def store_scores(tile, x, warp_row, block):
+        for z in range(0, NUMBERS, 2):
+            place = place_of(block + (z >> 2)) + (cuda.threadIdx.x & 3)
+            tile[warp_row + row_of(z), place] = int32(pack(x[z], x[z + 1]))
+
+    return store_scores
 
 
 @functools.cache
@@ -198,19 +231,40 @@ def band_loader(kind, frame, of_keys, bits=False):
 
 
 @functools.cache
-def gradient_storer(kind, d_tiles):
+def number_copier(threads):
+    """Create copy_numbers(tile, base, log_sum, delta, batch, head, first), which starts to copy L and D for
+    the columns of an iteration."""
+    two_steps = 2 * COLUMNS
+
+    @cuda.jit(device=True)
+    def copy_numbers(tile, base, log_sum, delta, batch, head, first):
+        n = log_sum.shape[2]
+        for part in range(cuda.threadIdx.x, two_steps, threads):
+            j = first + part % COLUMNS
+            inside = 0 <= j and j < n
+            place, valid = (batch, head, j if inside else 0), int32(4) if inside else int32(0)
+            if part < COLUMNS:
+                cp_async_4(tile, (0, base + part), log_sum, place, valid)
+            else:
+                cp_async_4(tile, (1, base + part - COLUMNS), delta, place, valid)
+
+    return copy_numbers
+
+
+@functools.cache
+def gradient_storer(kind, d_tiles, wide=False):
     """Create store(out, batch, head, i, o, half, factor), which stores factor · o of this lane's row as row
     i.
 
-    out: (B, H, N, d / 2), int32, two 16-bit values per element.
+    out: (B, H, N, d / 2), int32, two 16-bit values per element; or (B, H, N, d), float32, if `wide`.
     """
-    pack = ARITHMETIC[kind].pack
+    store_pair = pair_storer(kind, wide)
 
     @cuda.jit(device=True)
     def store(out, batch, head, i, o, half, factor):
         lane = cuda.threadIdx.x & 31
         for tile in range(d_tiles):
             x = tile * 4 + half * 2
-            out[batch, head, i, tile * 4 + (lane & 3)] = int32(pack(o[x] * factor, o[x + 1] * factor))
+            store_pair(out, batch, head, i, tile * 4 + (lane & 3), o[x] * factor, o[x + 1] * factor)
 
     return store

@@ -27,6 +27,7 @@ import functools
 from numba import cuda
 from numpy import float32, int16, int32, uint32
 
+from kernels.common.extent import WHOLE
 from kernels.common.tiles import MINUS_INFINITY
 from kernels.tensor_cores.instructions import cp_async_16, cp_async_commit, cp_async_wait_0, ldmatrix_x4
 from kernels.tensor_cores.launch import (
@@ -58,12 +59,16 @@ TWO_TILES = 2 * KEYS
 
 
 @functools.cache
-def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_registers=None, bits=False):
+def conv_tensor_kernel(
+    width, kind, warps, strip, c_q, c_k, step_keys=16, max_registers=None, bits=False, parts=False
+):
     """Return the kernel for rows of `width` elements and (c_q, c_k) taps.
 
     strip: adjacent rows per quad.
     step_keys: keys per iteration.
     bits: the taps are 16-bit values as int16, instead of float32.
+    parts: q, k and v are parts of a sequence with halos, and o is float32. Otherwise they are a whole
+        sequence, and `extent` is ignored.
 
     These variables count blocks of eight keys: `window`, the blocks of S0 that one block of T depends on;
         `new`, the blocks per iteration; `held`, the blocks in registers. `shift` is the distance from the
@@ -87,7 +92,7 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
     copy, load_taps = tile_copier(KEYS, width, threads), tap_loader(kind, c_q, c_k, bits)
     soften = softener(m_tiles, new, d_tiles)
     add_values = value_adder(kind, m_tiles, new, d_tiles)
-    store_row = row_storer(kind, d_tiles)
+    store_row = row_storer(kind, d_tiles, parts)
 
     @cuda.jit(device=True)
     def copy_queries(q_tile, q, batch, head, i0):
@@ -144,12 +149,13 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
                         )  # fmt: skip
 
     @cuda.jit(max_registers=max_registers)
-    def conv_tensor_kernel(q, k, v, w, scale, causal, serpentine, o, log_sum):
+    def conv_tensor_kernel(q, k, v, w, extent, scale, causal, serpentine, o, log_sum):
         """Compute o (B, H, N, width / 2), int32 elements with two 16-bit values each, and log_sum (B, H, N),
-        float32.
+        float32. With `parts`, o is (B, H, N, width), float32.
 
-        q, k, v: (B, H, N, width), 16-bit values as int16.
+        q, k, v: (B, H, ..., width), 16-bit values as int16.
         w: (H, c_q, c_k), float32 or int16.
+        extent: kernels.common.extent.Extent, the owned queries and keys.
         """
         q_tile = cuda.shared.array((q_places, pitch), int16, alignment=16)
         k_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
@@ -162,8 +168,16 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
         m, l = cuda.local.array(strip, float32), cuda.local.array(strip, float32)
         batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        # Keys are numbered by their row of k, and n is the end of the owned keys. A query has the number of
+        # the last key that the causal mask lets it see: owned query i has the number i + diagonal.
+        first_query, first_key, diagonal = 0, 0, 0
         n = q.shape[2]
-        i0 = row_tile(serpentine) * rows
+        if parts:
+            first_query, first_key, diagonal = extent
+            diagonal += first_key
+            n = first_key + v.shape[2]
+        v_shift = shift - first_key if parts else shift
+        i0 = row_tile(serpentine) * rows + diagonal
         warp_row = i0 + warp * (strip * 8)
         my_row, my_column = warp_row + (lane >> 2) * strip, (lane & 3) * 2
         # the row and column of the matrix elements whose addresses this lane passes to ldmatrix
@@ -172,9 +186,9 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
         seen = min(n, i0 + rows) if causal else n
         factor = LOG2E if scaled else scale * LOG2E
         # 1. copy the queries and the first tile, load the taps
-        copy_queries(q_tile, q, batch, head, i0)
+        copy_queries(q_tile, q, batch, head, first_query + i0 - diagonal)
         copy(k_tiles, 0, k, batch, head, 0)
-        copy(v_tiles, 0, v, batch, head, shift)
+        copy(v_tiles, 0, v, batch, head, v_shift)
         cp_async_commit()
         load_taps(taps, w, head)
         for x in range(s_numbers):
@@ -191,12 +205,17 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
                 cuda.syncthreads()
                 if first + KEYS + shift < seen:
                     copy(k_tiles, KEYS - place, k, batch, head, first + KEYS)
-                    copy(v_tiles, KEYS - place, v, batch, head, first + KEYS + shift)
+                    copy(v_tiles, KEYS - place, v, batch, head, first + KEYS + v_shift)
                     cp_async_commit()
             out = first + shift
             # skip if all keys are in the future of this warp's queries
             if not causal or out < warp_row + strip * 8:
-                edge = out < 0 or out + step_keys > n or causal and first + step_keys > warp_row - above + 1
+                edge = (
+                    out < first_key
+                    or out + step_keys > n
+                    or causal
+                    and first + step_keys > warp_row - above + 1
+                )
                 # 2. compute S0 of the next keys, 0 where masked
                 add_scores(c, q_tile, q_row, q_column, k_tiles, k_row + place, k_column)
                 if edge and causal:
@@ -224,14 +243,14 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
                             for e in range(4):
                                 i = my_row + 2 * tile + (e >> 1)
                                 j = out + block * 8 + my_column + (e & 1)
-                                if j < 0 or j >= n or causal and j > i:
+                                if j < first_key or j >= n or causal and j > i:
                                     t[(tile * new + block) * 4 + e] = MINUS_INFINITY
                 # 4. update the softmax and O; P stays in the registers of T
                 soften(t, m, l, os, factor)
                 add_values(os, t, v_tiles, place)
         # 5. normalise and store each row
         for r in range(strip):
-            store_row(o, log_sum, batch, head, my_row + r, os, r, m[r], l[r], factor)
+            store_row(o, log_sum, batch, head, my_row - diagonal + r, os, r, m[r], l[r], factor)
 
     return conv_tensor_kernel
 
@@ -257,5 +276,5 @@ def conv_tensor_forward(q, k, v, w, causal, scale, run=None):
     strip, step_keys = shape_of(width, c_q, c_k)
     taps, bits = taps_operand(w, q)
     kernel = conv_tensor_kernel(width, kind_of(q), WARPS, strip, c_q, c_k, step_keys, bits=bits)
-    work = Work(WARPS * strip * 8, WARPS * 32)
-    return launch_on_tensor_cores(kernel, work, q, k, v, (taps,), scale, causal, run, (key, (q, k, v, w)))
+    work, given = Work(WARPS * strip * 8, WARPS * 32), (taps, WHOLE)
+    return launch_on_tensor_cores(kernel, work, q, k, v, given, scale, causal, run, (key, (q, k, v, w)))

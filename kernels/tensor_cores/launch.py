@@ -96,21 +96,24 @@ def relaunched(key, q, *tensors):
     return (o, log_sum) if relaunch(key, (q, *tensors, o, log_sum)) else None
 
 
-def launch_padded(kernel, work, q, n, width, arguments, scale, causal, run, remember=None):
+def launch_padded(kernel, work, q, n, width, arguments, scale, causal, run, remember=None, wide=False):
     """Launch a kernel for the last n queries, with rows padded to `width` elements; return (O, L).
 
     kernel: called with (q, *arguments, scale, causal, serpentine, o, log_sum); see `launch_on_tensor_cores`.
     work: Work, or ResidentWork, whose kernels take no `serpentine`.
     remember: (key, tensors before o) for `relaunch`.
+    wide: O is float32, and the kernel writes it as such.
     """
     check_tensor_cores(q)
     batch, heads, _, d = q.shape
     q, scale = with_positive_scale(q, scale)
-    o, log_sum = output((batch, heads, n, width), like=q, dtype=q.dtype), output((batch, heads, n), like=q)
+    o = output((batch, heads, n, width), like=q, dtype=torch.float32 if wide else q.dtype)
+    log_sum = output((batch, heads, n), like=q)
     grid, *order = work.schedule(batch * heads, n, causal, q.device)
     given = operand(q, width), *arguments, scale, bool(causal), *order
     remember = remember and (remember[0], (*remember[1], o, log_sum))
-    launch(kernel, grid, work.threads, *given, Bits(o, torch.int32), log_sum, run=run, remember=remember)
+    stored = o if wide else Bits(o, torch.int32)
+    launch(kernel, grid, work.threads, *given, stored, log_sum, run=run, remember=remember)
     return o if d == width else o[..., :d].contiguous(), log_sum
 
 

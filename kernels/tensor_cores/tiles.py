@@ -374,14 +374,33 @@ def whole_sum(l):
 
 
 @functools.cache
-def row_storer(kind, d_tiles):
+def pair_storer(kind, wide):
+    """Create store(out, batch, head, i, pair, x, y), which stores x and y as elements 2 · pair and 2 · pair +
+    1 of row i.
+
+    out: (B, H, N, d / 2), int32, two 16-bit values per element; or (B, H, N, d), float32, if `wide`.
+    """
+    pack = ARITHMETIC[kind].pack
+
+    @cuda.jit(device=True)
+    def store(out, batch, head, i, pair, x, y):
+        if wide:
+            out[batch, head, i, 2 * pair], out[batch, head, i, 2 * pair + 1] = x, y
+        else:
+            out[batch, head, i, pair] = int32(pack(x, y))
+
+    return store
+
+
+@functools.cache
+def row_storer(kind, d_tiles, wide=False):
     """Create store_row(out, log_sum, batch, head, i, o, r, m, l, factor), which normalises and stores row i
     of O and L.
 
     r: the index of row i among the rows that the lane holds.
-    out: (B, H, N, d / 2), int32, two 16-bit values per element.
+    out: (B, H, N, d / 2), int32, two 16-bit values per element; or (B, H, N, d), float32, if `wide`.
     """
-    pack = ARITHMETIC[kind].pack
+    store = pair_storer(kind, wide)
 
     @cuda.jit(device=True)
     def store_row(out, log_sum, batch, head, i, o, r, m, l, factor):
@@ -391,7 +410,7 @@ def row_storer(kind, d_tiles):
         if i < out.shape[2]:
             for tile in range(d_tiles):
                 x = ((r >> 1) * d_tiles + tile) * 4 + (r & 1) * 2
-                out[batch, head, i, tile * 4 + (lane & 3)] = int32(pack(o[x] * share, o[x + 1] * share))
+                store(out, batch, head, i, tile * 4 + (lane & 3), o[x] * share, o[x + 1] * share)
             if lane & 3 == 0:  # one lane per quad. m is in units of 1 / factor, log_sum in nats
                 log_sum[batch, head, i] = m * factor * LN2 + math.log(total)
 

@@ -19,6 +19,8 @@ from kernels.cases import latent as latent_cases
 from kernels.cases.latent import Shape
 from kernels.cases.table import CASES
 from kernels.common.device_argument import numpy_dtype
+from kernels.common.extent import Extent
+from kernels.conv.backward import conv_backward
 from kernels.conv.decode import conv_attention_decode
 from kernels.conv.forward import conv_forward
 from kernels.conv.tensor_backward import conv_tensor_backward
@@ -133,6 +135,12 @@ def gradients(d, c_q, c_k, run):
     conv_tensor_backward(given, given, given, taps, given, log_sum, given, True, float32(1), every, run=run)
 
 
+def parts(d, c_q, c_k, run):
+    given, taps, extent = rows(4, d), torch.zeros(1, c_q, c_k), Extent(0, 0, 0)
+    conv_forward(*[given] * 3, taps, run=run, extent=extent)
+    conv_backward(*[given] * 3, taps, given, torch.zeros(1, 1, 4), given, run=run, extent=extent)
+
+
 def decode(d, c_q, c_k, run):
     cache = rows(300, d)
     conv_attention_decode(rows(c_q, d), cache, cache, torch.zeros(1, c_q, c_k), run=run)
@@ -159,6 +167,7 @@ TENSOR_CORES = [  # A CI run compiles each of these with its first size only.
     pytest.param(
         gradients, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)], marks=pytest.mark.nightly
     ),
+    pytest.param(parts, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)], marks=pytest.mark.nightly),
     pytest.param(decode, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)], marks=pytest.mark.nightly),
     pytest.param(latent, [(64,), (128,)], marks=pytest.mark.nightly),
     pytest.param(multi_token, [(6, 11, 16), (7, 3, 8), (15, 15, 32), (1, 1, 1)], marks=pytest.mark.nightly),
