@@ -15,7 +15,7 @@ Sources: Liu et al. 2023, arXiv 2310.01889 (ring attention); Brandon et al. 2023
 
     sent per rank    forward 2 · N · d · (R - 1) / R elements per head, backward twice that, and the halos;
                      nothing of size N²
-    memory per rank  its own tokens, and two K/V blocks
+    memory per rank  its own tokens, at most three K/V blocks, and two partial results
 
 This file has the public functions. plan.py computes which rank holds which tokens, ring.py sends messages,
 and attention.py has the forward and the backward pass.
@@ -50,8 +50,8 @@ def conv_attention_sharded(
     like q.
 
     q, k, v: (B, H, n, d), this rank's tokens, float32, bfloat16 or float16. Ranks may have different n, and n
-        may be 0. 16-bit K/V blocks are sent in 16 bits. The kernels compute them in float32, because the
-        tensor-core kernels support no halos.
+        may be 0. 16-bit K/V blocks are sent in 16 bits, and the tensor cores compute with them. Partial
+        results are merged in float32, and the gradients of K/V blocks are sent in float32.
     w: (H, c_q, c_k), identical on all ranks, float32 or the dtype of q.
     group: a process group or a one-dimensional DeviceMesh; None is the default group.
     causal, scale: as for `conv_attention`.

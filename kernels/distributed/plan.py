@@ -74,6 +74,19 @@ class Plan:
         # under a causal mask, compare the first key with the last query
         return bool(length and keys) and (not causal or first_key < start + length)
 
+    def pairs(self, rank, owner, causal):
+        """Return [(i, j, extent)] for each chunk i of `rank` that sees a key of chunk j of `owner`.
+
+        Pairs on the diagonal come last, because under a causal mask their last blocks have little work.
+        """
+        found = [
+            (queries == keys, i, j, self.extent(queries, keys))
+            for i, queries in enumerate(self.chunks[rank])
+            for j, keys in enumerate(self.chunks[owner])
+            if self.visible(queries, keys, causal)
+        ]
+        return [pair for _, *pair in sorted(found)]
+
     def extent(self, queries, keys):
         """Return the Extent for one chunk's queries and another chunk's keys, both with halos."""
         (start, _), (first_key, _) = queries, keys
