@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.bench import conv as bench
-from kernels.bench import timing
+from kernels.bench import goals, timing
 from kernels.bench.text import text
 from kernels.reference import conv_attention, conv_attention_decode
 
@@ -73,3 +73,14 @@ def test_split_keys_are_attention_without_a_convolution(no_clock):
     decoders = bench.decoders(torch.ones(2, 1, 1))
     a, b = (decoders[name](q[:, :, -3:], k, v, None) for name in ("split keys", "sdpa"))
     assert (a - b).abs().max() < 1e-5
+
+
+def test_the_table_of_goals_shows_ratio_and_fraction_of_the_limit():
+    work = goals.operations((1, 1, 1000, 64), taps=9)
+    assert work == 1000 * 1000 / 2 * (2 * 2 * 64 + 2 * 9)  # half of the scores, two products, nine taps
+    slow = goals.row("flash", "ms", 2.0, "SDPA (flash)", 1.0, work=989e9)
+    alone = goals.row("decode", "us", 3.0, "")
+    assert goals.text([slow, alone]).splitlines()[2:] == [
+        "| flash | 2 ms | SDPA (flash) 1 ms | 2.00 | 50 % |",
+        "| decode | 3 µs |  |  |  |",
+    ]
