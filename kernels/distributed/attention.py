@@ -36,8 +36,13 @@ def weight(log_sum, total):
 
 
 @functools.cache
-def side_streams(device):
-    return [torch.cuda.Stream(device) for _ in range(STREAMS)]
+def side_streams(current):
+    """Return the streams in which calls from the stream `current` run.
+
+    Memory that such a stream frees may still be read in the current stream, so it must not be reused in calls
+    from another one.
+    """
+    return [torch.cuda.Stream(current.device) for _ in range(STREAMS)]
 
 
 def overlapped(calls, device):
@@ -53,7 +58,7 @@ def overlapped(calls, device):
     for turn, (name, call) in enumerate(calls):
         if len(pending) == STREAMS:
             yield oldest(pending, current)
-        stream = side_streams(device)[turn % STREAMS]
+        stream = side_streams(current)[turn % STREAMS]
         # The memory of this stream's last result is free once the caller has used it, in the current stream.
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
