@@ -143,6 +143,11 @@ class Pending:
         self.context.early_barriers.add((barrier.block, barrier.address))
         wanted = sum(size for _, size in expected)
         copies = dict.fromkeys(pending.witness for pending in (self, *barrier.bulk))
+        # Blocks that send unequal sums may be in different phases, so that the sum is not that of a phase.
+        shares = Counter()
+        for sender, size in parts:
+            shares[sender.block] += size
+        number = f", {bytes_by_block(parts)}," if len(set(shares.values())) == 1 else ""
         self.context.findings.append(
             Finding(
                 "async-copy",
@@ -155,8 +160,8 @@ class Pending:
                 reason="A phase is complete once the expected number of bytes has arrived, whichever copy"
                 " brings"
                 " them.",
-                fix=f"expect the bytes of all copies of the phase, {bytes_by_block(parts)}, or wait for the"
-                " phase before the next copy",
+                fix=f"expect the bytes of all copies of the phase{number} or wait for the phase before the"
+                " next copy",
             )
         )
 

@@ -68,8 +68,13 @@ class BarrierMemory:
             phase = phase_of(barrier, barrier.phase)
             self.context.announce_ordering("bytes_expected", phase, self.site("atomic"))
 
+    def has_failed(self, barrier):
+        """Return whether a test of the mbarrier's current phase by the current thread has failed before."""
+        return self.context.thread in barrier.failed
+
     def wait_failed(self, barrier):
-        """Record that the current thread found the phase of the mbarrier incomplete."""
+        """Record that the current thread found the current phase of the mbarrier incomplete."""
+        barrier.failed.add(self.context.thread)
         self.context.thread.failed_wait = barrier, self.site("atomic")
         self.context.polls.failed()
 

@@ -345,6 +345,8 @@ PAIRS = {
     "one thread waits, and the others do not meet it": ("tile", "wait(&bar, 0);", "if (t == 0) wait(&bar,"
         " 0);", COPY),
     "a test in place of a loop": ("tile", "wait(&bar, 0);", "done(&bar, 0);", COPY),
+    "a test in place of a loop, and a barrier": (
+        "tile", "wait(&bar, 0);", "done(&bar, 0); __syncthreads();", COPY),
     "spinning in place of a wait": ("tile", "wait(&bar, 0);", f"{SPIN} __syncthreads();", COPY),
     "no wait for a box": ("box", "    wait(&bar, 0);\n", "    __syncthreads();\n", COPY),
     "the wait comes after the first read": (
@@ -394,7 +396,8 @@ PAIRS = {
         "multicast", "if (t < 2) arrive_at", "if (t < 1) arrive_at", HANGS),
     "multicast, and the count has room for one block": (
         "multicast", "init(&empty[s], 2)", "init(&empty[s], 1)", COPY),
-    "no warp barrier before one lane arrives": ("multicast", "            __syncwarp();\n", "", COPY),
+    "no warp barrier before one lane arrives": (
+        "multicast", "            __syncwarp();\n", "", [*COPY, "deadlock?"]),
     # --- with wgmma
     "products wait for the phase too late": (
         "product", "            wait(&full[s], phase);\n            wg::keep(d);\n           "
