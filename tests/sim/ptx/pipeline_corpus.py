@@ -5,8 +5,8 @@ Each kernel of KERNELS is right. A question mark follows a kind that depends on 
 
 import numpy as np
 
+from ptx.edited_kernels import Corpus
 from ptx.hopper_corpus import FACTORS, PRELUDE, PRODUCT
-from sim import simulate
 
 # cp.async of rows of 64 elements, in chunks of 16 bytes, into a tile with 128-byte swizzle
 PRELUDE += r"""
@@ -131,12 +131,12 @@ def product_arguments():
     return (*BITS, np.zeros((64, 16), np.float32))
 
 
-# name -> (configuration, function that returns new arguments, the wanted last argument)
+# name -> (configuration, function that returns new arguments, the argument written, its wanted contents)
 LAUNCHES = {
-    "copied product": ((1, 128), product_arguments, PRODUCT),
-    "copied stages": ((1, 128), product_arguments, PRODUCT),
-    "tracked product": ((1, 160), product_arguments, PRODUCT),
-    "copied store": ((1, 64), lambda: (CHUNKS.ravel(), np.zeros(512, np.uint16)), SWIZZLED),
+    "copied product": ((1, 128), product_arguments, 2, PRODUCT),
+    "copied stages": ((1, 128), product_arguments, 2, PRODUCT),
+    "tracked product": ((1, 160), product_arguments, 2, PRODUCT),
+    "copied store": ((1, 64), lambda: (CHUNKS.ravel(), np.zeros(512, np.uint16)), 1, SWIZZLED),
 }
 FENCE, COPY = ["proxy-fence"], ["async-copy"]
 # name -> (kernel, kinds of the findings, (old text, new text) of each edit)
@@ -157,23 +157,4 @@ PAIRS = {
     "the proxy fence precedes the wait before a store": (
         "copied store", FENCE, ("copies_wait<0>();\n    fence();", "fence();\n    copies_wait<0>();")),
 }  # fmt: skip
-
-
-def source(name):
-    """Return the CUDA C++ of a kernel, or of the kernel with a planted bug."""
-    if name in KERNELS:
-        return PRELUDE + KERNELS[name]
-    kernel, _, *edits = PAIRS[name]
-    text = KERNELS[kernel]
-    for old, new in edits:
-        assert text.count(old) == 1, (name, old, text.count(old))
-        text = text.replace(old, new)
-    return PRELUDE + text
-
-
-def run(name, module, **options):
-    """Return (report, whether the result is as wanted) for a kernel or a planted bug."""
-    configuration, arguments, wanted = LAUNCHES[name if name in KERNELS else PAIRS[name][0]]
-    given = arguments()
-    report = simulate(module["k"], on_finding="report", **options)[configuration](*given)
-    return report, np.array_equal(given[-1], wanted)
+CORPUS = Corpus(PRELUDE, KERNELS, LAUNCHES, PAIRS)
