@@ -34,6 +34,7 @@ from kernels.common.launch import launch, output, width_for
 from kernels.common.splits import checked_splits, multiprocessors
 from kernels.common.strips import MOST_REGISTERS, ROW_THREADS, STRIP, TAPS, load_taps
 from kernels.common.tiles import GROUP, MINUS_INFINITY, reciprocal, weight
+from kernels.conv.hopper_forward import conv_hopper_forward
 from kernels.conv.tensor_forward import conv_tensor_forward
 from kernels.conv.tensor_parts import conv_parts_forward
 from kernels.conv.tiles import (
@@ -54,6 +55,7 @@ from kernels.conv.tiles import (
     threads_of,
     turns_and_strips,
 )
+from kernels.tensor_cores.launch import HOPPER, capability
 
 SIZE = 64
 CHUNK_WORDS = 32 + GROUP  # words per row of a chunk of q or k
@@ -231,6 +233,8 @@ def forward(q, k, v, w, causal, scale, run=None, size=SIZE, extent=None, splits=
     if q.dtype in HALVES:
         if extent is not None:
             return conv_parts_forward(q, k, v, w, causal, scale, extent, run)
+        if run is None and q.is_cuda and capability(q.device) == HOPPER:
+            return conv_hopper_forward(q, k, v, w, causal, scale)
         return conv_tensor_forward(q, k, v, w, causal, scale, run)
     extent = extent or WHOLE
     batch, heads, n, d = (*q.shape[:2], q.shape[2] - extent.first_query, q.shape[3])

@@ -37,11 +37,11 @@ from numpy import float32
 from kernels.common.arguments import ANY_FLOAT, HALVES
 from kernels.common.launch import width_for
 from kernels.common.tiles import MINUS_INFINITY, load_tile, reciprocal, weight
-from kernels.flash.hopper_forward import HOPPER, flash_hopper_forward
+from kernels.flash.hopper_forward import flash_hopper_forward
 from kernels.flash.operators import attend, attention_operator, checked, launch_rows
 from kernels.flash.tensor_forward import flash_tensor_forward
 from kernels.flash.window import EVERYTHING
-from kernels.tensor_cores.launch import capability
+from kernels.tensor_cores.launch import HOPPER, capability
 
 ROWS, KEYS = 64, 32  # queries per block, one per thread; keys per tile
 

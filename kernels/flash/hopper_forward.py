@@ -69,7 +69,6 @@ from kernels.tensor_cores.warpgroup_tiles import (
     softener,
 )
 
-HOPPER = (9, 0)  # compute capability
 REGISTERS = 2**16  # registers of a multiprocessor
 
 

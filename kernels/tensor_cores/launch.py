@@ -11,8 +11,8 @@ from kernels.common.launch import Bits, launch, output, relaunch, remembered
 from kernels.common.splits import multiprocessors
 from kernels.tensor_cores.tiles import CHUNK
 
-# compute capability
-OLDEST = (8, 0)
+# compute capabilities
+OLDEST, HOPPER = (8, 0), (9, 0)
 TENSOR_WIDTHS = (64, 128)
 RESIDENT = 2  # resident blocks per multiprocessor
 

@@ -23,6 +23,7 @@ from kernels.common.extent import Extent
 from kernels.conv.backward import conv_backward
 from kernels.conv.decode import conv_attention_decode
 from kernels.conv.forward import conv_forward
+from kernels.conv.hopper_forward import conv_hopper_forward
 from kernels.conv.tensor_backward import conv_tensor_backward
 from kernels.flash.forward import flash_forward
 from kernels.flash.hopper_forward import BLOCKS, flash_hopper_forward
@@ -204,6 +205,20 @@ def test_the_kernel_with_wgmma(compiler, monkeypatch, d):
         f".maxntid {block.threads}",
     ):
         assert part in ptx
+
+
+@pytest.mark.parametrize(
+    ("d", "taps", "outputs"), [(64, (3, 3), 24), pytest.param(128, (6, 11), 32, marks=pytest.mark.nightly)]
+)
+def test_the_convolution_with_wgmma(compiler, monkeypatch, d, taps, outputs):
+    launched = []
+    given = [rows(4, d)] * 3 + [torch.zeros(1, *taps, dtype=torch.bfloat16)]
+    conv_hopper_forward(*given, True, float32(1), run=lambda *launch: launched.append(launch))
+    ((kernel, _, _, *arguments),) = launched
+    ptx = ptx_of(kernel, types.void(*map(type_of, arguments)), (9, 0, "a"), monkeypatch)
+    assert ".f64" not in ptx and "__local_depot" not in ptx and not re.search(r"\bcall\b", ptx)
+    for n in (64, outputs, d):
+        assert f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16" in ptx
 
 
 def test_the_test_sees_what_it_looks_for(compiler, monkeypatch):
