@@ -87,7 +87,7 @@ class Forecast:
 
 def directions(values):
     """Return the signs of the differences between successive values: a subset of {-1, 0, 1}."""
-    return {(b > a) - (b < a) for a, b in pairwise(values)}
+    return {int(b > a) - int(b < a) for a, b in pairwise(values)}
 
 
 class Numbers:

@@ -16,6 +16,7 @@ from sim import KernelBug, LaunchError, ThreadError, simulate
 from sim.engine.scheduler import Scheduler
 from sim.errors import Stuck
 from sim.events import SITES, Observer, Site
+from sim.forecast import directions
 from sim.observers.order import HappensBefore
 
 ENGINES = ("fibers", "threads")
@@ -567,3 +568,7 @@ def test_a_launch_that_needs_more_resident_blocks_than_the_system_bears_is_refus
         simulate(kernel, engine="threads")[6, 8](count, sums)
     assert not sums.any() and not count.any()
     assert simulate(kernel, engine="fibers")[6, 8](count, sums).errors == ()
+
+
+def test_directions_of_numpy_scalars():
+    assert directions([np.float32(1), np.float32(2), np.float32(2)]) == {0, 1}
