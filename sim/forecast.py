@@ -111,6 +111,8 @@ class Numbers:
         self.bounds |= constants
         for name, value in frame.f_locals.items():
             if is_number(value):
+                # NumPy's numbers wrap around, and the results of their comparisons have no difference.
+                value = value.item() if isinstance(value, np.generic) else value
                 self.bounds.add(value)
                 if name in compared or name in loops:
                     self.moving[depth, name] = value

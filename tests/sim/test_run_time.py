@@ -1,12 +1,15 @@
 """Tests that a launch with a bug ends soon. The tests count work instead of seconds, because machines
 differ."""
 
+import sys
+
 import numpy as np
 import pytest
 from numba import cuda, float32
 
 from sim import context, idle_variables, simulate
 from sim.engine.scheduler import Scheduler
+from sim.forecast import Numbers, directions
 from sim.observers import advice, order
 from sim.progress import ProgressCheck
 
@@ -207,3 +210,15 @@ def test_long_cycle_is_found():
     report = simulate(misses_in_a_long_cycle, on_finding="report")[1, 1](np.zeros(1, np.int64))
     (finding,) = report.findings
     assert finding.kind == "no-progress" and "without end" in finding.verdict
+
+
+def test_the_forecast_reads_numpy_numbers_as_python_numbers():
+    """With uint32 variables, the forecast subtracted the results of NumPy's comparisons, a TypeError."""
+
+    def loop(i, end):
+        while i < end:
+            return Numbers(sys._getframe())
+
+    first, second = (loop(np.uint32(i), np.uint32(9)) for i in (4, 3))
+    moved = [numbers.moving[0, "i"] for numbers in (first, second)]
+    assert directions(moved) == {-1} and moved[1] - moved[0] == -1
