@@ -109,7 +109,7 @@ class Block(NamedTuple):
 
 
 BLOCKS = {  # by width
-    64: Block(3, 128, 2, 2, (32, 160), ordered=True),
+    64: Block(3, 128, 3, 2, (32, 160), ordered=True),
     128: Block(3, 64, 3, 1, (32, 160)),
 }
 
@@ -165,15 +165,14 @@ def item_finder(rows, keys):
         block, blocks, heads = uint32(cuda.blockIdx.x), uint32(cuda.gridDim.x), uint32(q.shape[1])
         n_keys, sequences = int32(k.shape[2]), uint32(heads * uint32(q.shape[0]))
         tiles = uint32(q.shape[2] + (rows - 1)) // uint32(rows)
-        number = turn * blocks + (blocks - uint32(1) - block if turn & uint32(1) else block)
-        tile = uint32(number) // sequences
-        sequence = uint32(uint32(number) - tile * sequences)
+        number = uint32(turn * blocks + (blocks - uint32(1) - block if turn & uint32(1) else block))
+        tile = number // sequences
+        sequence = uint32(number - tile * sequences)
         batch = sequence // heads
         i0 = int32(tiles - uint32(1) - tile) * int32(rows)
         seen = min(n_keys, i0 + int32(rows)) if causal else n_keys
-        # without keys, one tile of zeros, all of which are hidden
-        count = max(uint32(1), uint32(seen + int32(keys - 1)) // uint32(keys))
-        return tile < tiles, batch, uint32(sequence - batch * heads), i0, uint32(count)
+        count = int32(uint32(seen + int32(keys - 1)) // uint32(keys))
+        return tile < tiles, batch, uint32(sequence - batch * heads), i0, count
 
     return item
 
@@ -185,7 +184,7 @@ def producer(width, block):
     tiles, full, empty: for each of Q, K and V, the slots, and their barriers.
     """
     slots, q_slots, keys, rows = block.slots, block.q_slots, block.keys, block.groups * ROWS
-    item, copy_q, copy = item_finder(rows, keys), tile_copier(rows, width), tile_copier(keys, width)
+    item, copy_q, copy = (item_finder(rows, keys), tile_copier(rows, width), tile_copier(keys, width))
 
     @cuda.jit(device=True, forceinline=True)
     def produce(q, k, v, causal, tiles, full, empty):
@@ -235,14 +234,19 @@ def consumer(width, kind, block):
         first_k = matrix_descriptor(tiles[1], (0, 0, 0), 16, PATTERN, SWIZZLE)
         first_v = matrix_descriptor(tiles[2], (0, 0, 0), keys * SWIZZLE, PATTERN, SWIZZLE)
         s, turn, t = zeros_s, uint32(0), uint32(0)
-        mine, other = uint32(group == 0), int32(0) if group == int32(groups - 1) else group + int32(1)
+        mine = uint32(1) if group == 0 else uint32(0)
+        other = int32(0) if group == int32(groups - 1) else group + int32(1)
         exists, batch, head, i0, count = item(turn, q, k, causal)
         while exists:
             i, j0, o = i0 + row, int32(0), zeros_o
             # the last visible key of each row minus the lane's first key; the first key that may be hidden
             last0 = (min(n_keys, i + int32(1)) if causal else n_keys) - int32(1) - column
             last1 = (min(n_keys, i + int32(9)) if causal else n_keys) - int32(1) - column
-            edge = min(n_keys, i0 + group * int32(ROWS) + int32(1)) if causal else n_keys
+            first = i0 + group * int32(ROWS)
+            edge = min(n_keys, first + int32(1)) if causal else n_keys
+            # this group's tiles: the other ones of the block hide all keys from its queries
+            seen = min(n_keys, first + int32(ROWS)) if causal else n_keys
+            own = int32(uint32(seen + int32(keys - 1)) // uint32(keys))
             # 1. the scores and weights of the first tile
             (q_slot, q_odd), (slot, odd) = slot_of(turn, q_slots), slot_of(t, slots)
             wait(full[0], q_slot, q_odd)
@@ -260,10 +264,10 @@ def consumer(width, kind, block):
             v_slot, v_odd = slot, odd
             t = uint32(t + uint32(1))
             slot, odd = slot_of(t, slots)
-            if count > uint32(1):
+            if own > int32(1):
                 wait(full[1], slot, odd)
             # 2. the scores of each other tile, together with the output of the tile before it
-            for tile in range(uint32(1), count):
+            for tile in range(int32(1), own):
                 j0 = int32(tile) * int32(keys)
                 if ordered:
                     wait(order, group, mine)
@@ -283,7 +287,7 @@ def consumer(width, kind, block):
                 s, m0, m1, l0, l1, by0, by1, grown = soften(s, m0, m1, l0, l1, factor, slack)
                 k_slot, k_odd = slot_of(uint32(t + uint32(1)), slots)
                 # Because of this branch, ptxas cannot move the weights behind the next wait.
-                if tile + 1 < count:
+                if int32(tile) + int32(1) < own:
                     wait(full[1], k_slot, k_odd)
                 o = wgmma_wait_0(o)
                 if lane == 0:
@@ -310,6 +314,20 @@ def consumer(width, kind, block):
             if lane == 0:
                 mbarrier_arrive(empty[2], v_slot)
             store_rows(out, batch, head, i, o, share0, share1)
+            # 4. the tiles that only later groups need
+            for _ in range(own, count):
+                if ordered:
+                    wait(order, group, mine)
+                    mine ^= uint32(1)
+                    if lane == 0:
+                        mbarrier_arrive(order, other)
+                slot, odd = slot_of(t, slots)
+                wait(full[1], slot, odd)
+                wait(full[2], slot, odd)
+                if lane == 0:
+                    mbarrier_arrive(empty[1], slot)
+                    mbarrier_arrive(empty[2], slot)
+                t = uint32(t + uint32(1))
             turn = uint32(turn + uint32(1))
             exists, batch, head, i0, count = item(turn, q, k, causal)
 

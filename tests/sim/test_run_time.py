@@ -213,7 +213,8 @@ def test_long_cycle_is_found():
 
 
 def test_the_forecast_reads_numpy_numbers_as_python_numbers():
-    """With uint32 variables, the forecast subtracted the results of NumPy's comparisons, a TypeError."""
+    """Test uint32 variables. The results of comparisons of NumPy numbers have no difference, so that the
+    forecast must not subtract them."""
 
     def loop(i, end):
         while i < end:
