@@ -12,9 +12,9 @@ from numpy import float32
 from kernels.bench.timing import milliseconds, replay
 from kernels.common.launch import on_gpu
 from kernels.common.specialised import resources
+from kernels.conv.backward import backward as backward_pass
 from kernels.conv.decode import conv_attention_decode
 from kernels.conv.forward import conv_forward
-from kernels.conv.tensor_backward import conv_tensor_backward
 from kernels.flash.forward import flash_forward
 
 TRAINING = [((4, 16, 2048, 64), (7, 7)), ((4, 16, 4096, 64), (11, 11)), ((2, 32, 4096, 128), (6, 11))]
@@ -32,7 +32,8 @@ def conv(q, k, v, w, run):
 def backward(q, k, v, w, run):
     o, log_sum = conv_forward(q, k, v, w)
     scale = float32(1 / math.sqrt(q.shape[3]))
-    conv_tensor_backward(q, k, v, w, o, log_sum, torch.randn_like(o), True, scale, (True,) * 4, run=run)
+    d_o, every = torch.randn_like(o), (True,) * 4
+    backward_pass(q, k, v, w, o, log_sum, d_o, True, scale, every, False, run=run)
 
 
 def decode(q, k, v, w, run):

@@ -20,4 +20,6 @@ Read the files in this order:
                          the same for bfloat16 and float16, on tensor cores
     hopper_forward.py    the forward kernel with `wgmma`, for GPUs of compute capability 9.0; hopper_tiles.py
                          has its device functions
+    banded_backward.py   the backward pass of 16-bit tensors on GPUs of compute capability 9.0. Its kernels
+                         are in banded_scores.py (with banded_tiles.py) and banded_products.py
 """

@@ -38,6 +38,7 @@ from kernels.common.launch import launch, output, width_for
 from kernels.common.strips import MOST_REGISTERS, STRIP, TAPS, add_tap_gradients, load_taps
 from kernels.common.tiles import GROUP
 from kernels.conv.backward_tiles import recompute_tile, score_gradients, store_strips
+from kernels.conv.banded_backward import conv_banded_backward, suits
 from kernels.conv.tensor_backward import conv_tensor_backward
 from kernels.conv.tensor_parts import conv_parts_backward
 from kernels.conv.tiles import (
@@ -278,7 +279,8 @@ def backward(
         given = q, k, v, w, o, log_sum, d_o, causal, scale, wanted
         if extent is not None:
             return conv_parts_backward(*given, extent, run)
-        return conv_tensor_backward(*given, run)
+        of_halves = conv_banded_backward if suits(q, w, causal) else conv_tensor_backward
+        return of_halves(*given, run)
     (batch, heads, n, d), keys = q.shape, k.shape[2]
     given = q, k, v, w, log_sum, (d_o * o).sum(-1), d_o, scale, bool(causal), extent or WHOLE
     rows, columns = size - 2 * (w.shape[1] - 1), size - 2 * (w.shape[2] - 1)

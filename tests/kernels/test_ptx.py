@@ -21,6 +21,7 @@ from kernels.cases.table import CASES
 from kernels.common.device_argument import numpy_dtype
 from kernels.common.extent import Extent
 from kernels.conv.backward import conv_backward
+from kernels.conv.banded_backward import Plan, conv_banded_backward
 from kernels.conv.decode import conv_attention_decode
 from kernels.conv.forward import conv_forward
 from kernels.conv.hopper_forward import conv_hopper_forward
@@ -219,6 +220,21 @@ def test_the_convolution_with_wgmma(compiler, monkeypatch, d, taps, outputs):
     assert ".f64" not in ptx and "__local_depot" not in ptx and not re.search(r"\bcall\b", ptx)
     for n in (64, outputs, d):
         assert f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16" in ptx
+
+
+@pytest.mark.parametrize(
+    "d, taps",
+    [pytest.param(64, taps, marks=pytest.mark.nightly) for taps in [(7, 7), (11, 11), (15, 15)]]
+    + [pytest.param(128, (6, 11), marks=pytest.mark.nightly), (64, (1, 1))],
+)
+def test_the_kernels_of_bands(compiler, monkeypatch, d, taps):
+    launched, given = [], rows(4, d)
+    tensors = given, given, given, torch.zeros(1, *taps), given, torch.zeros(1, 1, 4), given
+    rest = True, float32(1), (True,) * 4, lambda *launch: launched.append(launch), Plan(4, 1)
+    conv_banded_backward(*tensors, *rest)
+    for kernel, _, _, *arguments in launched[1:4]:
+        ptx = ptx_of(kernel, types.void(*map(type_of, arguments)), (9, 0, "a"), monkeypatch)
+        assert ".f64" not in ptx and "__local_depot" not in ptx and "wgmma.mma_async.sync" in ptx
 
 
 def test_the_test_sees_what_it_looks_for(compiler, monkeypatch):

@@ -1,0 +1,256 @@
+"""Convolutional attention, backward pass in bands of queries, for GPUs of compute capability 9.0 (Hopper).
+
+For a band of queries of all heads, `banded_scores` computes P and dS in 16 bits in scratch memory, and
+`banded_products` multiplies them. The next band overwrites the scratch memory. A band has at most about BAND
+scores, so that no N×N matrix is stored.
+
+All sums have a fixed order, so the results are reproducible bit for bit.
+"""
+
+import functools
+import heapq
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from kernels.common.launch import Bits, launch, output, remember_steps, remembered, repeat
+from kernels.common.splits import multiprocessors
+from kernels.conv.banded_products import (
+    COLUMNS_PER_BLOCK,
+    ROWS_PER_BLOCK,
+    THREADS,
+    key_gradient_kernel,
+    query_gradient_kernel,
+)
+from kernels.conv.banded_scores import offsets_of, owned_rows, parts_of, score_gradient_kernel
+from kernels.conv.banded_tiles import COLUMNS, WARP_ROWS
+from kernels.conv.tensor_sums import FEW, sum_of_parts_launch, sums_of_rows_launch
+from kernels.tensor_cores.launch import capability, check_tensor_cores, kind_of, taps_operand, tensor_width
+
+HOPPER = (9, 0)  # compute capability
+BAND = 10 * 2**24  # scores of P, and of dS: 640 MiB
+WARPS = 4  # warps per block
+RESIDENT = 2  # blocks per multiprocessor
+FEWEST = 0.5  # blocks per multiprocessor: with fewer in a band, `tensor_backward` is faster
+TWO = 2  # 16-bit values per element of scratch memory
+ALIGNED = 32  # elements of scratch memory, 128 bytes
+# the places of tensors in a list of all: the arguments, the gradients, and the parts of scratch memory
+Q, K, V, W, O, LOG_SUM, D_O, D_Q, D_K, D_V, D_W, DELTA, P, S, K_SUMS, V_SUMS, W_PARTS = range(17)
+GIVEN = D_Q  # number of arguments
+
+
+class Plan(NamedTuple):
+    """The division of a pass into bands.
+
+    warps: warps per block, a multiple of four.
+    tiles: tiles of queries per band, one block for each head. The first band has the remainder.
+    """
+
+    warps: int
+    tiles: int
+
+    def starts(self, tiles_in_all):
+        """Return the first tile of each band, and the number of all tiles."""
+        first = tiles_in_all % self.tiles or min(self.tiles, tiles_in_all)
+        return [0, *range(first, tiles_in_all + 1, self.tiles)]
+
+
+@functools.cache
+def plan_for(sequences, n, c_q, c_k, causal, processors):
+    """Return the Plan for B · H sequences of n tokens: the one of the shortest duration among those for which
+    the scratch memory suffices."""
+    tiles, slots = -(-n // owned_rows(c_q, WARPS)), RESIDENT * processors
+    scores = sequences * WARPS * WARP_ROWS * parts_of(n, c_q, c_k) * COLUMNS
+    most = min(tiles, max(1, BAND // scores))
+
+    def duration(count):
+        starts = Plan(WARPS, count).starts(tiles)
+        return sum(
+            time_of_band(sequences, [x + 1 if causal else tiles for x in range(*band)], slots)
+            for band in itertools.pairwise(starts)
+        )
+
+    return Plan(WARPS, min(range(most, max(1, most // 2) - 1, -1), key=duration))
+
+
+def time_of_band(sequences, lengths, slots):
+    """Return the time in which `slots` resident blocks are done with `sequences` blocks of each length, the
+    longest ones first."""
+    ends = [0] * slots
+    for length in reversed(lengths):
+        for _ in range(sequences):
+            heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
+
+
+def suits(q, w, causal):
+    """Return whether this pass is faster than `conv_tensor_backward` for queries q and taps w."""
+    if not q.is_cuda or capability(q.device) != HOPPER:
+        return False
+    (batch, heads, n, _), processors = q.shape, multiprocessors(q.device)
+    plan = plan_for(batch * heads, n, *w.shape[1:], bool(causal), processors)
+    tiles = -(-n // owned_rows(w.shape[1], plan.warps))
+    return plan.tiles == tiles or batch * heads * plan.tiles >= FEWEST * processors
+
+
+@functools.cache
+def scratch_sizes(q_shape, w_shape, plan, keys_wanted):
+    """Return the numbers of float32 elements of D, P, dS, the sums of dK and of dV, and the parts of dW."""
+    (batch, heads, n, d), (c_q, c_k) = q_shape, w_shape[1:]
+    tiles_in_all, parts = -(-n // owned_rows(c_q, plan.warps)), parts_of(n, c_q, c_k)
+    tiles, sequences = min(plan.tiles, tiles_in_all), batch * heads
+    scores = sequences * tiles * plan.warps * WARP_ROWS * parts * COLUMNS // TWO
+    blocks = -(-parts * COLUMNS // COLUMNS_PER_BLOCK)
+    several = keys_wanted and tiles < tiles_in_all
+    sums = sequences * blocks * tensor_width(d) // 2 * THREADS if several else 4
+    return sequences * n, scores, scores, sums, sums, batch * tiles * math.prod(w_shape)
+
+
+def conv_banded_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run=None, plan=None):
+    """Return (dQ, dK, dV, dW) like `conv_tensor_backward`.
+
+    plan: a Plan; by default, `plan_for` chooses one.
+    """
+    of_queries, of_keys = bool(wanted[0]), bool(wanted[1] or wanted[2])
+    if plan is None:
+        sequences, processors = q.shape[0] * q.shape[1], multiprocessors(q.device)
+        plan = plan_for(sequences, q.shape[2], *w.shape[1:], bool(causal), processors)
+    sizes = scratch_sizes(q.shape, w.shape, plan, of_keys)
+    starts = [0, *itertools.accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes)]
+    given, scratch = (q, k, v, w, o, log_sum, d_o), output((starts[-1],), like=q)
+    facts = q.shape, w.shape, q.dtype, w.dtype, q.device, causal, scale
+    key = conv_banded_backward, plan, of_queries, of_keys, *facts
+    if run is None and key in remembered:
+        d_q = torch.empty_like(q) if of_queries else None
+        d_k, d_v = (torch.empty_like(k), torch.empty_like(v)) if of_keys else (None, None)
+        found = d_q, d_k, d_v, torch.empty_like(w)
+        addresses = [0 if x is None else x.data_ptr() for x in (*given, *found)]
+        addresses += [scratch.data_ptr() + 4 * start for start in starts[:-1]]
+        if repeat(remembered[key], addresses):
+            return tuple(x if want else None for x, want in zip(found, wanted))
+    numbers = bool(causal), scale, of_queries, of_keys
+    pieces = [scratch[start : start + size] for start, size in zip(starts, sizes)]
+    found = launched(key, given, pieces, numbers, run, plan)
+    return tuple(x if want else None for x, want in zip(found, wanted))
+
+
+def launched(key, given, pieces, numbers, run, plan):
+    """Launch the kernels of a backward pass, and remember them under `key`; return (dQ, dK, dV, dW)."""
+    q, k, v, w, o, log_sum, d_o = given
+    causal, scale, of_queries, of_keys = numbers
+    check_tensor_cores(q)
+    (_, _, n, d), width = q.shape, tensor_width(q.shape[3])
+    q, k, v, o, d_o = (x if d == width else pad(x, (0, width - d)) for x in (q, k, v, o, d_o))
+    d_q = output(q.shape, like=q, dtype=q.dtype) if of_queries else None
+    d_k, d_v = (output(q.shape, like=q, dtype=q.dtype) if of_keys else None for _ in range(2))
+    d_w = output(w.shape, like=w, dtype=w.dtype)
+    tensors = [q, k, v, w, o, log_sum.detach(), d_o, d_q, d_k, d_v, d_w, *pieces]
+    passing = Pass(tensors, causal, scale, run, plan)
+    passing.launch_all(of_queries, of_keys)
+    if n == 1:  # the weight of the only key is always 1, so these gradients are 0; NaN stays NaN
+        d_q, d_k, d_w = (None if gradient is None else gradient * 0 for gradient in (d_q, d_k, d_w))
+    else:
+        originals = [*given, d_q, d_k, d_v, d_w, *pieces]
+        remember_steps(key, passing.steps, originals)
+    cut = (x if x is None or d == width else x[..., :d].contiguous() for x in (d_q, d_k, d_v))
+    return *cut, d_w
+
+
+class Pass:
+    """The launches of a pass.
+
+    tensors: all tensors, with rows of the kernels' width.
+    steps: (Plan of a launch, the places of its tensors, its arguments) for each launch so far.
+    """
+
+    def __init__(self, tensors, causal, scale, run, plan):
+        self.tensors, self.causal, self.scale, self.run, self.plan = tensors, causal, scale, run, plan
+        (batch, heads, self.n, self.width), self.taps = tensors[Q].shape, tensors[W].shape[1:]
+        self.sequences, self.kind, self.steps = batch * heads, kind_of(tensors[Q]), []
+        self.owned, self.tile_rows = owned_rows(self.taps[0], plan.warps), plan.warps * WARP_ROWS
+        tiles = -(-self.n // self.owned)
+        self.bands = [*itertools.pairwise(plan.starts(tiles))]
+        self.parts_shape = batch * min(plan.tiles, tiles), *tensors[W].shape
+        self.options = self.width, self.kind, self.tile_rows, self.owned
+
+    def launch_all(self, of_queries, of_keys):
+        """Launch all kernels: D, the bands, and dW."""
+        q, k, v, w, o, log_sum, d_o = self.tensors[:GIVEN]
+        delta = self.tensors[DELTA].view(log_sum.shape)
+        places = (Q, K, V, W, LOG_SUM, D_O, DELTA) if self.n <= FEW else (D_O, O, DELTA)
+        arguments = sums_of_rows_launch(q, k, v, w, o, log_sum, d_o, self.causal, self.scale, delta)
+        self.step(places, *arguments)
+        earlier_tiles = earlier = 0
+        for start, end in self.bands:
+            first, last, tiles = start * self.owned, min(self.n, end * self.owned), end - start
+            seen = min(self.n, end * self.owned) if self.causal else self.n
+            shape = self.sequences, tiles * self.plan.warps, parts_of(seen, *self.taps), WARP_ROWS * COLUMNS
+            self.compute_scores(first, last, tiles, earlier_tiles, shape)
+            if of_queries:
+                self.compute_queries(first, last, tiles, shape)
+            if of_keys:
+                self.compute_keys(first, last, earlier, shape)
+            earlier_tiles, earlier = tiles, shape[2] * COLUMNS
+        parts = self.tensors[W_PARTS].view(self.parts_shape)
+        self.step((W_PARTS, D_W), *sum_of_parts_launch(parts, self.tensors[D_W]))
+
+    def step(self, places, kernel, grid, block, *arguments):
+        self.steps.append((launch(kernel, grid, block, *arguments, run=self.run), places, arguments))
+
+    def band(self, place, shape, dtype):
+        """Return the scores of a band, with elements of this type."""
+        scores = self.tensors[place][: math.prod(shape) // TWO].view(torch.int16).view(shape)
+        return Bits(scores, dtype) if dtype != torch.int16 else scores
+
+    def sequence_rows(self, place, dtype):
+        """Return (B, H, N, d) as (B · H, N, d), with elements of this type."""
+        return Bits(self.tensors[place].flatten(0, 1), dtype)
+
+    def compute_scores(self, first, last, tiles, earlier_tiles, shape):
+        """Compute P and dS of a band, and add to dW."""
+        w, log_sum = self.tensors[W], self.tensors[LOG_SUM]
+        taps, bits = taps_operand(w, self.tensors[Q])
+        kernel = score_gradient_kernel(self.width, self.kind, *self.taps, self.plan.warps, bits)
+        self.step(
+            (Q, D_O, K, V, W, LOG_SUM, DELTA, P, S, W_PARTS),
+            kernel,
+            (self.sequences, tiles),
+            self.plan.warps * 32,
+            *(Bits(self.tensors[place], torch.int16) for place in (Q, D_O, K, V)),
+            *(taps, log_sum, self.tensors[DELTA].view(log_sum.shape)),
+            *(self.scale, self.causal, first, last, earlier_tiles),
+            *(self.band(place, shape, torch.int64) for place in (P, S)),
+            self.tensors[W_PARTS].view(self.parts_shape),
+        )
+
+    def compute_queries(self, first, last, tiles, shape):
+        """Compute dQ of a band."""
+        self.step(
+            (S, K, D_Q),
+            query_gradient_kernel(*self.options),
+            (self.sequences, -(-tiles * self.tile_rows // ROWS_PER_BLOCK)),
+            THREADS,
+            *(self.band(S, shape, torch.int16), self.sequence_rows(K, torch.int16)),
+            *(offsets_of(*self.taps)[1], first, last, self.causal, self.scale),
+            self.sequence_rows(D_Q, torch.int32),
+        )
+
+    def compute_keys(self, first, last, earlier, shape):
+        """Add to the sums of dK and dV; after the last band, store dK and dV."""
+        blocks = -(-shape[2] * COLUMNS // COLUMNS_PER_BLOCK)
+        kept = self.sequences, -1, self.width // 2, THREADS
+        sums = (self.tensors[place] for place in (K_SUMS, V_SUMS))
+        sums = (x.view(kept if x.numel() > 4 else (1, 1, 1, 4)) for x in sums)
+        self.step(
+            (P, S, Q, D_O, K_SUMS, V_SUMS, D_K, D_V),
+            key_gradient_kernel(*self.options),
+            (self.sequences, blocks),
+            THREADS,
+            *(self.band(place, shape, torch.int16) for place in (P, S)),
+            *(self.sequence_rows(place, torch.int16) for place in (Q, D_O)),
+            *(*offsets_of(*self.taps), first, last, earlier, self.causal, self.scale),
+            *(*sums, *(self.sequence_rows(place, torch.int32) for place in (D_K, D_V))),
+        )
