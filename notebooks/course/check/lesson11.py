@@ -119,9 +119,9 @@ def check_scores(score, size, taps, i0, j0, rng, about=0):
     """Check one tile of S0 per block, with some elements of Q and K set to 0. `about` is the magnitude of
     large scores."""
     q, k = (with_zeros(rng, BLOCKS, size, size) for _ in range(2))
-    if about:
-        q, k = np.round(about * q), np.round(8 * k) / 8
     w, scale = normal(rng, *taps), inputs.scale_for(rng, size)
+    if about:  # the scaled products are exact in float32, in whatever order they are added
+        q, k, scale = np.round(about * q), np.round(8 * k) / 8, float32(0.375)
     call = (
         f"score(q_tile, k_tile, w, i0={i0}, j0={j0}, scale) with tiles of {size} × {size}, w {taps}, in every"
         " thread"
