@@ -431,8 +431,8 @@ show_figure(
 #
 # Return dS0, (N, N), for `d_t` (N, N) and `w` (c_q, c_k). Four loops are fine (the check has up to 41 tokens,
 # and is patient). So is `conv2d` with `pad`, once you know what to flip and which sides to pad. Here and in
-# the following exercises, use neither autograd nor the gradient functions of the `kernels` package: we need
-# them for comparison.
+# the following exercises, use the formulas. Don't use autograd, `torch.nn.grad` or the gradient functions of
+# the `kernels` package: we need them for comparison.
 #
 # <details><summary>Hint 1: with loops</summary>
 #

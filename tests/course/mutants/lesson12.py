@@ -142,6 +142,13 @@ def by_conv_transpose(d_t, w):
     return conv_transpose2d(d_t[None, None], w[None, None])[0, 0, w.shape[0] - 1 :, left : left + len(d_t)]
 
 
+def by_torch_nn_grad(d_t, w):
+    (c_q, c_k), n, left = w.shape, len(d_t), (w.shape[1] - 1) // 2
+    room = 1, 1, n + c_q - 1, n + c_k - 1
+    d_room = torch.nn.grad.conv2d_input(room, w[None, None], d_t[None, None])[0, 0]
+    return d_room[c_q - 1 :, left : left + n]
+
+
 # Exercise 12.3 · tap_gradient -------------------------------------------------------------------------------
 
 
@@ -178,6 +185,12 @@ def by_unfolding(d_t, s0, c_q, c_k):
     """Correct: extracts all windows at once."""
     windows = pad(s0, sides_of_the_forward_pass(c_q, c_k)).unfold(0, len(d_t), 1).unfold(1, len(d_t), 1)
     return torch.einsum("abij,ij->ab", windows, d_t)
+
+
+def taps_by_torch_nn_grad(d_t, s0, c_q, c_k):
+    left = (c_k - 1) // 2
+    room = pad(s0, (left, c_k - 1 - left, c_q - 1, 0))
+    return torch.nn.grad.conv2d_weight(room[None, None], (1, 1, c_q, c_k), d_t[None, None])[0, 0]
 
 
 # Exercise 12.4 · conv_attention_backward --------------------------------------------------------------------
@@ -313,8 +326,10 @@ MUTANTS = {
         ("wraps around", wraps_around),
         ("in float32", loops_in_single_precision),
         ("result transposed", transposed_with(after=lambda d_s: d_s.T)),
+        ("torch.nn.grad", by_torch_nn_grad),
     ],
     "ex12_3": [
+        ("torch.nn.grad", taps_by_torch_nn_grad),
         ("turned round", gradient_with(result=lambda d_w, n: d_w.flip(0, 1))),
         ("upside down", gradient_with(result=lambda d_w, n: d_w.flip(0))),
         ("rows below", gradient_with(padding=sides_not_swapped)),
