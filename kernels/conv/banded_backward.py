@@ -31,7 +31,7 @@ from kernels.conv.tensor_sums import FEW, sum_of_parts_launch, sums_of_rows_laun
 from kernels.tensor_cores.launch import capability, check_tensor_cores, kind_of, taps_operand, tensor_width
 
 HOPPER = (9, 0)  # compute capability
-BAND = 10 * 2**24  # scores of P, and of dS: 640 MiB
+BAND = 19 * 2**24  # scores of P, and of dS: 1.2 GiB in total
 WARPS = 4  # warps per block
 RESIDENT = 2  # blocks per multiprocessor
 FEWEST = 0.5  # blocks per multiprocessor: with fewer in a band, `tensor_backward` is faster

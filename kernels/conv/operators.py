@@ -44,7 +44,7 @@ def conv_attention(
     All tensors must be on one device and non-empty; non-contiguous tensors are copied. CPU tensors are
     simulated, and CUDA tensors run on their GPU. For 16-bit tensors, both passes use tensor cores with
     float32 accumulators (`kernels.conv.tensor_forward`, `kernels.conv.tensor_backward`), which requires a GPU
-    of compute capability 8.0 or newer. With 9.0, the backward pass of 16-bit tensors needs up to 1 GiB of
+    of compute capability 8.0 or newer. With 9.0, the backward pass of 16-bit tensors needs up to 1.5 GiB of
     scratch memory (`kernels.conv.banded_backward`).
 
     The function is differentiable once, with respect to q, k, v and w; only the gradients that are needed are
