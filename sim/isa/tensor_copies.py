@@ -5,6 +5,8 @@ The tensor map is 128 bytes at (map, map_index). Coordinates begin with the inne
 Source: PTX ISA 9.7.9.25.5, "Tensor copy": cp.async.bulk.tensor, cp.reduce.async.bulk.tensor; 5.5.3, "Tiled
     Mode"."""
 
+import numpy as np
+
 from sim.isa.bulk import bulk_instruction, combine
 
 ALIGNMENT = 128  # of the address in shared memory (PTX ISA, cp.async.bulk.tensor)
@@ -63,7 +65,8 @@ def store_box(memory, map, map_index, coordinates, tile, index, kind, combined=N
     source = memory.bulk_spot(tile, index, described.room, ALIGNMENT, "load")
     if source.address is None:
         return
-    data = source.memory[described.places(source.address)]
+    places = described.places(source.address)
+    data = source.memory[places]
     in_box, addresses, length = located.spans(coordinates)
     action = "store" if combined is None else "atomic"
     targets = [
@@ -72,7 +75,21 @@ def store_box(memory, map, map_index, coordinates, tile, index, kind, combined=N
         )
         for begin, address in zip(in_box.tolist(), addresses)
     ]
-    memory.issue(kind, [source], targets, "group", element=described.itemsize if combined else 16)
+    read = [source]
+    if 0 < len(in_box) * length < described.nbytes:
+        # The parts of the box outside the tensor need no values.
+        inside = [places[begin : begin + length] for begin in in_box.tolist()]
+        read = [part for offsets in inside for part in runs(source, offsets)]
+    memory.issue(kind, read, targets, "group", element=described.itemsize if combined else 16)
+
+
+def runs(spot, offsets):
+    """Return the Spots of the adjacent bytes of a Spot at these ascending or swizzled offsets."""
+    ends = np.flatnonzero(np.diff(offsets) != 1) + 1
+    return [
+        type(spot)(spot.address + int(part[0]), spot.memory[part[0] : part[-1] + 1])
+        for part in np.split(offsets, ends)
+    ]
 
 
 @bulk_instruction(source="PTX ISA cp.async.bulk.tensor")

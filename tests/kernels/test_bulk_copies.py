@@ -149,6 +149,38 @@ def test_the_bug_is_found(text, old, new, wanted):
     assert run(text.replace(old, new), max_steps=4000)[0] == wanted
 
 
+PADDED = """
+@cuda.jit
+def k(y):
+    tile = cuda.shared.array((8, 32), int32, alignment=1024)
+    t = cuda.threadIdx.x
+    if t < 16:
+        for i in range(8):
+            tile[i, t ^ SWIZZLE * (i % 8 // 2 * 4)] = 100 * i + t
+    fence_proxy_async()
+    cuda.syncthreads()
+    if t == 0:
+        tensor_store(y, 0, (0, 0), tile, (0, 0))
+        bulk_commit()
+        bulk_wait_read()
+"""
+
+
+@pytest.mark.parametrize(("columns", "box", "swizzle"), [(16, 32, 0), (20, 32, 0), (12, 16, 64)])
+def test_the_part_of_a_box_outside_the_tensor_needs_no_values(columns, box, swizzle):
+    """Store a tile with rows of 16 values. In the second case, the tensor is wider."""
+    text = PADDED.replace("SWIZZLE", str(int(swizzle > 0)))
+    if swizzle:
+        text = text.replace("(8, 32)", "(8, 16)")
+    y = np.zeros((8, columns), np.int32)
+    report = simulate(kernel(text), on_finding="report")[1, 32](tensor_map(y, (8, box), swizzle=swizzle))
+    assert {finding.kind for finding in report.findings} == (
+        {"uninitialized-read"} if columns > 16 else set()
+    )
+    wide = min(columns, 16)
+    assert (y[:, :wide] == 100 * np.arange(8)[:, None] + np.arange(wide)).all()
+
+
 def test_copies_are_not_requests_of_warps():
     _, right, report = run(TILE, observers=[*DEFAULT, *COUNTERS])
     assert right and report.counters["coalescing"]["requests"] == 0
