@@ -696,7 +696,7 @@ def both_kernels_live():
 # %% [markdown]
 # ## The ladder
 #
-# Now the task has a convolution. PyTorch has no kernel for it, so its mark stands for plain PyTorch, step by step with whole matrices. **Predict**: are there more transactions per multiply-add than in lesson 05, or fewer? `___`
+# Now the task has a convolution. PyTorch has no kernel for it. The mark for PyTorch therefore shows plain PyTorch, which computes step by step with whole matrices. **Predict**: are there more transactions per multiply-add than in lesson 05, or fewer? `___`
 
 # %% tags=["uses-exercise"]
 show_ladder("11", conv_kernel)
@@ -708,13 +708,13 @@ show_ladder("11", conv_kernel)
 time_rung("11", conv_kernel)
 
 # %% [markdown]
-# Fewer, because a row of threads shares each row of a tile. Each multiply-add still needs two values from memory. Lesson 11b shows how to need half of one.
+# There are fewer, because a row of threads shares each row of a tile. Each multiply-add still reads two values from shared memory. Lesson 11b shows how to read half a value per multiply-add.
 #
 # ## In three lines
 #
 # - There is one thread per score. It computes S0 for query i0 − P_q + y, and then T, P and one element of O
 #   for query i0 + y. The −∞ in cells that are not owned takes care of the rest.
-# - P may replace S0 between two barriers, and every thread must store its p.
+# - P may replace S0 between two barriers. A thread stores its p even if it is 0, because S0 is still there.
 # - A block's five barriers separate loading, S0, the convolution, P and the product with V. Each one protects
 #   values that another thread still has to read.
 #
