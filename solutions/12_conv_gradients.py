@@ -324,9 +324,9 @@ check.ex12_1(softmax_backward)
 # In the forward pass you read along a **row**: which scores did t[1] read? In the
 # backward pass you read down a **column**: which outputs read s[1]? Its left neighbour
 # t[0] did, with the tap 5; t[1] itself did, with 1; and its right neighbour t[2] did,
-# with 2. Down a column, the taps come in the order 5, 1, 2: they are **reversed**. This
-# is not a special rule about convolutions. That is because my right neighbour has me on
-# its left.
+# with 2. Down a column, the taps come in the order 5, 1, 2: they are **reversed**. You
+# need no special rule about convolutions for this: my right neighbour has me on its
+# left.
 #
 # **Predict.** Let dt = (1, 0, 2, 10). Then ds[1] = 5 · 1 + 1 · 0 + 2 · 2 = 9. What are ds[2] and ds[3]?
 
@@ -700,10 +700,9 @@ check.ex12_4(conv_attention_backward)
 #
 # We have three references. Autograd takes the package's forward pass apart step by
 # step. Finite differences only run that forward pass. The package's own backward pass
-# is derived by hand. The first two share the forward pass, which lesson 09 compared
-# with loops. The third shares with them only what the forward pass stores, O and L. The
-# taps have odd, even and non-square sizes. One case has more taps than tokens, and one
-# has a single token.
+# is derived by hand. All three compute the scores with the same functions, which lesson
+# 09 compared with loops, but each has its own way back. The taps have odd, even and
+# non-square sizes. One case has more taps than tokens, and one has a single token.
 
 # %%
 NAMES = "dQ", "dK", "dV", "dW"
