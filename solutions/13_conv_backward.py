@@ -19,9 +19,8 @@
 #
 # Lesson 12 computed the whole backward pass with N×N matrices. Here thread blocks do it
 # tile by tile, without any N×N matrix. This lesson builds the kernel of dQ and dW.
-# Lesson 13b adds the one of dK and dV, and lesson 13c hunts for published mistakes. You
-# don't need a GPU. Everything is for one
-# head, with causal attention.
+# Lesson 13b adds the kernel of dK and dV, and lesson 13c hunts for published mistakes.
+# You don't need a GPU. Everything is for one head, with causal attention.
 
 # %%
 import math
@@ -138,7 +137,7 @@ print(f"dW: {blocks} blocks × 49 taps = {blocks * 49} atomic additions")
 # %% [markdown]
 # It can be done: FlashAttention-2 has a single kernel for ordinary attention, which keeps keys and adds its
 # parts of dQ atomically. We prefer to compute the scores twice. Then each entry of dQ, dK and dV has one
-# owner, which writes it once. (Section 7 shows what else that is good for.) dW is different: no block can own
+# owner, which writes it once. (Section 3 of lesson 13b shows another use of it.) dW is different: no block can own
 # it, but it is small. We compute it in the kernel of dQ; the other kernel could do it just as well.
 #
 # ## 2. The rows below, on paper
@@ -194,7 +193,7 @@ print(
 # (a) dS[1] becomes 2: it loses the gradient that query 2 sends back. (b) Query 2 counts twice, and dW becomes
 # (20, 35).
 #
-# The published algorithm makes both mistakes, as you will see. One more thing to notice: to get dT[2], the
+# The published algorithm makes both mistakes, as lesson 13c shows. One more thing to notice: to get dT[2], the
 # first tile needs T[2], which reads S[1] and S[2]. To get dT[0], it needs T[0], which reads S[−1]: the row
 # **above**. (Here that row lies outside; for the second tile, T[2] reads S[1].) So the halo is on **both**
 # sides: rows below because they send gradient back, and rows above because T has to be recomputed.
@@ -472,8 +471,8 @@ def add_to_all(d_w, tap_sums):
 #
 # Each part has its own check, on every kind of tile (one token, ragged tiles, more taps than tokens, even
 # taps, 13 taps in a row). In the checks, everything that a function must not read or write is filled with
-# NaN. (The checks keep the tiles in global memory, where `sim` sees each access. So that is what their messages
-# call them.)
+# NaN. (The checks keep the tiles in global memory, where `sim` sees each access. Their messages therefore say
+# "global memory" where your kernel has shared memory.)
 #
 # ### Exercise 13.2 · gradient_of_t · about six lines
 #
