@@ -404,7 +404,7 @@ for deterministic in (False, True):
 # %% [markdown]
 # ## The ladder
 #
-# Both kernels together are the next rung, on the task of the backward pass. PyTorch's mark stands for autograd through plain PyTorch, which has stored its matrices in the forward pass. **Predict**: are there more transactions per useful multiply-add than in lesson 11, or fewer? (From where does `products` read q and k? And how many scores does a tile load for each one that it owns?) `___`
+# Both kernels together are the next rung, on the task of the backward pass. The mark for PyTorch shows autograd through plain PyTorch, which has stored its matrices in the forward pass. **Predict**: are there more transactions per useful multiply-add than in lesson 11, or fewer? (From where does `products` read q and k? And how many scores does a tile load for each one that it owns?) `___`
 
 # %% tags=["uses-exercise"]
 show_ladder("13b", queries_kernel, keys_kernel)
@@ -416,7 +416,7 @@ show_ladder("13b", queries_kernel, keys_kernel)
 time_rung("13b", queries_kernel, keys_kernel)
 
 # %% [markdown]
-# More, for two reasons. `products` reads q, k, v and dO from global memory for every multiply-add. And the small tiles of this count own 4 × 4 of 16 × 16 scores, so most of the work is done for other tiles' halos. (On a GPU the rung uses tiles of 32 × 32.) The package's kernels take the same steps with larger tiles in shared memory (lesson 13c).
+# More, for two reasons. `products` reads q, k, v and dO from global memory for every multiply-add. And the tiles of this rung are small in the simulator: each owns 4 × 4 of its 16 × 16 scores, so most of the work goes into halos. (On a GPU the rung uses tiles of 32 × 32.) The package's kernels take the same steps with larger tiles in shared memory (lesson 13c).
 #
 # ## In three lines
 #
