@@ -1,7 +1,6 @@
 """Products of bands of scores with `wgmma`: dQ = dS K, dK = dSᵀ Q and dV = Pᵀ dO."""
 
 import functools
-import linecache
 
 from numba import cuda
 from numpy import float32, int16, int32, uint32
@@ -22,18 +21,15 @@ from kernels.tensor_cores.warpgroup import (
     wgmma_fence,
     wgmma_wait_0,
 )
+from kernels.tensor_cores.warpgroup_tiles import GROUP, PATTERN, PTX_KIND, SWIZZLE, all_of, generated
 
 SIDE = 64  # rows and columns of a piece of a tile: 128 bytes per row, with the 128-byte swizzle
 PIECE = SIDE * SIDE * 2  # bytes
-SWIZZLE = 128
-PATTERN = 8 * SWIZZLE  # bytes after which the swizzle repeats
 PART = 32  # rows and columns of a part of a band
 PART_CHUNKS = PART * PART // CHUNK
-GROUP = 128  # threads of a warp group
 GROUPS = 2
 THREADS = GROUPS * GROUP
 ROWS_PER_BLOCK = COLUMNS_PER_BLOCK = GROUPS * SIDE  # of a band
-PTX_KIND = {"bfloat16": "bf16", "float16": "f16"}
 WAITS = cp_async_wait_0, cp_async_wait_1, cp_async_wait_2
 
 
@@ -106,16 +102,6 @@ def row_copier(rows, width, order):
     return copy
 
 
-def generated(name, arguments, lines, **names):
-    """Return the device function name(arguments) with these lines of code."""
-    text = "\n".join([f"def {name}({arguments}):", *("    " + line for line in lines), ""])
-    file = f"<generated {name}, {hash(text)}>"
-    linecache.cache[file] = len(text), None, text.splitlines(True), file
-    space = {"cuda": cuda, "int32": int32, "float32": float32} | names
-    exec(compile(text, file, "exec"), space)
-    return cuda.jit(device=True)(space[name])
-
-
 @functools.cache
 def row_storer(kind, width):
     """Create store(out, sequence, rows, valid, total, factor), which stores the accumulators of a lane's two
@@ -131,7 +117,8 @@ def row_storer(kind, width):
             x = 4 * j + 2 * half
             both = f"pack(total[{x}] * factor, total[{x + 1}] * factor)"
             lines.append(f"    line[{4 * j} + column] = int32({both})")
-    return generated("store", "out, sequence, rows, valid, total, factor", lines, pack=ARITHMETIC[kind].pack)
+    signature = "store(out, sequence, rows, valid, total, factor)"
+    return generated(signature, lines, pack=ARITHMETIC[kind].pack)
 
 
 @functools.cache
@@ -143,11 +130,10 @@ def accumulator_keeper(count):
     """
     lines = ["place = sums[sequence, block]", "t = cuda.threadIdx.x"]
     keep = [*lines, *(f"place[{x}, t] = total[{x}]" for x in range(count))]
-    parts = [f"place[{x}, t]" for x in range(count)]
-    pieces = " + ".join("(" + ", ".join(parts[x : x + 16]) + ",)" for x in range(0, count, 16))
+    pieces = all_of(f"place[{x}, t]" for x in range(count))
     return (
-        generated("keep", "sums, sequence, block, total", keep),
-        generated("kept", "sums, sequence, block", [*lines, f"return {pieces}"]),
+        generated("keep(sums, sequence, block, total)", keep),
+        generated("kept(sums, sequence, block)", [*lines, f"return {pieces}"]),
     )
 
 

@@ -29,7 +29,7 @@ import functools
 from numba import boolean, cuda
 from numpy import float32, int16, int32, int64, uint32, uint64
 
-from kernels.conv.banded_products import PATTERN, SIDE, SWIZZLE
+from kernels.conv.banded_products import SIDE
 from kernels.conv.banded_tiles import (
     BLOCKS,
     COLUMNS,
@@ -52,6 +52,7 @@ from kernels.conv.tensor_backward_tiles import band_loader, frame_of
 from kernels.tensor_cores.instructions import cp_async_commit, cp_async_wait_0, exp2_approx
 from kernels.tensor_cores.tiles import ARITHMETIC, LOG2E, clamped, window_of
 from kernels.tensor_cores.warpgroup import fence_proxy_async, matrix_descriptor, wgmma_wait_0
+from kernels.tensor_cores.warpgroup_tiles import PATTERN, SWIZZLE
 
 CLEARED = 8  # parts of 32 columns after a tile's last column, which the products may read
 

@@ -11,9 +11,9 @@ even and odd rows apart, so that every 8 × 8 matrix is 128 adjacent bytes.
 import functools
 
 from numba import cuda
-from numpy import float32, int32, uint32, uint64
+from numpy import float32, int32, uint32
 
-from kernels.conv.banded_products import PTX_KIND, SIDE, generated
+from kernels.conv.banded_products import SIDE
 from kernels.tensor_cores.instructions import (
     cp_async_16,
     ldmatrix_x2,
@@ -22,7 +22,8 @@ from kernels.tensor_cores.instructions import (
     ldmatrix_x4_trans,
 )
 from kernels.tensor_cores.tiles import ARITHMETIC, CHUNK, window_of
-from kernels.tensor_cores.warpgroup import wgmma, wgmma_commit, wgmma_fence
+from kernels.tensor_cores.warpgroup import wgmma
+from kernels.tensor_cores.warpgroup_tiles import PTX_KIND, generated
 
 COLUMNS = 32  # columns per iteration
 BLOCKS = COLUMNS // 8  # blocks of eight columns per iteration
@@ -100,14 +101,13 @@ def product_starter(kind, width, half_rows):
                 f"{name} = product({name}, of_x + uint64({at_x}), of_y + uint64({at_y}), {column > 0})"
             )
     lines += ["wgmma_commit()", "return even, odd"]
-    names = dict(product=product, wgmma_fence=wgmma_fence, wgmma_commit=wgmma_commit, uint64=uint64)
-    return generated("start", "even, odd, of_x, of_y", lines, **names)
+    return generated("start(even, odd, of_x, of_y)", lines, product=product)
 
 
 def accumulator_taker():
     """Create take(x, even, odd), which copies the accumulators of both products to x."""
     lines = [f"x[{z}] = {'odd' if z >= HALF else 'even'}[{z % HALF}]" for z in range(NUMBERS)]
-    return generated("take", "x, even, odd", lines)
+    return generated("take(x, even, odd)", lines)
 
 
 take = accumulator_taker()
