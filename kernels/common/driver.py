@@ -34,8 +34,9 @@ def library():
 
 
 def declared(driver):
-    """Return the driver's library with the argument types of `cuLaunchKernel`, which is called most often."""
-    driver.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
+    """Return the driver's library with the argument types of `cuLaunchKernelEx`, which is called most
+    often."""
+    driver.cuLaunchKernelEx.argtypes = [c_void_p] * 4
     driver.cuInit(0)
     return driver
 
@@ -90,34 +91,48 @@ def resources(kernel, device, threads):
     return found | {"blocks": number.value}
 
 
-class PackedArguments:
-    """A buffer with the arguments of a launch, laid out as the kernel expects them.
+class Configuration(ctypes.Structure):
+    """The driver's CUlaunchConfig."""
+
+    _fields_ = (
+        *((f"{size}{axis}", c_uint) for size in ("grid", "block") for axis in "xyz"),
+        ("shared", c_uint),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("attribute_count", c_uint),
+    )
+
+
+class PackedLaunch:
+    """The size of a launch, and a buffer with its arguments, laid out as the kernel expects them.
 
     words: the buffer as 8-byte words, to change the arguments that are addresses.
-    extra: the last argument of `cuLaunchKernel`, which refers to the buffer.
+    size, extra: the first and the last argument of `cuLaunchKernelEx`. `extra` refers to the buffer.
     """
 
-    __slots__ = ("buffer", "extra", "owners", "words")
+    __slots__ = ("buffer", "configuration", "extra", "owners", "size", "words")
 
-    def __init__(self, packed):
-        size = -(-len(packed) // 8) * 8
-        self.buffer = ctypes.create_string_buffer(packed, size)
+    def __init__(self, packed, grid, block):
+        self.buffer = ctypes.create_string_buffer(packed, -(-len(packed) // 8) * 8)
         self.words = memoryview(self.buffer).cast("B").cast("Q")
         used = ctypes.c_size_t(len(packed))
         entries = (BUFFER_POINTER, ctypes.addressof(self.buffer), BUFFER_SIZE, ctypes.addressof(used), END)
-        self.extra = (c_void_p * 5)(*entries)
-        self.owners = used
+        extra = (c_void_p * 5)(*entries)
+        self.configuration = Configuration(*grid, *block)
+        self.size, self.extra = ctypes.addressof(self.configuration), ctypes.addressof(extra)
+        self.owners = used, extra
 
 
-def launch(kernel, grid, block, stream, arguments, device):
+def launch(kernel, stream, packed, device):
     """Launch a loaded kernel asynchronously.
 
-    grid, block: three numbers each.
     stream: the address of a CUDA stream.
-    arguments: PackedArguments.
+    packed: a PackedLaunch.
     """
-    status = library().cuLaunchKernel(kernel, *grid, *block, 0, stream, None, arguments.extra)
+    packed.configuration.stream = stream
+    status = library().cuLaunchKernelEx(packed.size, kernel, None, packed.extra)
     if status == INVALID_CONTEXT:  # this thread has not used the GPU yet
         use_device(device)
-        status = library().cuLaunchKernel(kernel, *grid, *block, 0, stream, None, arguments.extra)
-    check(status, "cuLaunchKernel")
+        status = library().cuLaunchKernelEx(packed.size, kernel, None, packed.extra)
+    if status:
+        check(status, "cuLaunchKernelEx")

@@ -50,11 +50,11 @@ class Plan:
         try:
             buffer = self.free.pop()
         except IndexError:
-            buffer = driver.PackedArguments(self.packed)
+            buffer = driver.PackedLaunch(self.packed, self.grid, self.block)
         words = buffer.words
         for place, address in zip(self.places, addresses):
             words[place] = address
-        driver.launch(self.function, self.grid, self.block, stream, buffer, self.device)
+        driver.launch(self.function, stream, buffer, self.device)
         self.free.append(buffer)
 
 

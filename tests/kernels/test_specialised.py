@@ -1,5 +1,6 @@
 """Tests of packed arguments and of the disk cache of machine code, with a driver that records its calls."""
 
+import itertools
 import re
 import struct
 from types import SimpleNamespace
@@ -12,10 +13,12 @@ from numpy import float32, int32
 
 import kernels
 from kernels.common import code_cache, driver, specialised
+from kernels.common import launch as launching
 from kernels.common.code_cache import MachineCode
 from kernels.common.extent import Extent
 from kernels.common.fingerprint import UnknownObjectError, fingerprint
 from kernels.common.launch import launch, on_gpu
+from kernels.conv import tensor_backward
 
 FACTOR = 3
 
@@ -93,8 +96,11 @@ class Recorder:
         self.loaded.append((name, cubin))
         return len(self.loaded)
 
-    def launch(self, function, grid, block, stream, packed, device):
-        self.launched.append((function, grid, block, stream, packed.buffer.raw))
+    def launch(self, function, stream, packed, device):
+        sizes = [
+            getattr(packed.configuration, f"{size}{axis}") for size in ("grid", "block") for axis in "xyz"
+        ]
+        self.launched.append((function, tuple(sizes[:3]), tuple(sizes[3:]), stream, packed.buffer.raw))
 
 
 @pytest.fixture
@@ -171,6 +177,29 @@ def test_in_one_process_a_kernel_is_loaded_once_for_all_shapes(gpu):
     assert len(gpu.compiled) == len(gpu.loaded) == 1
     run(given=arguments((2, 5)))  # not contiguous: another type
     assert len(gpu.compiled) == len(gpu.loaded) == 2
+
+
+def test_a_repeated_backward_pass_launches_the_same_with_other_tensors(gpu, monkeypatch):
+    """Compare the launches of two calls, with a name in place of each address."""
+    monkeypatch.setitem(launching.RUNNERS, "cpu", on_gpu)
+    monkeypatch.setattr(launching, "remembered", repeated := {})
+    monkeypatch.setattr(tensor_backward, "remembered", repeated)
+    monkeypatch.setattr(launching, "raw_stream", lambda device: 7)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    calls = []
+    for _ in range(2):
+        q, k, v, o, d_o = (torch.zeros(1, 2, 40, 64, dtype=torch.float16) for _ in range(5))
+        given = q, k, v, torch.zeros(2, 3, 3), o, torch.zeros(1, 2, 40), d_o
+        gpu.launched.clear()
+        found = tensor_backward.conv_tensor_backward(*given, True, float32(1), (True,) * 4)
+        assert [x.shape for x in found] == [x.shape for x in given[:4]]
+        names = {x.data_ptr(): number for number, x in enumerate((*given, *found))}
+        words = [[*memoryview(data).cast("Q")] for *_, data in gpu.launched]
+        # the other addresses are those of D and of the parts of dW, in one buffer
+        first = min(word for word in itertools.chain(*words) if word > 2**40 and word not in names)
+        named = [[names.get(word, word if word < 2**40 else word - first) for word in each] for each in words]
+        calls.append([(*rest, each) for (*rest, _), each in zip(gpu.launched, named)])
+    assert len(repeated) == 1 and len(calls[0]) == 4 and calls[0] == calls[1]
 
 
 @pytest.mark.parametrize(
@@ -376,5 +405,5 @@ def test_relaunched_calls_compute_the_same():
 @pytest.mark.gpu
 def test_an_invalid_launch_is_an_error_of_the_driver():
     x = torch.randn(4, 9, device="cuda")
-    with pytest.raises(driver.DriverError, match="cuLaunchKernel failed with error 1: invalid argument"):
+    with pytest.raises(driver.DriverError, match="cuLaunchKernelEx failed with error 1: invalid argument"):
         on_gpu(scale, (4,), 2000, x, torch.zeros_like(x), *arguments()[2:])
