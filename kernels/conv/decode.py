@@ -280,7 +280,7 @@ def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
     """
     check_tensor_cores(q)
     (batch, heads, _, d), (_, kv_heads, keys, _), (_, c_q, c_k) = q.shape, k.shape, w.shape
-    rule = decode_tensor.FEWEST_KEYS, decode_tensor.BLOCKS
+    rule = decode_tensor.fewest_keys(keys), decode_tensor.BLOCKS
     splits = splits_for(splits, batch * heads, keys, k.device, *rule)
     width = tensor_width(d)
     length = decode_tensor.length_of(-(-keys // splits), c_k, decode_tensor.keys_of(width))

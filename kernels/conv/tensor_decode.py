@@ -56,7 +56,7 @@ from kernels.tensor_cores.tiles import (
 from kernels.tensor_cores.windows import swizzled, warp_copier, window_loader, window_product
 
 WARPS, STAGES = 4, 2  # warps per block; buffers per warp
-BLOCKS, FEWEST_KEYS = 3, 256  # resident blocks per multiprocessor; minimum keys per block
+BLOCKS = 3  # resident blocks per multiprocessor
 MERGE_THREADS, AHEAD = 256, 8  # threads of the merge kernel; loads in flight per thread
 CARRIED = 16  # columns carried over from the previous keys
 THREADS = WARPS * 32
@@ -293,6 +293,12 @@ def merge_kernel(width, kind):
 def keys_of(width):
     """Return the number of keys per warp and iteration with which three blocks are resident."""
     return 2048 // width
+
+
+def fewest_keys(keys):
+    """Return the minimum number of keys per block: about a sixteenth, because the merge takes longer for more
+    blocks."""
+    return max(64, min(keys // 16, 512))
 
 
 def length_of(keys, c_k, each):

@@ -139,13 +139,14 @@ def weighted_values(t, ends, taps, head_map, v, sharing, splits, run):
     warps = tensor_decode.VALUE_WARPS
     blocks = multiprocessors(v.device) * tensor_decode.VALUE_BLOCKS
     splits = max(1, blocks // (batch * heads)) if splits is None else splits
-    step = tensor_decode.keys_per_load(tensor_width(d)) * tensor_decode.LOADS
+    (rows, strides), d_aligned = flat(aligned(v).tensor), -(-d // 8) * 8
+    step = tensor_decode.keys_per_load(d_aligned) * tensor_decode.LOADS
     length = -(-keys // (splits * warps * step)) * step
     parts = output((batch, -(-keys // (length * warps)), heads, d), like=t)
-    words = Bits(aligned(v).tensor, torch.int64)
-    kernel = tensor_decode.values_kernel(tensor_width(d), kind_of(v))
-    grid = (parts.shape[1], heads, batch)
-    launch(kernel, grid, warps * LANES, weights, words, sharing, length, parts, run=run)
+    strides = tuple(stride // 4 for stride in strides)
+    arguments = weights, Bits(rows, torch.int64), strides, sharing, length, parts
+    kernel = tensor_decode.values_kernel(d_aligned, kind_of(v))
+    launch(kernel, (parts.shape[1], heads, batch), warps * LANES, *arguments, run=run)
     return parts
 
 

@@ -225,7 +225,7 @@ def mix_rows_kernel(most):
         first_head = cuda.blockIdx.y * group
         after, keys = t.shape[2], t.shape[3]
         part, r = cuda.blockIdx.x // after, cuda.blockIdx.x % after
-        end, query = min(keys, (part + 1) * length), keys - after + r
+        end, query, rows = min(keys, (part + 1) * length), keys - after + r, t[batch]
         for element in range(thread, group * most, MIX_THREADS):
             g, h = element // most, element % most
             shares[g, h] = head_map[cuda.blockIdx.y, g, h] if h < group else float32(0)
@@ -237,7 +237,7 @@ def mix_rows_kernel(most):
                 j = first + x * MIX_THREADS + thread
                 for h in range(most):
                     inside = h < group and j < end
-                    held[x * most + h] = t[batch, first_head + h, r, j] if inside else float32(0)
+                    held[x * most + h] = rows[first_head + h, r, j & PLACE] if inside else float32(0)
             for g in range(group):
                 for x in range(each):
                     j, total = first + x * MIX_THREADS + thread, float32(0)
@@ -246,7 +246,7 @@ def mix_rows_kernel(most):
                     seen = j < end and j <= query
                     values[g, x * MIX_THREADS + thread] = total if seen else MINUS_INFINITY
                     if j < end:
-                        t[batch, first_head + g, r, j] = total
+                        rows[first_head + g, r, j & PLACE] = total
             cuda.syncthreads()  # the values of all heads are stored
             add_part(so_far, values, group)
         cuda.syncthreads()  # the whole part has been added

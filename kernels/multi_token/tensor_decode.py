@@ -18,7 +18,7 @@ import functools
 from numba import cuda
 from numpy import float32, int16, int64, uint32
 
-from kernels.common.splits import ALL_LANES, LANE, LANES
+from kernels.common.splits import ALL_LANES, LANE, LANES, PLACE
 from kernels.common.tiles import weight
 from kernels.multi_token.decode_values import statistics_loader
 from kernels.tensor_cores.instructions import (
@@ -35,6 +35,7 @@ LARGEST_GROUP = 64  # heads that a head map may mix, because of the shared memor
 WINDOW_WARPS, WINDOW_BLOCKS, KEYS = 4, 4, 32  # warps per block; resident blocks; keys per iteration
 RING = 2 * KEYS  # scores kept per row of the window; a power of two, so that & wraps the index
 PITCH = RING + 4  # with this padding, the accumulators of a warp lie in 32 different banks
+PAIR = 2  # columns of taps per iteration: few enough for the compiler to unroll the loop
 WEIGHT_WARPS, TILE = 16, 64  # maximum warps per block; keys per block
 VALUE_WARPS, VALUE_BLOCKS, LOADS = 4, 4, 16  # warps per block; resident blocks; loads in flight per lane
 WIDEN = {"bfloat16": (low_bf16, high_bf16), "float16": (low_f16, high_f16)}
@@ -66,14 +67,15 @@ def ring_convolver(c_q, c_k, after):
         column = cuda.local.array(rows, float32)
         for r in range(after):
             totals[r] = float32(0)
-        for b in range(c_k):
-            x = (place + b) & (RING - 1)
-            for a in range(rows):
-                column[a] = ring[a, x]
-            for a in range(c_q):
-                tap = taps[b, a]
-                for r in range(after):
-                    totals[r] += tap * column[r + a]
+        for b0 in range(0, c_k, PAIR):
+            for b in range(PAIR):
+                x = (place + b0 + b) & (RING - 1)
+                for a in range(rows):
+                    column[a] = ring[a, x]
+                for a in range(c_q):
+                    tap = taps[(b0 + b) & LANE, a]
+                    for r in range(after):
+                        totals[r] += tap * column[r + a]
 
     return convolve
 
@@ -86,7 +88,7 @@ def window_kernel(width, kind, c_q, c_k, after):
     window_numbers, numbers, padded = halves * width // 8, halves * 4, halves * 8
     copy, load_window = warp_copier(width, KEYS), window_loader(width, rows)
     multiply, convolve = window_product(kind, width, rows), ring_convolver(c_q, c_k, after)
-    left, right = (c_k - 1) // 2, c_k // 2
+    left, right, tap_columns = (c_k - 1) // 2, c_k // 2, -(-c_k // PAIR) * PAIR
 
     @cuda.jit(max_registers=128)
     def multi_token_window_tensor_kernel(q, k, sharing, w, scale, length, t):
@@ -99,7 +101,7 @@ def window_kernel(width, kind, c_q, c_k, after):
         """
         k_tiles = cuda.shared.array((WINDOW_WARPS, two_tiles, width), int16, alignment=16)
         rings = cuda.shared.array((WINDOW_WARPS, padded, PITCH), float32)
-        taps = cuda.shared.array((c_k, tap_slots), float32, alignment=16)
+        taps = cuda.shared.array((tap_columns, tap_slots), float32, alignment=16)
         window, s = cuda.local.array(window_numbers, uint32), cuda.local.array(numbers, float32)
         totals = cuda.local.array(after, float32)
         batch, head, thread = cuda.blockIdx.z, cuda.blockIdx.y, cuda.threadIdx.x
@@ -116,9 +118,9 @@ def window_kernel(width, kind, c_q, c_k, after):
         cp_async_commit()
         # 2. load the window and the taps, and clear the scores of the previous keys
         load_window(window, q, batch, head)
-        for element in range(thread, c_k * tap_slots, WINDOW_WARPS * LANES):
+        for element in range(thread, tap_columns * tap_slots, WINDOW_WARPS * LANES):
             b, a = element // tap_slots, element % tap_slots
-            taps[b, a] = w[head, a, b] if a < c_q else float32(0)
+            taps[b, a] = w[head, a, b] if a < c_q and b < c_k else float32(0)
         for a in range(rows):
             ring[a, KEYS + lane] = float32(0)
         cuda.syncthreads()  # the taps are loaded
@@ -139,14 +141,14 @@ def window_kernel(width, kind, c_q, c_k, after):
                         if first + key > keys - rows + a:
                             s[x] = float32(0)
                 for x in range(numbers):
-                    ring[row_of(x, lane), place + x0 + key_of(x, lane)] = scale * s[x]
+                    ring[row_of(x, lane), (place + x0 + key_of(x, lane)) & (RING - 1)] = scale * s[x]
             cuda.syncwarp()  # the scores are stored
             # 4. convolve: the score of key j completes T of key j - right
             convolve(totals, ring, taps, place + lane + RING - (c_k - 1))
             j = first + lane - right
             if start <= j < end:
                 for r in range(after):
-                    own[r, j] = totals[r]
+                    own[r, j & PLACE] = totals[r]
             place = KEYS - place
 
     return multi_token_window_tensor_kernel
@@ -159,9 +161,10 @@ def window_kernel(width, kind, c_q, c_k, after):
 def weights_kernel(most, c_k, after):
     """Return the kernel for maps within groups of at most `most` heads and (after, c_k) taps."""
     warps = min(WEIGHT_WARPS, most)
-    threads, span, slots = warps * LANES, TILE + c_k - 1, -(-after // 4) * 4
+    tap_columns, slots = -(-c_k // PAIR) * PAIR, -(-after // 4) * 4
+    threads, span = warps * LANES, TILE + tap_columns - 1
     lanes, load_statistics = min(threads, TILE), statistics_loader(warps, after)
-    left, tap_turns = (c_k - 1) // 2, -(-c_k * slots // LANES)
+    left, tap_turns, turns = (c_k - 1) // 2, -(-tap_columns * slots // LANES), -(-span // LANES)
 
     @cuda.jit(max_registers=64)
     def multi_token_weights_kernel(t, ends, w, head_map, weights):
@@ -172,7 +175,7 @@ def weights_kernel(most, c_k, after):
         head_map: (H / group, group, group).
         """
         ps = cuda.shared.array((warps, after, span), float32)
-        taps = cuda.shared.array((warps, c_k, slots), float32, alignment=16)
+        taps = cuda.shared.array((warps, tap_columns, slots), float32, alignment=16)
         us = cuda.shared.array((most, TILE), float32)
         shares = cuda.shared.array((most, most), float32, alignment=16)
         statistics = cuda.shared.array((most, after, 2), float32)
@@ -190,28 +193,32 @@ def weights_kernel(most, c_k, after):
             us[group + element // TILE, element % TILE] = float32(0)
         cuda.syncthreads()  # the statistics are stored
         # 2. compute U, one head per warp and two keys per lane
-        for h in range(warp, group, warps):
+        for h0 in range(warp, group, warps):
+            h = h0 & (most - 1)
             rows, w_rows = t[batch, first_head + h], w[first_head + h]
             for turn in range(tap_turns):
                 b, r = (turn * LANES + lane) // slots, (turn * LANES + lane) % slots
-                if b < c_k:
-                    own_taps[b, r] = w_rows[min(r, after - 1), b]
-            for x in range(lane, span, LANES):
+                if b < tap_columns:
+                    own_taps[b, r] = w_rows[min(r, after - 1), min(b, c_k - 1)] if b < c_k else float32(0)
+            for turn in range(turns):
+                x = turn * LANES + lane
                 j = first - left + x
-                key = min(
-                    max(j, 0), keys - 1
-                )  # a valid index, so that all loads are issued before the first use
+                # a valid index without a test, so that all loads are issued before the first use
+                key = min(max(j, 0), keys - 1) & PLACE
                 for r in range(after):
                     held[r] = rows[r, key]
                 for r in range(after):
                     value = weight(held[r], statistics[h, r, 0]) * statistics[h, r, 1]
-                    p[r, x] = value if 0 <= j <= keys - after + r else float32(0)
+                    if x < span:
+                        p[r, x] = value if 0 <= j <= keys - after + r else float32(0)
             cuda.syncwarp()  # P and the taps are stored
             low, high = float32(0), float32(0)
-            for b in range(c_k):
-                for r in range(after):
-                    low += own_taps[b, r] * p[r, lane + b]
-                    high += own_taps[b, r] * p[r, LANES + lane + b]
+            for b0 in range(0, c_k, PAIR):
+                for b in range(PAIR):
+                    at, x = (b0 + b) & LANE, ((b0 + lane) & (TILE - 1)) + b
+                    for r in range(after):
+                        low += own_taps[at, r] * p[r, x]
+                        high += own_taps[at, r] * p[r, LANES + x]
             us[h, lane], us[h, LANES + lane] = low, high
             cuda.syncwarp()  # all lanes have read P
         cuda.syncthreads()  # U of all heads is stored
@@ -230,61 +237,61 @@ def weights_kernel(most, c_k, after):
 # The sum over V ---------------------------------------------------------------------------------------------
 
 
-def keys_per_load(width):
-    """Return the number of rows of `width` elements that a warp reads with one 8-byte load per lane."""
-    return LANES * 4 // width
+def keys_per_load(d):
+    """Return the number of rows of d elements, at most 128, that a warp reads with one load per lane."""
+    return 2 if d <= 64 else 1
 
 
 @functools.cache
-def values_kernel(width, kind):
-    """Return the kernel for rows of at most `width` elements."""
-    (low, high), chunks = WIDEN[kind], width // 4
-    together = keys_per_load(width)
-    step = together * LOADS
+def values_kernel(d, kind):
+    """Return the kernel for rows of d elements, a multiple of 8."""
+    (low, high), chunks, together = WIDEN[kind], d // 4, keys_per_load(d)
+    lanes, step = LANES // together, together * LOADS
 
     @cuda.jit(device=True)
-    def load(held, rows, first, end, chunk):
-        """Load a chunk of every `together`-th row from `first` on, and 0 for row `end` and later rows."""
-        if chunk >= rows.shape[1]:
+    def load(held, v, place, own_row, first, end):
+        """Load a chunk of every `together`-th row from first + own_row on, and 0 for row `end` and later
+        rows."""
+        place += first * chunks
+        if first + step <= end:
             for x in range(LOADS):
-                held[x] = int64(0)
-        elif first + step <= end:
-            for x in range(LOADS):
-                held[x] = rows[first + x * together, chunk]
+                held[x] = v[(place & PLACE) + x * together * chunks]
         else:
             for x in range(LOADS):
-                row = first + x * together
-                held[x] = rows[row, chunk] if row < end else int64(0)
+                inside = first + own_row + x * together < end
+                held[x] = v[(place & PLACE) + x * together * chunks] if inside else int64(0)
 
     @cuda.jit(max_registers=128)
-    def multi_token_values_tensor_kernel(weights, v, sharing, length, parts):
+    def multi_token_values_tensor_kernel(weights, v, v_strides, sharing, length, parts):
         """Store Σ_j U'[j] v_j over each block's keys in parts (B, splits, H, d).
 
         weights: (B, H, N_k), U'.
-        v: (B, H / sharing, N_k, d / 4), four 16-bit values per int64.
+        v: one-dimensional, four 16-bit values per int64; row j of head h of batch b starts at v[b ·
+            v_strides[0] + h // sharing · v_strides[1] + j · d / 4].
         length: keys per warp, a multiple of `step`.
         """
-        sums = cuda.shared.array((VALUE_WARPS, width), float32)
+        sums = cuda.shared.array((VALUE_WARPS, d), float32)
         shares = cuda.shared.array((VALUE_WARPS, LANES), float32)
         held, following = cuda.local.array(LOADS, int64), cuda.local.array(LOADS, int64)
         o = cuda.local.array(4, float32)
         batch, head, thread = cuda.blockIdx.z, cuda.blockIdx.y, cuda.threadIdx.x
-        lane, warp = thread & LANE, thread // LANES
-        keys, d, kv_head = v.shape[2], parts.shape[3], head // sharing
-        own_row, chunk = lane // chunks, lane % chunks
+        lane, warp, keys = thread & LANE, thread // LANES, weights.shape[2]
+        # lanes beyond a row's chunks repeat the last chunk
+        own_row, chunk = lane // lanes, min(lane % lanes, chunks - 1)
+        place = batch * v_strides[0] + head // sharing * v_strides[1] + own_row * chunks + chunk
         start = (cuda.blockIdx.x * VALUE_WARPS + warp) * length
-        end, rows = min(keys, start + length), v[batch, kv_head]
-        load(held, rows, start + own_row, end, chunk)
+        end, own, share = min(keys, start + length), weights[batch, head], shares[warp]
+        load(held, v, place, own_row, start, end)
         for x in range(4):
             o[x] = float32(0)
         for first in range(start, end, step):
             key = first + lane
             cuda.syncwarp()  # all lanes have read the previous weights
-            shares[warp, lane] = weights[batch, head, key] if key < end else float32(0)
+            share[lane] = own[key & PLACE] if key < end else float32(0)
             cuda.syncwarp()  # the weights are stored
-            load(following, rows, first + step + own_row, end, chunk)
+            load(following, v, place, own_row, first + step, end)
             for x in range(LOADS):
-                factor = shares[warp, own_row + x * together]
+                factor = share[own_row + x * together]
                 first_pair, second_pair = uint32(held[x] & 0xFFFFFFFF), uint32(held[x] >> 32 & 0xFFFFFFFF)
                 o[0] += factor * low(first_pair)
                 o[1] += factor * high(first_pair)
@@ -295,10 +302,10 @@ def values_kernel(width, kind):
             total = o[x]
             if together == 2:
                 total += cuda.shfl_xor_sync(ALL_LANES, total, 16)
-            if own_row == 0:
+            if lane < chunks:
                 sums[warp, chunk * 4 + x] = total
         cuda.syncthreads()  # all warps have stored their sums
-        for c in range(thread, d, VALUE_WARPS * LANES):
+        for c in range(thread, parts.shape[3], VALUE_WARPS * LANES):
             total = float32(0)
             for other in range(VALUE_WARPS):
                 total += sums[other, c]
