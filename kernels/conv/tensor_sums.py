@@ -12,15 +12,15 @@ import functools
 
 import torch
 from numba import cuda
-from numpy import float32, uint16, uint32
+from numpy import float32
 
 from kernels.common.arguments import MOST_TAPS
 from kernels.common.launch import Bits
 from kernels.common.splits import LANE, LANES
 from kernels.common.tiles import weight
 from kernels.tensor_cores.launch import kind_of, taps_operand
-from kernels.tensor_cores.row_products import HALVES_OF, row_products_launch
-from kernels.tensor_cores.tiles import ARITHMETIC, clamped, rounder, tap_packer
+from kernels.tensor_cores.row_products import row_products_launch
+from kernels.tensor_cores.tiles import ARITHMETIC, clamped, rounder, tap_packer, widener
 
 FEW = 16  # for at most this number of queries, D is computed from the scores
 PART_WARPS = 8
@@ -29,12 +29,8 @@ PART_WARPS = 8
 @functools.cache
 def few_queries_kernel(kind, bits):
     """Return the kernel that computes D of at most FEW queries. `bits` is as for `tap_packer`."""
-    low, pack, scaled = HALVES_OF[kind][0], ARITHMETIC[kind].pack, kind == "float16"
-    pack_taps = tap_packer(kind, bits)
-
-    @cuda.jit(device=True)
-    def widened(bits):
-        return low(uint32(uint16(bits)))
+    pack, scaled, pack_taps = ARITHMETIC[kind].pack, kind == "float16", tap_packer(kind, bits)
+    widened = widener(kind)
 
     @cuda.jit(device=True)
     def product(x, y):
@@ -62,10 +58,10 @@ def few_queries_kernel(kind, bits):
             s = product(q[batch, head, i], k[batch, head, j])
             total = product(d_o[batch, head, i], v[batch, head, j])
         s = clamped(s * scale) if scaled else s
-        scores[i, j] = low(pack(s, s))
+        scores[i, j] = widened(pack(s, s))
         for tap in range(thread, c_q * c_k, FEW * FEW):
             a, b = tap // c_k, tap % c_k
-            taps[a, b] = low(pack_taps(w, head, a, b, True, False))
+            taps[a, b] = widened(pack_taps(w, head, a, b, True, False))
         cuda.syncthreads()  # the scores and the taps are stored
         t = float32(0)
         for a in range(c_q):

@@ -61,20 +61,20 @@ def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
     q: (B, H, R, d), the window.
     k, v: (B, H_kv, N_k, d), like q; they may be views, and are not copied.
     layer: `bands.Layer`.
-    norm, gate: float32.
+    norm, gate: like the tensors of the layer: float32, or all in the dtype of q if `fits_tensor_cores`.
     splits: the maximum number of blocks among which the sum over a head's keys is divided. A block processes
         whole groups of LANES keys.
     """
     (batch, heads, _, d), (_, kv_heads, keys, _) = q.shape, k.shape
+    dtype = next((x.dtype for x in (*layer[:4], norm, *(gate or ())) if x is not None), torch.float32)
     taps, head_map, after_taps, after_head_map = (
-        q.new_ones((heads, 1, 1), dtype=torch.float32) if part is None else part for part in layer[:4]
+        q.new_ones((heads, 1, 1), dtype=dtype) if part is None else part for part in layer[:4]
     )
     (_, c_q, c_k), after, sharing = taps.shape, after_taps.shape[1], heads // kv_heads
-    (groups, group, _), (after_groups, after_group, _) = head_map.shape, after_head_map.shape
+    groups, group, _ = head_map.shape
     t = output((batch, heads, after, keys), like=q)
-    on_tensor_cores = fits_tensor_cores(q, after_group)
     # 1. compute T
-    if on_tensor_cores:
+    if fits_tensor_cores(q):
         window_scores(q, k, sharing, taps, layer.scale, t, run)
     else:
         at_once = multiprocessors(k.device) * WINDOW_BLOCKS * WINDOW_WARPS
@@ -85,35 +85,41 @@ def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
         launch(window_kernel(c_q, after), grid, WINDOW_WARPS * LANES, *arguments, run=run)
     # 2. compute T', and the statistics of its rows
     length = -(-keys // (PARTS * MIX_THREADS)) * MIX_THREADS
-    ends = output((batch, 2, heads, after, PARTS), like=q)
-    grid = (PARTS * after, groups, batch)
-    launch(mix_rows_kernel(class_of(group)), grid, MIX_THREADS, t, head_map, length, ends, run=run)
+    ends, kernel = (
+        output((batch, 2, heads, after, PARTS), like=q),
+        mix_rows_kernel(class_of(group), kind_of(taps)),
+    )
+    arguments = t, bits_of(head_map), length, ends
+    launch(kernel, (PARTS * after, groups, batch), MIX_THREADS, *arguments, run=run)
     # 3. compute parts of O
-    if on_tensor_cores:
+    if fits_tensor_cores(q):
         parts = weighted_values(t, ends, after_taps, after_head_map, v, sharing, splits, run)
     else:
-        splits, length = value_splits(
-            batch * after_groups, after_group, keys, splits, multiprocessors(k.device)
-        )
+        groups, group, _ = after_head_map.shape
+        splits, length = value_splits(batch * groups, group, keys, splits, multiprocessors(k.device))
         parts = output((batch, splits, heads, d), like=q)
         arguments = t, ends, after_taps, after_head_map, *flat(v), sharing, length, parts
-        grid = (splits, after_groups, batch)
-        most = class_of(after_group)
-        launch(values_kernel(most, after), grid, min(VALUE_WARPS, most) * LANES, *arguments, run=run)
+        most = class_of(group)
+        threads = min(VALUE_WARPS, most) * LANES
+        launch(values_kernel(most, after), (splits, groups, batch), threads, *arguments, run=run)
     # 4. merge the parts into O
-    o, nothing = output((batch, heads, 1, d), like=q, dtype=q.dtype), t.new_empty(0)
+    o, nothing = output((batch, heads, 1, d), like=q, dtype=q.dtype), t.new_empty(0, dtype=dtype)
     norm = nothing if norm is None else norm.detach().contiguous()
     gate, bias = (nothing, nothing) if gate is None else (x.detach().reshape(-1) for x in gate)
-    stored = o if q.dtype == torch.float32 else Bits(o, torch.int16)
-    kernel = merge_kernel(kind_of(q))
-    launch(kernel, (heads, batch), MERGE_THREADS, parts, norm, gate, bias, stored, run=run)
+    arguments = parts, *map(bits_of, (norm, gate, bias, o))
+    kernel = merge_kernel(kind_of(q), kind_of(nothing))
+    launch(kernel, (heads, batch), MERGE_THREADS, *arguments, run=run)
     return o
 
 
-def fits_tensor_cores(q, group):
-    """Return whether the kernels of `tensor_decode` support q and a second map within groups of this size."""
-    usable = not q.is_cuda or capability(q.device) >= OLDEST
-    return q.dtype in HALVES and usable and group <= tensor_decode.LARGEST_GROUP
+def bits_of(x):
+    """Return a tensor as a kernel expects it: 16-bit values as int16 Bits."""
+    return x if x.dtype == torch.float32 else Bits(x, torch.int16)
+
+
+def fits_tensor_cores(q):
+    """Return whether the kernels of `tensor_decode` support q."""
+    return q.dtype in HALVES and (not q.is_cuda or capability(q.device) >= OLDEST)
 
 
 def window_scores(q, k, sharing, taps, scale, t, run):
@@ -122,8 +128,8 @@ def window_scores(q, k, sharing, taps, scale, t, run):
     warps, each = tensor_decode.WINDOW_WARPS, tensor_decode.KEYS
     at_once = multiprocessors(device) * tensor_decode.WINDOW_BLOCKS * warps
     length = window_length(batch * heads, keys, c_k, at_once, each)
-    kernel = tensor_decode.window_kernel(tensor_width(q.shape[3]), kind_of(q), c_q, c_k, after)
-    arguments = aligned(q), aligned(k), sharing, taps, float32(scale), length, t
+    kernel = tensor_decode.window_kernel(tensor_width(q.shape[3]), kind_of(q), c_q, c_k, after, kind_of(taps))
+    arguments = aligned(q), aligned(k), sharing, bits_of(taps), float32(scale), length, t
     launch(kernel, (-(-keys // (warps * length)), heads, batch), warps * LANES, *arguments, run=run)
 
 
@@ -132,10 +138,11 @@ def weighted_values(t, ends, taps, head_map, v, sharing, splits, run):
     (batch, heads, after, keys), (groups, group, _), d = t.shape, head_map.shape, v.shape[3]
     weights = output((batch, heads, keys), like=t)
     most, tiles = class_of(group), -(-keys // tensor_decode.TILE)
-    threads = min(tensor_decode.WEIGHT_WARPS, most) * LANES
-    arguments = t, ends, taps, head_map, weights
-    kernel = tensor_decode.weights_kernel(most, taps.shape[2], after)
-    launch(kernel, (tiles, groups, batch), threads, *arguments, run=run)
+    arguments = t, ends, bits_of(taps), bits_of(head_map), weights
+    kernel = tensor_decode.weights_kernel(most, taps.shape[2], after, kind_of(taps))
+    launch(
+        kernel, (tiles, groups, batch), tensor_decode.weight_warps(most, after) * LANES, *arguments, run=run
+    )
     warps = tensor_decode.VALUE_WARPS
     blocks = multiprocessors(v.device) * tensor_decode.VALUE_BLOCKS
     splits = max(1, blocks // (batch * heads)) if splits is None else splits

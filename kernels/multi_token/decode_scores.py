@@ -11,6 +11,7 @@ from numpy import float32
 from kernels.common.arguments import MAX_HEAD_DIM, MOST_TAPS
 from kernels.common.splits import ALL_LANES, LANE, LANES, LARGEST_D, PLACE, UNROLLED
 from kernels.common.tiles import MINUS_INFINITY, weight
+from kernels.tensor_cores.tiles import widener
 
 KEYS, COLUMNS = 64, 16  # keys and columns per sub-tile of K
 PITCH = COLUMNS + 1  # with this padding, a column of a sub-tile lies in 32 different banks
@@ -169,8 +170,12 @@ def window_kernel(c_q, after):
 
 
 @functools.cache
-def mix_rows_kernel(most):
-    """Return the kernel for maps within groups of at most `most` heads."""
+def mix_rows_kernel(most, kind="float32"):
+    """Return the kernel for maps within groups of at most `most` heads.
+
+    kind: the type of the map; 16-bit values are passed as int16.
+    """
+    widened = widener(kind)
 
     each = 2 if most <= 32 else 1  # keys per thread and iteration
     rows, keys_at_once = -(-most // MIX_WARPS), each * MIX_THREADS
@@ -228,7 +233,7 @@ def mix_rows_kernel(most):
         end, query, rows = min(keys, (part + 1) * length), keys - after + r, t[batch]
         for element in range(thread, group * most, MIX_THREADS):
             g, h = element // most, element % most
-            shares[g, h] = head_map[cuda.blockIdx.y, g, h] if h < group else float32(0)
+            shares[g, h] = widened(head_map[cuda.blockIdx.y, g, h]) if h < group else float32(0)
         if thread < group:
             so_far[thread, 0], so_far[thread, 1] = MINUS_INFINITY, float32(0)
         for first in range(part * length, end, keys_at_once):

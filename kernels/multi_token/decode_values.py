@@ -14,7 +14,7 @@ from kernels.common.splits import ALL_LANES, LANE, LANES, PLACE, sum_of_warp
 from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
 from kernels.multi_token.decode_scores import PARTS
 from kernels.reference import EPSILON
-from kernels.tensor_cores.tiles import rounder
+from kernels.tensor_cores.tiles import rounder, widener
 
 SPAN = 48  # columns of P for LANES keys and their halo
 VALUE_WARPS, RESIDENT_WARPS = 8, 16  # maximum warps per block; resident warps per multiprocessor
@@ -165,9 +165,12 @@ def values_kernel(most, after):
 
 
 @functools.cache
-def merge_kernel(kind):
-    """Return the kernel for results of type `kind`, which are stored as `rounder` returns them."""
-    rounded = rounder(kind)
+def merge_kernel(kind, parameter_kind):
+    """Return the kernel for results of type `kind`, which are stored as `rounder` returns them.
+
+    parameter_kind: the type of norm, gate and bias; 16-bit values are passed as int16.
+    """
+    rounded, widened = rounder(kind), widener(parameter_kind)
 
     @cuda.jit
     def multi_token_merge_kernel(parts, norm, gate, bias, o):
@@ -208,13 +211,13 @@ def merge_kernel(kind):
                     squares += row[c] * row[c]
                 factor = float32(1) / math.sqrt(sum_of_warp(squares) / float32(d) + EPSILON_32)
                 for c in range(thread, d, LANES):
-                    row[c] = row[c] * factor * norm[c]
+                    row[c] = row[c] * factor * widened(norm[c])
             factor = float32(1)
             if gate.size > 0:
                 product = float32(0)
                 for c in range(thread, d, LANES):
-                    product += row[c] * gate[c]
-                factor = float32(1) / (float32(1) + math.exp(-(sum_of_warp(product) + bias[0])))
+                    product += row[c] * widened(gate[c])
+                factor = float32(1) / (float32(1) + math.exp(-(sum_of_warp(product) + widened(bias[0]))))
             for c in range(thread, d, LANES):
                 o[batch, head, 0, c] = rounded(row[c] * factor)
 

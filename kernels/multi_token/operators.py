@@ -17,7 +17,7 @@ from kernels.common.arguments import (
 from kernels.common.autograd import differentiable_once, operator
 from kernels.common.splits import checked_splits
 from kernels.multi_token.bands import NAMES, Layer, backward, forward
-from kernels.multi_token.decode import decode
+from kernels.multi_token.decode import decode, fits_tensor_cores
 from kernels.multi_token.kernels import MOST_GROUP
 from kernels.reference import document_spans, gated_norm, in_groups
 
@@ -114,7 +114,8 @@ def multi_token_attention_decode(
     deterministic. torch.autocast has no effect, because a cache has its own dtype.
     """
     sizes = check_window(q_window, k, v)
-    *parts, norm, gate = layer_parts(q_window, taps, head_map, after_taps, after_head_map, norm, gate)
+    given = taps, head_map, after_taps, after_head_map, norm, gate
+    *parts, norm, gate = layer_parts(q_window, *given, as_given=fits_tensor_cores(q_window))
     scale = checked_scale(scale, sizes["d"])
     layer = layer_of(parts, True, scale)
     rows = min(1 + layer.above + layer.after_above, sizes["N_k"])
@@ -146,8 +147,11 @@ def check_window(q, k, v):
     return sizes
 
 
-def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
-    """Check the parameters of all optional operations; return them in float32, with head maps in groups."""
+def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate, as_given=False):
+    """Check the parameters of all optional operations; return them in float32, with head maps in groups.
+
+    as_given: return them in the dtype of q if all have it.
+    """
     if gate is not None and (not isinstance(gate, (tuple, list)) or len(gate) != 2):
         raise TypeError(f"argument gate is a {type(gate).__name__}; wanted a pair of tensors, (d,) and ()")
     parts = {"taps": (taps, "H c_q c_k"), "after_taps": (after_taps, "H c_q c_k"), "norm": (norm, "d")}
@@ -163,9 +167,11 @@ def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
     head_map, after_head_map = (
         part if part is None else in_groups(part) for part in (head_map, after_head_map)
     )
-    gate = gate and tuple(part.float() for part in gate)
-    parts = (taps, head_map, after_taps, after_head_map, norm)
-    return *(part if part is None else part.float() for part in parts), gate
+    parts = taps, head_map, after_taps, after_head_map, norm
+    kept = as_given and all(part is None or part.dtype == q.dtype for part in (*parts, *(gate or ())))
+    dtype = q.dtype if kept else torch.float32
+    gate = gate and tuple(part.to(dtype) for part in gate)
+    return *(part if part is None else part.to(dtype) for part in parts), gate
 
 
 def check_part(part, q, name, letters):

@@ -29,9 +29,9 @@ from kernels.tensor_cores.instructions import (
     low_bf16,
     low_f16,
 )
+from kernels.tensor_cores.tiles import widener
 from kernels.tensor_cores.windows import warp_copier, window_loader, window_product
 
-LARGEST_GROUP = 64  # heads that a head map may mix, because of the shared memory of `weights`
 WINDOW_WARPS, WINDOW_BLOCKS, KEYS = 4, 4, 32  # warps per block; resident blocks; keys per iteration
 RING = 2 * KEYS  # scores kept per row of the window; a power of two, so that & wraps the index
 PITCH = RING + 4  # with this padding, the accumulators of a warp lie in 32 different banks
@@ -81,14 +81,18 @@ def ring_convolver(c_q, c_k, after):
 
 
 @functools.cache
-def window_kernel(width, kind, c_q, c_k, after):
-    """Return the kernel for rows of at most `width` elements, (c_q, c_k) taps and `after` rows of T."""
+def window_kernel(width, kind, c_q, c_k, after, taps_kind):
+    """Return the kernel for rows of at most `width` elements, (c_q, c_k) taps and `after` rows of T.
+
+    taps_kind: the type of the taps; 16-bit values are passed as int16.
+    """
     rows = c_q + after - 1
     halves, tap_slots, two_tiles = -(-rows // 8), -(-c_q // 4) * 4, 2 * KEYS
     window_numbers, numbers, padded = halves * width // 8, halves * 4, halves * 8
     copy, load_window = warp_copier(width, KEYS), window_loader(width, rows)
     multiply, convolve = window_product(kind, width, rows), ring_convolver(c_q, c_k, after)
     left, right, tap_columns = (c_k - 1) // 2, c_k // 2, -(-c_k // PAIR) * PAIR
+    widened = widener(taps_kind)
 
     @cuda.jit(max_registers=128)
     def multi_token_window_tensor_kernel(q, k, sharing, w, scale, length, t):
@@ -120,7 +124,7 @@ def window_kernel(width, kind, c_q, c_k, after):
         load_window(window, q, batch, head)
         for element in range(thread, tap_columns * tap_slots, WINDOW_WARPS * LANES):
             b, a = element // tap_slots, element % tap_slots
-            taps[b, a] = w[head, a, b] if a < c_q and b < c_k else float32(0)
+            taps[b, a] = widened(w[head, a, b]) if a < c_q and b < c_k else float32(0)
         for a in range(rows):
             ring[a, KEYS + lane] = float32(0)
         cuda.syncthreads()  # the taps are loaded
@@ -157,13 +161,22 @@ def window_kernel(width, kind, c_q, c_k, after):
 # The second convolution and the second map ------------------------------------------------------------------
 
 
+def weight_warps(most, after):
+    """Return the number of warps per block of `weights`: one per head, if shared memory has room for them."""
+    return min(WEIGHT_WARPS if after <= 8 else WEIGHT_WARPS // 2, most)
+
+
 @functools.cache
-def weights_kernel(most, c_k, after):
-    """Return the kernel for maps within groups of at most `most` heads and (after, c_k) taps."""
-    warps = min(WEIGHT_WARPS, most)
+def weights_kernel(most, c_k, after, kind):
+    """Return the kernel for maps within groups of at most `most` heads and (after, c_k) taps.
+
+    kind: the type of the taps and of the map; 16-bit values are passed as int16.
+    """
+    warps = weight_warps(most, after)
     tap_columns, slots = -(-c_k // PAIR) * PAIR, -(-after // 4) * 4
     threads, span = warps * LANES, TILE + tap_columns - 1
     lanes, load_statistics = min(threads, TILE), statistics_loader(warps, after)
+    widened = widener(kind)
     left, tap_turns, turns = (c_k - 1) // 2, -(-tap_columns * slots // LANES), -(-span // LANES)
 
     @cuda.jit(max_registers=64)
@@ -188,7 +201,7 @@ def weights_kernel(most, c_k, after):
         load_statistics(statistics, ends[batch], first_head, group)
         for element in range(thread, group * most, threads):
             g, h = element // most, element % most
-            shares[g, h] = head_map[cuda.blockIdx.y, g, h] if h < group else float32(0)
+            shares[g, h] = widened(head_map[cuda.blockIdx.y, g, h]) if h < group else float32(0)
         for element in range(thread, (most - group) * TILE, threads):
             us[group + element // TILE, element % TILE] = float32(0)
         cuda.syncthreads()  # the statistics are stored
@@ -199,7 +212,8 @@ def weights_kernel(most, c_k, after):
             for turn in range(tap_turns):
                 b, r = (turn * LANES + lane) // slots, (turn * LANES + lane) % slots
                 if b < tap_columns:
-                    own_taps[b, r] = w_rows[min(r, after - 1), min(b, c_k - 1)] if b < c_k else float32(0)
+                    tap = widened(w_rows[min(r, after - 1), min(b, c_k - 1)])
+                    own_taps[b, r] = tap if b < c_k else float32(0)
             for turn in range(turns):
                 x = turn * LANES + lane
                 j = first - left + x

@@ -12,7 +12,7 @@ import math
 from typing import NamedTuple
 
 from numba import cuda
-from numpy import float32, int16, int32, uint32
+from numpy import float32, int16, int32, uint16, uint32
 
 from kernels.common.tiles import MINUS_INFINITY, reciprocal
 from kernels.tensor_cores.instructions import (
@@ -20,6 +20,8 @@ from kernels.tensor_cores.instructions import (
     exp2_approx,
     ldmatrix_x4,
     ldmatrix_x4_trans,
+    low_bf16,
+    low_f16,
     mma_bf16,
     mma_bf16_k8,
     mma_f16,
@@ -48,6 +50,28 @@ ARITHMETIC = {
     "bfloat16": Arithmetic(mma_bf16, mma_bf16_k8, pack_bf16),
     "float16": Arithmetic(mma_f16, mma_f16_k8, pack_f16),
 }
+
+
+LOW_HALF = {"bfloat16": low_bf16, "float16": low_f16}
+
+
+@functools.cache
+def widener(kind):
+    """Create widened(x), the inverse of `rounder`: it converts the bits of a 16-bit value to float32."""
+    if kind == "float32":
+
+        @cuda.jit(device=True)
+        def unchanged(x):
+            return x
+
+        return unchanged
+    low = LOW_HALF[kind]
+
+    @cuda.jit(device=True)
+    def widened(x):
+        return low(uint32(uint16(x)))
+
+    return widened
 
 
 @functools.cache

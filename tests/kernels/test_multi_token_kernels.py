@@ -250,19 +250,20 @@ def test_16_bit_inputs_keep_their_type(dtype, parts_too, device):
 
 
 @pytest.mark.parametrize(
-    "dtype, device",
+    "dtype, parts_too, device",
     [
-        (torch.float16, "cpu"),
-        pytest.param(torch.bfloat16, "cpu", marks=nightly),
-        *(pytest.param(dtype, "cuda", marks=gpu) for dtype in (torch.bfloat16, torch.float16)),
+        (torch.float16, False, "cpu"),
+        (torch.bfloat16, True, "cpu"),
+        *(pytest.param(dtype, True, "cuda", marks=gpu) for dtype in ROUNDINGS),
+        *(pytest.param(dtype, False, "cuda", marks=gpu) for dtype in ROUNDINGS),
     ],
 )
-def test_one_token_in_16_bits(dtype, device):
+def test_one_token_in_16_bits(dtype, parts_too, device):
     given = example(heads=4, n=70, d=33, device=device)
-    given |= of_type(given, dtype, "qkv")
+    given |= of_type(given, dtype, (*"qkv", *(PARTS if parts_too else ())))
     parts = {name: given[name] for name in PARTS}
     wanted = reference.multi_token_attention(**double(given))[:, :, -1:]
-    for splits in (None, 2):
+    for splits in (None, 2)[: 1 + (device == "cuda")]:
         got = multi_token_attention_decode(
             given["q"][:, :, -4:], given["k"], given["v"], **parts, splits=splits
         )
