@@ -280,18 +280,20 @@ def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
     """
     check_tensor_cores(q)
     (batch, heads, _, d), (_, kv_heads, keys, _), (_, c_q, c_k) = q.shape, k.shape, w.shape
+    sharing, width = heads // max(1, kv_heads), tensor_width(d)
+    team = decode_tensor.team_of(sharing)
+    each, _, warps, ranges = decode_tensor.layout_of(width, team)
     rule = decode_tensor.fewest_keys(keys), decode_tensor.BLOCKS
-    splits = splits_for(splits, batch * heads, keys, k.device, *rule)
-    width = tensor_width(d)
-    length = decode_tensor.length_of(-(-keys // splits), c_k, decode_tensor.keys_of(width))
-    splits = -(-keys // (length * decode_tensor.WARPS))
+    splits = splits_for(splits, batch * heads // team, keys, k.device, *rule)
+    length = decode_tensor.length_of(-(-keys // (splits * ranges)), c_k, each)
+    splits = -(-keys // (length * ranges))
     parts = output((batch, heads, splits, d + 2), like=k)
     o = output((batch, heads, 1, d), like=k, dtype=q.dtype)
     taps, as_bits = taps_operand(w, q)
-    kernel = decode_tensor.decode_tensor_kernel(width, kind_of(q), c_q, c_k, as_bits)
+    kernel = decode_tensor.decode_tensor_kernel(width, kind_of(q), c_q, c_k, as_bits, team)
     *bits, positive = decode_tensor.operands(q, k, v, scale)
-    arguments = *bits, heads // max(1, kv_heads), taps, positive, length, parts
-    launch(kernel, (splits, heads, batch), decode_tensor.THREADS, *arguments, run=run)
+    arguments = *bits, sharing, taps, positive, length, parts
+    launch(kernel, (splits, heads // team, batch), warps * LANES, *arguments, run=run)
     merge = decode_tensor.merge_kernel(width, kind_of(q))
     launch(merge, (heads, batch), decode_tensor.MERGE_THREADS, parts, Bits(o, torch.int16), run=run)
     return o

@@ -33,7 +33,6 @@ from kernels.tensor_cores.instructions import (
     cp_async_commit,
     cp_async_wait_0,
     cp_async_wait_1,
-    cp_async_wait_2,
     exp2_approx,
     ldmatrix_x2,
     ldmatrix_x4,
@@ -55,26 +54,25 @@ from kernels.tensor_cores.tiles import (
 )
 from kernels.tensor_cores.windows import swizzled, warp_copier, window_loader, window_product
 
-WARPS, STAGES = 4, 2  # warps per block; buffers per warp
+WARPS = 4  # warps per block of one head
 BLOCKS = 3  # resident blocks per multiprocessor
 MERGE_THREADS, AHEAD = 256, 8  # threads of the merge kernel; loads in flight per thread
 CARRIED = 16  # columns carried over from the previous keys
-THREADS = WARPS * 32
-WAITS = {2: cp_async_wait_0, 3: cp_async_wait_1, 4: cp_async_wait_2}
+WAITS = {2: cp_async_wait_0, 3: cp_async_wait_1}
 
 
 @functools.cache
-def decode_tensor_kernel(
-    width, kind, c_q, c_k, bits=False, warps=WARPS, keys=None, stages=STAGES, limit=None
-):
+def decode_tensor_kernel(width, kind, c_q, c_k, bits=False, team=1):
     """Return the kernel for rows of at most `width` elements and (c_q, c_k) taps.
 
-    keys: keys per warp and iteration, 16, 32 or 64; `keys_of(width)` by default.
-    limit: registers per thread.
+    team: the number of heads per block, 1, 2 or 4, which share a head of K and V. Without sharing, a block
+        has WARPS warps with ranges of keys of their own; otherwise a warp per head, with the same keys.
     """
-    keys = keys or keys_of(width)
+    keys, stages, warps, ranges = layout_of(width, team)
+    members = warps if team == 1 else 1  # warps per head
     mma, mma_k8, pack = ARITHMETIC[kind]
-    copy, load_window = warp_copier(width, keys), window_loader(width, c_q)
+    copied = keys // team  # rows that a warp copies
+    copy, load_window = warp_copier(width, copied), window_loader(width, c_q)
     multiply, load_taps = window_product(kind, width, c_q), tap_loader(kind, c_q, c_k, bits)
     wait = WAITS[stages]
     scaled = kind == "float16"
@@ -119,37 +117,46 @@ def decode_tensor_kernel(
                     a0, a1, a2, a3, b0, b1, o[x], o[x + 1], o[x + 2], o[x + 3]
                 )
 
-    @cuda.jit(max_registers=limit)
+    @cuda.jit(device=True)
+    def synchronise():
+        """Synchronise the warps that share a tile."""
+        if team == 1:
+            cuda.syncwarp()
+        else:
+            cuda.syncthreads()
+
+    @cuda.jit
     def conv_decode_tensor_kernel(q, k, v, sharing, w, scale, length, parts):
         """Store o, m and l of each block in parts (B, H, splits, d + 2).
 
         q: (B, H, R, d), the window, R = min(c_q, N_k) rows, 16-bit values as int16.
         k, v: (B, H / sharing, N_k, d), 16-bit values as int16.
         w: (H, c_q, c_k), float32, or 16-bit values as int16 if `bits`.
-        length: keys per warp.
+        length: keys per range.
         """
-        k_tiles = cuda.shared.array((warps, ring, width), int16, alignment=16)
-        v_tiles = cuda.shared.array((warps, ring, width), int16, alignment=16)
+        k_tiles = cuda.shared.array((ranges, ring, width), int16, alignment=16)
+        v_tiles = cuda.shared.array((ranges, ring, width), int16, alignment=16)
         all_scores = cuda.shared.array((warps, rows, scores_pitch), int16, alignment=16)
         sums = cuda.shared.array((warps, width), float32)
         ends = cuda.shared.array((warps, 2), float32)
         window, taps = cuda.local.array(q_numbers, uint32), cuda.local.array(tap_numbers, uint32)
         s, os = cuda.local.array(s_numbers, float32), cuda.local.array(o_numbers, float32)
-        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
-        thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        in_team, own_range = (0, warp) if team == 1 else (warp, 0)
+        batch, head = cuda.blockIdx.z, cuda.blockIdx.y * team + in_team
         group, pair = lane >> 2, (lane & 3) * 2
-        k_tile, v_tile, scores = k_tiles[warp], v_tiles[warp], all_scores[warp]
+        k_tile, v_tile, scores = k_tiles[own_range], v_tiles[own_range], all_scores[warp]
         n, d, kv_head = k.shape[2], parts.shape[3] - 2, head // sharing
         # 1. copy the first keys and values; load the window and the taps
-        start = (cuda.blockIdx.x * warps + warp) * length
+        start, offset = (cuda.blockIdx.x * ranges + own_range) * length, in_team * copied
         end = min(n, start + length)
         begin = start - left
         stop = end - shift if start < end else begin
         for stage in range(stages - 1):
             first = begin + stage * keys
             if first < stop:
-                copy(k_tile, stage * keys, k, batch, kv_head, first)
-                copy(v_tile, stage * keys, v, batch, kv_head, first + shift)
+                copy(k_tile, stage * keys + offset, k, batch, kv_head, first + offset)
+                copy(v_tile, stage * keys + offset, v, batch, kv_head, first + shift + offset)
             cp_async_commit()
         load_window(window, q, batch, head)
         load_taps(taps, w, head)
@@ -161,12 +168,12 @@ def decode_tensor_kernel(
         m, l, place = MINUS_INFINITY, float32(0), 0
         for first in range(begin, stop, keys):
             wait()
-            cuda.syncwarp()  # the tile has arrived, and all lanes have finished with the previous one
+            synchronise()  # the tile has arrived, and all lanes have finished with the previous one
             following = first + (stages - 1) * keys
             if following < stop:
                 free = place - keys if place >= keys else ring - keys
-                copy(k_tile, free, k, batch, kv_head, following)
-                copy(v_tile, free, v, batch, kv_head, following + shift)
+                copy(k_tile, free + offset, k, batch, kv_head, following + offset)
+                copy(v_tile, free + offset, v, batch, kv_head, following + shift + offset)
             cp_async_commit()
             # 2. compute S0, and store it after the columns carried over
             for step in range(steps):
@@ -209,7 +216,7 @@ def decode_tensor_kernel(
             for x in range(lane, rows * CARRIED, 32):
                 scores[x // CARRIED, x % CARRIED] = scores[x // CARRIED, keys + x % CARRIED]
             place = place + keys if place + keys < ring else 0
-        # 5. sum the columns by shuffles, then merge the states of the block's warps
+        # 5. sum the columns by shuffles, then merge the states of a head's warps
         for x in range(0, o_numbers, 2):
             total = os[x] + os[x + 1]
             for bit in range(2):
@@ -220,15 +227,16 @@ def decode_tensor_kernel(
         if lane == 0:
             ends[warp, 0], ends[warp, 1] = m * factor * LN2, l
         cuda.syncthreads()  # all warps have stored their states
+        first_warp, thread = (0, cuda.threadIdx.x) if team == 1 else (warp, lane)
         m, l = MINUS_INFINITY, float32(0)
-        for other in range(warps):
+        for other in range(first_warp, first_warp + members):
             m = max(m, ends[other, 0])
-        for other in range(warps):
+        for other in range(first_warp, first_warp + members):
             l += weight(ends[other, 0], m) * ends[other, 1]
         part = parts[batch, head, cuda.blockIdx.x]
-        for c in range(thread, d, warps * 32):
+        for c in range(thread, d, members * 32):
             total = float32(0)
-            for other in range(warps):
+            for other in range(first_warp, first_warp + members):
                 total += weight(ends[other, 0], m) * sums[other, c]
             part[c] = total
         if thread == 0:
@@ -290,9 +298,17 @@ def merge_kernel(width, kind):
     return conv_decode_merge_kernel
 
 
-def keys_of(width):
-    """Return the number of keys per warp and iteration with which three blocks are resident."""
-    return 2048 // width
+def team_of(sharing):
+    """Return the number of heads per block, for `sharing` query heads per head of K and V."""
+    return 4 if sharing % 4 == 0 else 2 if sharing % 2 == 0 else 1
+
+
+def layout_of(width, team):
+    """Return (keys per iteration, buffers, warps, ranges of keys) of a block.
+
+    At least three blocks are resident on a multiprocessor.
+    """
+    return (2048 // width, 2, WARPS, WARPS) if team == 1 else (32, 3, team, 1)
 
 
 def fewest_keys(keys):
@@ -302,10 +318,10 @@ def fewest_keys(keys):
 
 
 def length_of(keys, c_k, each):
-    """Return the number of keys per warp for blocks of at least `keys`: the keys of its iterations, of `each`
-    keys, minus the halo."""
+    """Return the number of keys per range, at least `keys`: the keys of its iterations, of `each` keys, minus
+    the halo."""
     lag = 8 * (window_of(c_k) - 1)
-    return -(-(-(-keys // WARPS) + lag) // each) * each - lag
+    return -(-(keys + lag) // each) * each - lag
 
 
 def operands(q, k, v, scale):

@@ -23,8 +23,8 @@ def swizzled(chunk, row):
 def warp_copier(width, count):
     """Create copy(tile, base, x, batch, head, first), with which a warp copies rows of x[batch, head].
 
-    Rows [first, first + count) go to tile[base : base + count], where base is a multiple of 8. Rows outside x
-    and columns from d to `width` become zeros. The copies are asynchronous: the caller must commit them and
+    Rows [first, first + count) go to tile[base : base + count]. Rows outside x and columns from d to `width`
+    become zeros. The copies are asynchronous: the caller must commit them and
     wait.
     """
     chunks = width // CHUNK
@@ -38,7 +38,7 @@ def warp_copier(width, count):
             inside = 0 <= first + i and first + i < n and chunk * CHUNK < d
             row, column = first + i if inside else 0, chunk * CHUNK if inside else 0
             to, valid = base + i, int32(16) if inside else int32(0)
-            cp_async_16(tile, (to, swizzled(chunk, i)), x, (batch, head, row, column), valid)
+            cp_async_16(tile, (to, swizzled(chunk, to)), x, (batch, head, row, column), valid)
 
     return copy
 

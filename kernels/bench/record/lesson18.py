@@ -166,7 +166,7 @@ def decoding(shape, tried):
 
 def decoder():
     """Return the resource usage that the driver reports for the 16-bit decoder with d = 64."""
-    return driver_facts(decode_tensor.decode_tensor_kernel(64, "bfloat16", *TAPS), decode_tensor.THREADS)
+    return driver_facts(decode_tensor.decode_tensor_kernel(64, "bfloat16", *TAPS), decode_tensor.WARPS * 32)
 
 
 if __name__ == "__main__":
