@@ -16,7 +16,7 @@ Read the files in this order:
     backward.py          the two float32 backward kernels: dQ and dW, then dK and dV; backward_tiles.py has
                          their device functions
     decode.py            decoding of one token, with the keys split among warps
-    tensor_forward.py, tensor_backward.py (with tensor_backward_tiles.py), tensor_decode.py
+    tensor_forward.py, tensor_backward.py (with tensor_backward_tiles.py, tensor_sums.py), tensor_decode.py
                          the same for bfloat16 and float16, on tensor cores
     hopper_forward.py    the forward kernel with `wgmma`, for GPUs of compute capability 9.0; hopper_tiles.py
                          has its device functions

@@ -8,5 +8,6 @@ is y (B, H, N, d). `multi_token_attention` in operators.py has the formulas. Rea
     stages.py           the stages of a pass, each a product or a kernel over a band
     kernels.py          the kernels for bands of float32 scores
     tensor_*.py         the kernels for bands of bfloat16 scores, on tensor cores
-    decode.py           decoding of one token, in the four kernels of decode_scores.py and decode_values.py
+    decode.py           decoding of one token, in the four kernels of decode_scores.py and decode_values.py;
+                        for 16-bit tensors, tensor_decode.py replaces two of them
 """

@@ -16,15 +16,18 @@ A head map needs T of all heads, and P needs m and l of the whole row. The first
 
     kernel    computes          grid                       block               shared, two 6-row taps
     window    T                 (splits of keys, H, B)     2 warps             21.8 KiB
-    mix_rows  T', in place      (parts · c_q2, H / s, B)   4 warps             9.1 KiB for s = 16
+    mix_rows  T', in place      (PARTS · c_q2, H / s, B)   4 warps             17.1 KiB for s = 16
     values    a part of O       (splits, H / s', B)        min(8, s') warps    19.8 KiB for s' = 16
     merge     O, norm and gate  (H, B)                     16 warps            2.5 KiB
 
 No kernel needs more than 46.3 KiB of shared memory, for any sizes. A warp of `window` processes KEYS keys at
 a time, two per lane, and COLUMNS of their columns at a time. It keeps their scores with all rows of the
 window in registers, and in shared memory for the convolution, together with the last scores of the previous
-keys. A warp of `values` keeps a head's P of LANES keys and their halo in shared memory. K and V are float32,
-bfloat16 or float16 and may be views. Warps prefetch the next elements into registers.
+keys. A warp of `values` keeps a head's P of LANES keys and their halo in shared memory. K and V may be views.
+Warps prefetch the next elements into registers.
+
+For bfloat16 and float16, the kernels of `tensor_decode` replace `window` and `values`, except on a GPU of
+compute capability below 8.0.
 """
 
 import math

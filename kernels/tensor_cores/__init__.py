@@ -5,6 +5,7 @@ int32, two 16-bit values per element. Read the files in this order:
 
     instructions.py      `mma`, `ldmatrix`, `cp.async` and conversions, as inline PTX
     tiles.py             device functions: copies of tiles, the online softmax, products of a warp's rows
+    windows.py           device functions of decoding: a warp's products of keys with a window of queries
     row_products.py      row sums of the product of two tensors
     launch.py            the host side: pad and view the tensors, choose the grid, launch
     warpgroup.py         `wgmma` and other instructions of warp groups (compute capability 9.0)
