@@ -37,7 +37,8 @@ class Pipeline(Observer):
         self.events.append(AsyncEvent(action, number, thread, lane, text))
 
     def async_issued(self, operation):
-        if operation.issued.block != self.block:
+        # A product whose descriptors lead outside all arrays accesses nothing.
+        if operation.issued.block != self.block or not (operation.reads or operation.writes):
             return
         loads, thread = operation.through == "mbarrier", operation.issued.thread
         spans = operation.writes if loads else operation.reads or operation.writes
