@@ -125,6 +125,19 @@ class Cells:
     def members(self, cell):
         return self.origin[self.starts[cell] : self.ends[cell]]
 
+    def in_order(self):
+        """Return (rows, bounds): the rows `rows[bounds[c]:bounds[c + 1]]` access cell c, sorted by
+        position."""
+        cell, row = self.flat()
+        bounds = np.cumsum(self.ends - self.starts).tolist()
+        return row[np.lexsort((self.rows.position[row], cell))], [0, *bounds]
+
+    def flat(self):
+        """Return (number of the cell, row) for each access to each cell, in the order of the cells."""
+        lengths = self.ends - self.starts
+        cell = np.repeat(np.arange(len(lengths)), lengths)
+        return cell, self.origin[np.repeat(self.ends - np.cumsum(lengths), lengths) + np.arange(len(cell))]
+
     def select(self, wanted):
         """Return the Cells for which the boolean mask `wanted` is True."""
         chosen = (column[np.array(wanted, bool)] for column in (self.address, self.starts, self.ends))
@@ -144,9 +157,7 @@ class Cells:
         if len(self.address) <= MAX_CELLS and not always:
             yield None, range(len(self.address))
             return
-        lengths = self.ends - self.starts
-        cell = np.repeat(np.arange(len(lengths)), lengths)
-        row = self.origin[np.repeat(self.ends - np.cumsum(lengths), lengths) + np.arange(len(cell))]
+        cell, row = self.flat()
         order = np.lexsort((self.rows.site[row], cell))
         cell, site, party = cell[order], self.rows.site[row[order]], self.party[row[order]]
         firsts = np.flatnonzero(np.diff(cell, prepend=-1) | np.diff(site, prepend=-1))

@@ -150,16 +150,26 @@ def unordered_pairs(cells, order):
             cache[pair] = order.before(rows.row(i), rows.row(j))
         return cache[pair]
 
-    found = []
-    for cell in range(len(cells.address)):
-        members = cells.members(cell)
-        members = members[np.argsort(rows.position[members], kind="stable")]
-        pairs = (
-            successive_pairs(rows, cells.party, members.tolist())
-            if not atomic_mask(rows)[members].any()
-            else pairs_with_atomics(rows, cells.party, members)
-        )
-        found.append(next(((rows.row(i), rows.row(j)) for i, j in pairs if not ordered(i, j)), None))
+    if not len(cells.address):
+        return []
+    row, bounds = cells.in_order()
+    # Thousands of cells of an array often have the same sequence of plain accesses. Only these columns decide
+    # about it, so each sequence is judged once: `judged` maps it to the places of its pair, or to None.
+    columns, judged, found = np.column_stack([rows.segment[row], rows.action[row], cells.party[row]]), {}, []
+    has_atomics = np.logical_or.reduceat(atomic_mask(rows)[row], bounds[:-1]).tolist()
+    for first, last, mixed in zip(bounds, bounds[1:], has_atomics):
+        members, sequence = row[first:last], columns[first:last].tobytes()
+        if mixed or sequence not in judged:
+            pairs = pairs_with_atomics if mixed else successive_pairs
+            # A numpy array is slow to index by one element.
+            members = members if mixed else members.tolist()
+            racing = (pair for pair in pairs(rows, cells.party, members) if not ordered(*pair))
+            pair = next(racing, None)
+            if not mixed:
+                judged[sequence] = pair and [members.index(i) for i in pair]
+        else:
+            pair = judged[sequence] and [members[place] for place in judged[sequence]]
+        found.append(pair and tuple(map(rows.row, pair)))
     return found
 
 

@@ -28,7 +28,7 @@ KINDS = set(
     "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
     " warp-divergence deadlock no-progress misuse".split()
 )
-LONG = {"left.RaceInCellSixThousand"}  # These cases take about half a minute each.
+LONG = {"left.RaceInCellSixThousand"}  # A run of this case takes 1 to 4 CPU seconds.
 EVERY = [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in CASES]
 EQUAL_WRITES = [
     name

@@ -10,7 +10,7 @@ from numba import cuda, float32
 from sim import context, idle_variables, simulate
 from sim.engine.scheduler import Scheduler
 from sim.forecast import Numbers, directions
-from sim.observers import advice, order
+from sim.observers import advice, order, pairs
 from sim.progress import ProgressCheck
 
 THREADS = 64
@@ -88,6 +88,35 @@ def test_endless_wait_of_many_threads_is_decided_after_few_iterations(monkeypatc
     (finding,) = report.findings
     assert finding.kind == "no-progress" and "without end" in finding.verdict
     assert len(compared) < 16 * n
+
+
+@cuda.jit
+def hands_over(cells, late, flag, out):
+    """Hand cells over to another block by a fence and a flag, except for the last `late` cells."""
+    n = cells.size
+    if cuda.blockIdx.x == 0:
+        for i in range(n - late):
+            cells[i] = 1
+        cuda.threadfence()
+        cuda.atomic.exch(flag, 0, 1)
+        for i in range(n - late, n):
+            cells[i] = 1
+    else:
+        while cuda.atomic.add(flag, 0, 0) == 0:
+            pass
+        for i in range(n):
+            out[0] += cells[i]
+
+
+@pytest.mark.parametrize("late", [0, 1, 30])
+def test_cells_with_the_same_accesses_are_judged_once(monkeypatch, late):
+    n, judged, search = 300, [], pairs.successive_pairs
+    monkeypatch.setattr(pairs, "successive_pairs", lambda *of: judged.append(of) or search(*of))
+    arguments = np.zeros(n), late, np.zeros(1, np.int32), np.zeros(1)
+    report = simulate(hands_over, on_finding="report")[2, 1](*arguments)
+    assert len(judged) <= 4 * report.counters["schedules"]
+    assert [finding.kind for finding in report.findings] == ["race-global"] * min(late, 1)
+    assert all(f"cells[{n - late}]" in finding.verdict for finding in report.findings)
 
 
 @cuda.jit
