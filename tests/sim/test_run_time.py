@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32
 
-from sim import context, idle_variables, simulate
+from sim import context, idle_variables, progress, simulate
 from sim.engine.scheduler import Scheduler
 from sim.forecast import Numbers, directions
 from sim.observers import advice, order, pairs
@@ -79,7 +79,10 @@ def waits_for_items(head, tail, items, out):
 
 
 def test_endless_wait_of_many_threads_is_decided_after_few_iterations(monkeypatch):
-    blocks, threads, pushed, compared = 10, 256, 100, []
+    """Scale the limits down from 2,048 threads and 1 s, so that 512 threads are many."""
+    monkeypatch.setattr(progress, "MANY_REPEATS", progress.MANY_REPEATS // 4)
+    monkeypatch.setattr(context, "FIRST_PATIENCE", 0.1)
+    blocks, threads, pushed, compared = 4, 128, 20, []
     check = ProgressCheck.nothing_changes
     monkeypatch.setattr(ProgressCheck, "nothing_changes", lambda *of: compared.append(of[1]) or check(*of))
     n = blocks * threads
