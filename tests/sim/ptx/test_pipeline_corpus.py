@@ -16,7 +16,7 @@ CORPORA = {
     "cluster": cluster_corpus.CORPUS,
 }
 ENGINES = "fibers", "threads"
-CI = 16  # a CI run takes one of 16 kernels and planted bugs
+CI = 48  # a CI run takes one of 48 kernels and planted bugs
 
 
 def run(corpus, name, **options):
