@@ -252,7 +252,7 @@ def test_16_bit_inputs_keep_their_type(dtype, parts_too, device):
 @pytest.mark.parametrize(
     "dtype, parts_too, device",
     [
-        (torch.float16, False, "cpu"),
+        pytest.param(torch.float16, False, "cpu", marks=nightly),
         (torch.bfloat16, True, "cpu"),
         *(pytest.param(dtype, True, "cuda", marks=gpu) for dtype in ROUNDINGS),
         *(pytest.param(dtype, False, "cuda", marks=gpu) for dtype in ROUNDINGS),
