@@ -7,16 +7,15 @@ The algorithm is the same as in `flash_tensor_forward`, with these differences:
     products    S = Q Kᵀ reads both operands from shared memory. P is the left operand of P V, from the
                 registers in which a consumer has computed it
     overlap     A consumer starts the scores of the next tile, then the products with this tile's values, and
-                computes the softmax of the scores while the tensor cores multiply
-    pipeline    Q, K and V have several slots each. mbarriers count the copies into a slot (full) and the
-                warps that have finished with it (empty)
+                computes the weights of the scores while the tensor cores multiply
     blocks      At most `resident` blocks per multiprocessor are launched. Each owns several tiles of queries
-                in turn, and producers already copy tiles for the next one
+                in turn. Producers already copy tiles for the next turn, and consumers start its first scores
+                together with the last products of the turn before
 
 Source: Shah et al. 2024, arXiv 2407.08608 (warp specialisation, overlap within a warp group).
 
     grid    see `kernels.tensor_cores.launch.ResidentWork`
-    block   (groups + 1) · 128 threads
+    block   (groups + 1) · 128 threads, see `kernels.flash.hopper_blocks`
     shared  (q_slots · groups · 64 + 2 · slots · keys) · width · 2 bytes. Rows of a tile are divided into
             pieces of 64 columns, 128 bytes, with the 128-byte swizzle
     cost    2 · N · N_k · d multiply-adds per head, half of that if causal
@@ -24,20 +23,13 @@ Source: Shah et al. 2024, arXiv 2407.08608 (warp specialisation, overlap within 
 
 import functools
 import math
-from typing import NamedTuple
 
 from numba import cuda
 from numpy import float32, int16, int32, int64, uint32, uint64
 
 from kernels.common.tiles import MINUS_INFINITY, reciprocal
-from kernels.tensor_cores.bulk_copies import (
-    fence_mbarrier_init,
-    mbarrier_arrive,
-    mbarrier_arrive_copies,
-    mbarrier_init,
-    mbarrier_try_wait,
-)
-from kernels.tensor_cores.instructions import cp_async_16
+from kernels.flash.hopper_blocks import BLOCKS, item_finder, producer, slot_of, wait
+from kernels.tensor_cores.bulk_copies import fence_mbarrier_init, mbarrier_arrive, mbarrier_init
 from kernels.tensor_cores.launch import (
     ResidentWork,
     kind_of,
@@ -45,12 +37,13 @@ from kernels.tensor_cores.launch import (
     relaunched,
     tensor_width,
 )
-from kernels.tensor_cores.tiles import CHUNK, FULL, LARGEST, LN2, LOG2E, SLACK, whole_sum
+from kernels.tensor_cores.tiles import FULL, LARGEST, LN2, LOG2E, SLACK, whole_sum
 from kernels.tensor_cores.warpgroup import (
     fence_proxy_async,
     fewer_registers,
     matrix_descriptor,
     more_registers,
+    wgmma_commit,
     wgmma_wait_0,
     wgmma_wait_1,
 )
@@ -69,144 +62,6 @@ from kernels.tensor_cores.warpgroup_tiles import (
     softener,
 )
 
-REGISTERS = 2**16  # registers of a multiprocessor
-
-
-class Block(NamedTuple):
-    """Sizes of a block.
-
-    groups: warp groups of consumers.
-    keys: keys per tile.
-    slots, q_slots: tiles of K, and of V, in shared memory; tiles of queries.
-    registers: registers per thread of a producer and of a consumer.
-    resident: blocks per multiprocessor.
-    ordered: let the groups of consumers start their products in turn, so that one computes weights while the
-        tensor cores work for another (ping-pong).
-    """
-
-    groups: int
-    keys: int
-    slots: int
-    q_slots: int
-    registers: tuple
-    resident: int = 1
-    ordered: bool = False
-
-    @property
-    def consumers(self):
-        return self.groups * GROUP
-
-    @property
-    def threads(self):
-        return self.consumers + GROUP
-
-    def check_registers(self):
-        """Raise ValueError if consumers would wait forever for registers: those of a block must suffice."""
-        at_launch = REGISTERS // (self.resident * self.threads) // 8 * 8
-        fewer, more = self.registers
-        if fewer + self.groups * more > (self.groups + 1) * at_launch:
-            raise ValueError(f"{self} takes more than {at_launch} registers per thread")
-
-
-BLOCKS = {  # by width
-    64: Block(3, 128, 3, 2, (32, 160), ordered=True),
-    128: Block(3, 64, 3, 1, (32, 160)),
-}
-
-
-@cuda.jit(device=True, forceinline=True)
-def wait(barriers, slot, parity):
-    """Wait until the phase with this parity is complete."""
-    while not mbarrier_try_wait(barriers, slot, parity):
-        pass
-
-
-@cuda.jit(device=True, forceinline=True)
-def slot_of(t, slots):
-    """Return the slot of the t-th tile, and the parity of its phase."""
-    return t % uint32(slots), t // uint32(slots) & uint32(1)
-
-
-@functools.cache
-def tile_copier(rows, width):
-    """Create copy(tiles, slot, x, batch, head, first, full), with which a warp group starts a copy of rows
-    [first, first + rows) of x[batch, head] to tiles[slot], with the 128-byte swizzle. Rows outside x become
-    zeros. The barrier full[slot] counts the threads whose copies are complete.
-    """
-    chunks = width // CHUNK
-    step = GROUP // chunks  # rows
-
-    @cuda.jit(device=True, forceinline=True)
-    def copy(tiles, slot, x, batch, head, first, full):
-        thread = uint32(cuda.threadIdx.x) % uint32(GROUP)
-        source, target = x[batch, head], tiles[slot]
-        row, chunk = thread // uint32(chunks), thread % uint32(chunks)
-        left = int32(x.shape[2]) - first - int32(row)
-        to, column = chunk // uint32(CHUNK) * uint32(rows) + row, ((chunk ^ row) & uint32(7)) * uint32(CHUNK)
-        for i in range(0, rows, step):
-            place, taken = (to + uint32(i), column), (uint32(first) + row + uint32(i), chunk * uint32(CHUNK))
-            cp_async_16(target, place, source, taken, int32(16) if i < left else int32(0))
-        mbarrier_arrive_copies(full, slot)
-
-    return copy
-
-
-@functools.cache
-def item_finder(rows, keys):
-    """Create item(turn, q, k, causal) -> (exists, batch, head, first query, number of key tiles), the work of
-    this block in a turn.
-
-    The tiles of queries with the most keys come first. Turns are in serpentine order, so that no block has
-    the longer ones in every turn.
-    """
-
-    @cuda.jit(device=True, forceinline=True)
-    def item(turn, q, k, causal):
-        block, blocks, heads = uint32(cuda.blockIdx.x), uint32(cuda.gridDim.x), uint32(q.shape[1])
-        n_keys, sequences = int32(k.shape[2]), uint32(heads * uint32(q.shape[0]))
-        tiles = uint32(q.shape[2] + (rows - 1)) // uint32(rows)
-        number = uint32(turn * blocks + (blocks - uint32(1) - block if turn & uint32(1) else block))
-        tile = number // sequences
-        sequence = uint32(number - tile * sequences)
-        batch = sequence // heads
-        i0 = int32(tiles - uint32(1) - tile) * int32(rows)
-        seen = min(n_keys, i0 + int32(rows)) if causal else n_keys
-        count = int32(uint32(seen + int32(keys - 1)) // uint32(keys))
-        return tile < tiles, batch, uint32(sequence - batch * heads), i0, count
-
-    return item
-
-
-@functools.cache
-def producer(width, block):
-    """Create produce(q, k, v, causal, tiles, full, empty), the work of the producers of a block.
-
-    tiles, full, empty: for each of Q, K and V, the slots, and their barriers.
-    """
-    slots, q_slots, keys, rows = block.slots, block.q_slots, block.keys, block.groups * ROWS
-    item, copy_q, copy = (item_finder(rows, keys), tile_copier(rows, width), tile_copier(keys, width))
-
-    @cuda.jit(device=True, forceinline=True)
-    def produce(q, k, v, causal, tiles, full, empty):
-        turn, t = uint32(0), uint32(0)
-        exists, batch, head, i0, count = item(turn, q, k, causal)
-        while exists:
-            # At first, every slot is empty: the phase before phase 0 counts as complete.
-            slot, odd = slot_of(turn, q_slots)
-            wait(empty[0], slot, odd ^ uint32(1))
-            copy_q(tiles[0], slot, q, batch, head, i0, full[0])
-            for tile in range(count):
-                (slot, odd), j0 = slot_of(t, slots), int32(tile) * int32(keys)
-                wait(empty[1], slot, odd ^ uint32(1))
-                copy(tiles[1], slot, k, batch, head, j0, full[1])
-                wait(empty[2], slot, odd ^ uint32(1))
-                copy(tiles[2], slot, v, batch, head, j0, full[2])
-                t = uint32(t + uint32(1))
-            turn = uint32(turn + uint32(1))
-            exists, batch, head, i0, count = item(turn, q, k, causal)
-
-    return produce
-
 
 @functools.cache
 def consumer(width, kind, block):
@@ -219,7 +74,24 @@ def consumer(width, kind, block):
     start_scores, start_output = score_starter(kind, keys, width, rows), output_starter(kind, keys, width)
     packed, scaled, store_rows = packer(kind, s_count), scaler(o_count), rows_storer(kind, o_count)
     zeros_s, zeros_o = (float32(0),) * s_count, (float32(0),) * o_count
+    zeros_p = (uint32(0),) * (s_count // 2)
     q_step, step = (width // COLUMNS * size * SWIZZLE // 16 for size in (rows, keys))  # in a descriptor
+
+    @cuda.jit(device=True, forceinline=True)
+    def store_sums(log_sum, batch, head, i, m0, m1, l0, l1, factor):
+        """Store the log-sum-exp of rows i and i + 8."""
+        total0, total1 = whole_sum(l0), whole_sum(l1)
+        if cuda.threadIdx.x & 3 == 0:
+            if i < log_sum.shape[2]:
+                log_sum[batch, head, uint32(i)] = m0 * factor * LN2 + math.log(total0)
+            if i + int32(8) < log_sum.shape[2]:
+                log_sum[batch, head, uint32(i + int32(8))] = m1 * factor * LN2 + math.log(total1)
+
+    @cuda.jit(device=True, forceinline=True)
+    def finish(out, batch, head, i, o, l0, l1):
+        """Normalise rows i and i + 8 of O, and store them."""
+        share0, share1 = reciprocal(whole_sum(l0)), reciprocal(whole_sum(l1))
+        store_rows(out, batch, head, i, o, share0, share1)
 
     @cuda.jit(device=True, forceinline=True)
     def consume(q, k, scale, causal, tiles, full, empty, order, out, log_sum):
@@ -227,18 +99,20 @@ def consumer(width, kind, block):
         group = cuda.shfl_sync(FULL, thread // int32(GROUP), 0)  # ptxas sees that it is the same in all lanes
         row = group * int32(ROWS) + (thread >> int32(5) & int32(3)) * int32(16) + (lane >> int32(2))
         column = (lane & int32(3)) * int32(2)
-        n, n_keys = int32(q.shape[2]), int32(k.shape[2])
+        n_keys = int32(k.shape[2])
         factor = scale * LOG2E
         slack = min(SLACK / factor, LARGEST)
         first_q = matrix_descriptor(tiles[0], (0, group * int32(ROWS), 0), 16, PATTERN, SWIZZLE)
         first_k = matrix_descriptor(tiles[1], (0, 0, 0), 16, PATTERN, SWIZZLE)
         first_v = matrix_descriptor(tiles[2], (0, 0, 0), keys * SWIZZLE, PATTERN, SWIZZLE)
-        s, turn, t = zeros_s, uint32(0), uint32(0)
+        s, o, p, turn, t = zeros_s, zeros_o, zeros_p, uint32(0), uint32(0)
+        l0, l1, v_slot, v_odd = float32(0), float32(0), uint32(0), uint32(0)
+        batch_before, head_before, i_before = uint32(0), uint32(0), int32(0)
         mine = uint32(1) if group == 0 else uint32(0)
         other = int32(0) if group == int32(groups - 1) else group + int32(1)
         exists, batch, head, i0, count = item(turn, q, k, causal)
         while exists:
-            i, j0, o = i0 + row, int32(0), zeros_o
+            i, j0 = i0 + row, int32(0)
             # the last visible key of each row minus the lane's first key; the first key that may be hidden
             last0 = (min(n_keys, i + int32(1)) if causal else n_keys) - int32(1) - column
             last1 = (min(n_keys, i + int32(9)) if causal else n_keys) - int32(1) - column
@@ -247,35 +121,47 @@ def consumer(width, kind, block):
             # this group's tiles: the other ones of the block hide all keys from its queries
             seen = min(n_keys, first + int32(ROWS)) if causal else n_keys
             own = int32(uint32(seen + int32(keys - 1)) // uint32(keys))
-            # 1. the scores and weights of the first tile
+            # 1. the scores of the first tile, together with the output of the last tile of the turn before
             (q_slot, q_odd), (slot, odd) = slot_of(turn, q_slots), slot_of(t, slots)
             wait(full[0], q_slot, q_odd)
             wait(full[1], slot, odd)
+            if turn:
+                wait(full[2], v_slot, v_odd)
             fence_proxy_async()
             of_q = first_q + uint64(q_slot * uint32(q_step))
-            s = wgmma_wait_0(start_scores(s, of_q, first_k + uint64(slot * uint32(step))))
+            s = start_scores(s, of_q, first_k + uint64(slot * uint32(step)))
+            if turn:
+                o = start_output(o, p, first_v + uint64(v_slot * uint32(step)))
+            else:
+                wgmma_commit()
+            s = wgmma_wait_1(s)
             if lane == 0:
                 mbarrier_arrive(empty[1], slot)
             if int32(keys) > edge:
                 s = masked(s, last0, last1)
+            total0, total1 = l0, l1
             m0, m1, l0, l1 = MINUS_INFINITY, MINUS_INFINITY, float32(0), float32(0)
             s, m0, m1, l0, l1, by0, by1, grown = soften(s, m0, m1, l0, l1, factor, slack)
+            k_slot, k_odd = slot_of(uint32(t + uint32(1)), slots)
+            o = wgmma_wait_0(o)
+            if turn:
+                if lane == 0:
+                    mbarrier_arrive(empty[2], v_slot)
+                finish(out, batch_before, head_before, i_before, o, total0, total1)
+            o = zeros_o
             p = packed(s)
-            v_slot, v_odd = slot, odd
+            v_slot, v_odd, slot, odd = slot, odd, k_slot, k_odd
             t = uint32(t + uint32(1))
-            slot, odd = slot_of(t, slots)
-            if own > int32(1):
-                wait(full[1], slot, odd)
             # 2. the scores of each other tile, together with the output of the tile before it
             for tile in range(int32(1), own):
                 j0 = int32(tile) * int32(keys)
+                wait(full[1], slot, odd)
+                wait(full[2], v_slot, v_odd)
                 if ordered:
                     wait(order, group, mine)
                     mine ^= uint32(1)
                 fence_proxy_async()
                 s = start_scores(s, of_q, first_k + uint64(slot * uint32(step)))
-                wait(full[2], v_slot, v_odd)
-                fence_proxy_async()
                 o = start_output(o, p, first_v + uint64(v_slot * uint32(step)))
                 if ordered and lane == 0:
                     mbarrier_arrive(order, other)
@@ -286,9 +172,6 @@ def consumer(width, kind, block):
                     s = masked(s, last0 - j0, last1 - j0)
                 s, m0, m1, l0, l1, by0, by1, grown = soften(s, m0, m1, l0, l1, factor, slack)
                 k_slot, k_odd = slot_of(uint32(t + uint32(1)), slots)
-                # Because of this branch, ptxas cannot move the weights behind the next wait.
-                if int32(tile) + int32(1) < own:
-                    wait(full[1], k_slot, k_odd)
                 o = wgmma_wait_0(o)
                 if lane == 0:
                     mbarrier_arrive(empty[2], v_slot)
@@ -297,23 +180,11 @@ def consumer(width, kind, block):
                 if grown:
                     o = scaled(o, by0, by1)
                 p = packed(s)
-            # 3. the output of the last tile
+            # 3. the log-sum-exp of each row
             if lane == 0:
                 mbarrier_arrive(empty[0], q_slot)
-            wait(full[2], v_slot, v_odd)
-            fence_proxy_async()
-            o = start_output(o, p, first_v + uint64(v_slot * uint32(step)))
-            l0, l1 = whole_sum(l0), whole_sum(l1)
-            if column == 0:
-                if i < n:
-                    log_sum[batch, head, uint32(i)] = m0 * factor * LN2 + math.log(l0)
-                if i + int32(8) < n:
-                    log_sum[batch, head, uint32(i + int32(8))] = m1 * factor * LN2 + math.log(l1)
-            share0, share1 = reciprocal(l0), reciprocal(l1)
-            o = wgmma_wait_0(o)
-            if lane == 0:
-                mbarrier_arrive(empty[2], v_slot)
-            store_rows(out, batch, head, i, o, share0, share1)
+            store_sums(log_sum, batch, head, i, m0, m1, l0, l1, factor)
+            batch_before, head_before, i_before = batch, head, i
             # 4. the tiles that only later groups need
             for _ in range(own, count):
                 if ordered:
@@ -330,6 +201,12 @@ def consumer(width, kind, block):
                 t = uint32(t + uint32(1))
             turn = uint32(turn + uint32(1))
             exists, batch, head, i0, count = item(turn, q, k, causal)
+        # 5. the output of the last tile of the last turn
+        if turn:
+            wait(full[2], v_slot, v_odd)
+            fence_proxy_async()
+            o = wgmma_wait_0(start_output(o, p, first_v + uint64(v_slot * uint32(step))))
+            finish(out, batch_before, head_before, i_before, o, l0, l1)
 
     return consume
 
@@ -340,7 +217,7 @@ def flash_hopper_kernel(width, kind, block):
 
     block: a Block.
     """
-    block.check_registers()
+    block.check()
     slots, q_slots, groups, consumers = block.slots, block.q_slots, block.groups, block.consumers
     q_shape = q_slots, width // COLUMNS * groups * ROWS, COLUMNS
     shape = slots, width // COLUMNS * block.keys, COLUMNS
@@ -395,7 +272,7 @@ def flash_hopper_forward(q, k, v, causal, scale, run=None, block=None):
     """Launch the kernel, and return (O, L).
 
     q, k, v: bfloat16 or float16, contiguous and already checked. O has the shape and dtype of q.
-    block: a Block, instead of the one for the width.
+    block: a Block, instead of the one in BLOCKS.
     """
     key = (flash_hopper_kernel, q.shape, k.shape, q.dtype, q.device, causal, scale, block)
     found = relaunched(key, q, k, v) if run is None else None

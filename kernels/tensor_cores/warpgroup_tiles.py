@@ -208,6 +208,7 @@ def softener(count):
         from0 = float32(0) if m0 == MINUS_INFINITY else m0
         from1 = float32(0) if m1 == MINUS_INFINITY else m1
         base0, base1 = from0 * factor, from1 * factor
+        # Because of this branch, ptxas cannot move the weights behind the caller's wait for other products.
         if cuda.any_sync(FULL, max(abs(base0), abs(base1)) > LARGEST_BASE):
             s, sum0, sum1 = weigh_large(s, factor, from0, from1, base0, base1)
         else:

@@ -11,7 +11,8 @@ from numpy import float32
 
 from kernels import reference
 from kernels.flash.forward import flash_forward, forward
-from kernels.flash.hopper_forward import Block, flash_hopper_forward, flash_hopper_kernel
+from kernels.flash.hopper_blocks import Block
+from kernels.flash.hopper_forward import flash_hopper_forward, flash_hopper_kernel
 from kernels.flash.window import EVERYTHING, Window
 from kernels.tensor_cores.launch import HOPPER
 from runners import checked

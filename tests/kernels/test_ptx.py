@@ -27,7 +27,8 @@ from kernels.conv.forward import conv_forward
 from kernels.conv.hopper_forward import conv_hopper_forward
 from kernels.conv.tensor_backward import conv_tensor_backward
 from kernels.flash.forward import flash_forward
-from kernels.flash.hopper_forward import BLOCKS, flash_hopper_forward
+from kernels.flash.hopper_blocks import BLOCKS
+from kernels.flash.hopper_forward import flash_hopper_forward
 from kernels.latent.decode import latent_attention_decode
 from kernels.latent.forward import latent_forward
 from kernels.multi_token import bands as multi_token_bands
