@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from numpy import int32
+
 
 class Extent(NamedTuple):
     """The queries and keys that a launch owns; the remaining rows of its tensors are halo.
@@ -40,3 +42,16 @@ def check_extent(extent, q, k, v):
             f" that the {v.shape[2]} rows of v have keys"
         )
     return extent
+
+
+def numbered(extent, keys):
+    """Return (first query, first key, end of the owned keys, diagonal), int32, for a kernel.
+
+    Keys are numbered by their row of k. Owned query i has the number i + diagonal, the last key that it sees
+    under a causal mask, so the mask compares numbers. A kernel reads these values from constant memory; with
+    values that it computes itself, more registers are spilled.
+
+    keys: the number of owned keys.
+    """
+    first_query, first_key, diagonal = extent
+    return tuple(map(int32, (first_query, first_key, first_key + keys, first_key + diagonal)))

@@ -29,6 +29,7 @@ from typing import NamedTuple
 from numba import cuda
 from numpy import float32, int16, int32, uint32, uint64
 
+from kernels.common.extent import WHOLE
 from kernels.common.tiles import MINUS_INFINITY, reciprocal
 from kernels.conv.hopper_tiles import (
     KEYS_IN,
@@ -86,10 +87,12 @@ BLOCKS = {64: Block(2, 64, 2), 128: Block(2, 64, 1)}  # by width
 
 
 @functools.cache
-def conv_hopper_kernel(width, kind, block, c_q, c_k, bits=False):
+def conv_hopper_kernel(width, kind, block, c_q, c_k, bits=False, parts=False):
     """Return the kernel for rows of `width` elements and (c_q, c_k) taps.
 
     bits: the taps are 16-bit values as int16, instead of float32.
+    parts: q, k and v are parts of a sequence with halos, and o is float32. Otherwise they are a whole
+        sequence, and `extent` is ignored.
     """
     groups, keys, _ = block
     rows, threads, above = groups * ROWS, groups * GROUP, c_q - 1
@@ -111,17 +114,18 @@ def conv_hopper_kernel(width, kind, block, c_q, c_k, bits=False):
     hidden, masked, soften = score_masker(s_count), range_masker(s_count), softener(s_count)
     half, store_scores = half_scaler(s_count), score_storer(kind, s_count)
     convolve = convolver(kind, c_q, c_k, keys, score_rows)
-    packed, grow, store_rows = packer(kind, s_count), scaler(o_count), rows_storer(kind, o_count)
+    packed, grow, store_rows = packer(kind, s_count), scaler(o_count), rows_storer(kind, o_count, parts)
     zeros_s, zeros_o = (float32(0),) * s_count, (float32(0),) * o_count
     nothing_carried = (float32(0),) * max(1, overlap // 2)
 
     @cuda.jit(launch_bounds=(threads, block.resident))
-    def conv_hopper_kernel(q, k, v, w, scale, causal, serpentine, o, log_sum):
+    def conv_hopper_kernel(q, k, v, w, extent, scale, causal, serpentine, o, log_sum):
         """Compute o (B, H, N, width / 2), int32 elements with two 16-bit values each, and log_sum (B, H, N),
-        float32.
+        float32. With `parts`, o is (B, H, N, width), float32.
 
-        q, k, v: (B, H, N, width), 16-bit values as int16.
+        q, k, v: (B, H, ..., width), 16-bit values as int16.
         w: (H, c_q, c_k), float32 or int16.
+        extent: the numbers of the owned queries and keys (`kernels.common.extent.numbered`).
         """
         q_tile = cuda.shared.array(q_shape, int16, alignment=PATTERN)
         k_tiles = cuda.shared.array(tiles_shape, int16, alignment=PATTERN)
@@ -134,13 +138,18 @@ def conv_hopper_kernel(width, kind, block, c_q, c_k, bits=False):
         warp_row = (thread >> int32(5)) * int32(16)
         row, column = warp_row + (lane >> int32(2)), (lane & int32(3)) * int32(2)
         n, i0 = int32(q.shape[2]), int32(row_tile(serpentine)) * int32(owned)
+        # n is the end of the owned keys
+        first_query, first_key, diagonal = int32(0), int32(0), int32(0)
+        if parts:
+            first_query, first_key, n, diagonal = extent
+            i0 += diagonal
         seen = min(n, i0 + int32(owned)) if causal else n
         factor = LOG2E if scaled else scale * LOG2E
         slack = min(SLACK / factor, LARGEST)
         # 1. copy the queries and the first tiles, load the taps
-        copy_q(q_tile, q, batch, head, i0 - int32(above))
+        copy_q(q_tile, q, batch, head, first_query + i0 - diagonal - int32(above))
         copy(k_tiles[0], k, batch, head, int32(0))
-        copy(v_tiles[0], v, batch, head, int32(shift))
+        copy(v_tiles[0], v, batch, head, int32(shift) - first_key)
         copy(k_tiles[1], k, batch, head, int32(keys))
         cp_async_commit()
         load(bands, w, head)
@@ -183,16 +192,16 @@ def conv_hopper_kernel(width, kind, block, c_q, c_k, bits=False):
             # the products with these tiles have ended
             if first + int32(keys + shift) < seen:
                 copy(k_tiles[slot], k, batch, head, first + int32(2 * keys))
-                copy(v_tiles[slot ^ uint32(1)], v, batch, head, out + int32(keys))
+                copy(v_tiles[slot ^ uint32(1)], v, batch, head, out + int32(keys) - first_key)
                 cp_async_commit()
             if needed:
                 # 3. compute T, -inf where masked
                 t, carried = convolve(of_scores + uint64(slot * uint32(scores_step)), of_bands, carried)
                 end = min(n, first_row + int32(1)) if causal else n
-                if out < int32(0) or out + int32(keys) > end:
+                if out < first_key or out + int32(keys) > end:
                     last0 = (min(n, i + int32(1)) if causal else n) - int32(1) - column - out
                     last1 = (min(n, i + int32(9)) if causal else n) - int32(1) - column - out
-                    t = masked(t, -out - column, last0, last1)
+                    t = masked(t, first_key - out - column, last0, last1)
                 # 4. update the softmax and O
                 p, m0, m1, l0, l1, by0, by1, grown = soften(t, m0, m1, l0, l1, factor, slack)
                 if grown:
@@ -202,7 +211,8 @@ def conv_hopper_kernel(width, kind, block, c_q, c_k, bits=False):
         os = wgmma_wait_0(os)
         # 5. normalise and store each row
         l0, l1 = whole_sum(l0), whole_sum(l1)
-        stop = min(n, i0 + int32(owned))
+        i -= diagonal
+        stop = min(int32(o.shape[2]) if parts else n, i0 - diagonal + int32(owned))
         if column == 0:
             if i < stop:
                 log_sum[batch, head, uint32(i)] = m0 * factor * LN2 + math.log(l0)
@@ -229,4 +239,5 @@ def conv_hopper_forward(q, k, v, w, causal, scale, run=None, block=None):
     taps, bits = taps_operand(w, q)
     kernel = conv_hopper_kernel(width, kind_of(q), block, c_q, c_k, bits)
     work = Work(block.groups * ROWS - c_q + 1, block.groups * GROUP)
-    return launch_on_tensor_cores(kernel, work, q, k, v, (taps,), scale, causal, run, (key, (q, k, v, w)))
+    given = taps, WHOLE
+    return launch_on_tensor_cores(kernel, work, q, k, v, given, scale, causal, run, (key, (q, k, v, w)))

@@ -7,8 +7,10 @@ Parts of O and of the gradients are float32, so that merging them adds no roundi
 import torch
 from torch.nn.functional import pad
 
+from kernels.common.extent import numbered
 from kernels.common.launch import Bits, launch, output
 from kernels.conv import tensor_backward, tensor_forward
+from kernels.conv.hopper_forward import conv_hopper_kernel
 from kernels.conv.tensor_backward import gradient_kernel, registers_of
 from kernels.conv.tensor_backward_tiles import frame_of, owned_rows
 from kernels.conv.tensor_forward import conv_tensor_kernel, shape_of
@@ -22,18 +24,26 @@ from kernels.tensor_cores.launch import (
     tensor_width,
 )
 from kernels.tensor_cores.row_products import row_products
+from kernels.tensor_cores.warpgroup_tiles import GROUP, ROWS
 
 
-def conv_parts_forward(q, k, v, w, causal, scale, extent, run=None):
+def conv_parts_forward(q, k, v, w, causal, scale, extent, run=None, block=None):
     """Return (O, L) of the queries that `extent` owns, both float32, over the keys that it owns.
 
     q, k, v, w: bfloat16 or float16 tensors and their taps, contiguous and already checked.
+    block: the Block of the kernel with `wgmma`, which has not run on a GPU yet with parts of a sequence. None
+        chooses the kernel for all GPUs with tensor cores.
     """
-    width, (c_q, c_k), warps = tensor_width(q.shape[3]), w.shape[1:], tensor_forward.WARPS
-    strip, step_keys = shape_of(width, c_q, c_k)
+    width, (c_q, c_k), n = tensor_width(q.shape[3]), w.shape[1:], q.shape[2] - extent.first_query
     taps, bits = taps_operand(w, q)
-    kernel = conv_tensor_kernel(width, kind_of(q), warps, strip, c_q, c_k, step_keys, bits=bits, parts=True)
-    work, n = Work(warps * strip * 8, warps * 32), q.shape[2] - extent.first_query
+    if block:
+        extent = numbered(extent, v.shape[2])
+        kernel = conv_hopper_kernel(width, kind_of(q), block, c_q, c_k, bits, parts=True)
+        work = Work(block.groups * ROWS - c_q + 1, block.groups * GROUP)
+    else:
+        warps, (strip, keys) = tensor_forward.WARPS, shape_of(width, c_q, c_k)
+        kernel = conv_tensor_kernel(width, kind_of(q), warps, strip, c_q, c_k, keys, bits=bits, parts=True)
+        work = Work(warps * strip * 8, warps * 32)
     given = operand(k, width), operand(v, width), taps, extent
     return launch_padded(kernel, work, q, n, width, given, scale, causal, run, wide=True)
 

@@ -156,19 +156,25 @@ def scaler(count):
 
 
 @functools.cache
-def rows_storer(kind, count):
+def rows_storer(kind, count, wide=False):
     """Create store_rows(out, batch, head, first, o, share0, share1), which stores the rows `first` and
     first + 8 of O, multiplied by share0 and share1.
 
-    out: (B, H, N, d / 2), int32, two 16-bit values per element.
+    out: (B, H, N, d / 2), int32, two 16-bit values per element; or (B, H, N, d), float32, if `wide`.
     """
     lines = ["column = uint32(cuda.threadIdx.x) & uint32(3)"]
     for row in range(2):
         lines += [f"i{row} = uint32(first + int32({8 * row}))", f"if i{row} < uint32(out.shape[2]):"]
         for j in range(count // 4):
             x = 4 * j + 2 * row
-            both = f"pack(o[{x}] * share{row}, o[{x + 1}] * share{row})"
-            lines.append(f"    out[batch, head, i{row}, uint32({4 * j}) + column] = int32({both})")
+            first, second = (f"o[{x + y}] * share{row}" for y in range(2))
+            if wide:
+                at = f"uint32({8 * j}) + uint32(2) * column"
+                lines.append(f"    out[batch, head, i{row}, {at}] = {first}")
+                lines.append(f"    out[batch, head, i{row}, {at} + uint32(1)] = {second}")
+            else:
+                both = f"int32(pack({first}, {second}))"
+                lines.append(f"    out[batch, head, i{row}, uint32({4 * j}) + column] = {both}")
     return generated(
         "store_rows(out, batch, head, first, o, share0, share1)", lines, pack=ARITHMETIC[kind].pack
     )

@@ -11,10 +11,14 @@ import torch
 from numpy import float32
 
 from kernels import reference
+from kernels.cases.conv import Shape
 from kernels.conv.forward import conv_forward
 from kernels.conv.hopper_forward import Block, conv_hopper_forward
+from kernels.conv.tensor_parts import conv_parts_forward
+from kernels.distributed import merged, nothing
 from kernels.tensor_cores.launch import HOPPER
 from runners import checked
+from test_conv_extent import launches_of
 
 simulated = functools.partial(checked, engine="fibers")
 SMALL = Block(2, 32, 1)
@@ -51,6 +55,28 @@ def test_in_the_simulator(n, d, taps, causal, dtype, block):
     given = inputs(1, 1, n, d, taps, dtype)
     scale = float32(1 / math.sqrt(d))
     check(*conv_hopper_forward(*given, causal, scale, simulated, block), given, causal)
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "taps", "causal", "dtype", "block"),
+    [
+        (20, 20, (2, 11), True, torch.float16, Block(1, 16, 1)),
+        pytest.param(20, 20, (11, 2), False, torch.bfloat16, SMALL, marks=pytest.mark.nightly),
+        pytest.param(150, 64, (7, 7), True, torch.float16, SMALL, marks=pytest.mark.nightly),
+    ],
+)
+def test_pieces_in_the_simulator(n, d, taps, causal, dtype, block):
+    """Merge the results of every pair of two chunks of a sequence."""
+    q, k, v, w = given = inputs(1, 1, n, d, taps, dtype)
+    results = {}
+    for own, keys, rows, columns, extent in launches_of(Shape(1, 1, n, d, *taps, causal), 2):
+        piece = [x.contiguous() for x in (q[:, :, rows], k[:, :, columns], v[:, :, keys])]
+        options = {"run": simulated, "block": block}
+        part = conv_parts_forward(*piece, w, causal, float32(1 / math.sqrt(d)), extent, **options)
+        assert part[0].dtype == torch.float32
+        results[own.start] = merged([results.get(own.start, nothing(q[:, :, own])), part])
+    o, log_sum = (torch.cat(parts, 2) for parts in zip(*results.values()))
+    check(o.to(dtype), log_sum, given, causal)
 
 
 def test_a_nan_reaches_the_rows_that_see_it():
