@@ -30,6 +30,7 @@ SHAPES = [  # n, d, taps, size of the tile
 ]
 LONG = [(24, 2, (1, 7), 8), (57, 2, (1, 1), 8)]  # twelve tiles of keys; eight, and as many blocks
 LOUD = inputs.FAR
+FAR_ALONG = 1003, 1001  # i0, j0 of a tile far into a long sequence
 PROVIDED = (weight,)  # of the package, for the learner's kernels
 BLOCKS = 2  # of every launch of a part, each with tiles of its own
 
@@ -42,9 +43,10 @@ def ex11_1(score, rng):
             check_scores(score, 8, taps, i0, j0, rng)
     for taps in ((6, 11), (12, 2)):
         check_scores(score, 16, taps, 10, 6, rng)
+    check_scores(score, 8, (2, 4), *FAR_ALONG, rng)
     check_scores(score, 8, (2, 4), 9, 5, rng, about=LOUD)
     return (
-        f"{4 * len(TAPS) + 3} tiles of 8 × 8 and 16 × 16, at the start of the sequence, on the diagonal and"
+        f"{4 * len(TAPS) + 4} tiles of 8 × 8 and 16 × 16, at the start of the sequence, on the diagonal and"
         " off it; taps odd, even and oblong"
     )
 
@@ -56,9 +58,10 @@ def ex11_2(convolve, rng):
         for taps in every:
             for i0, j0 in [(0, 0), (size + 9, 2), *rng.integers(0, 12, (2, 2)).tolist()]:
                 check_convolution(convolve, size, taps, i0, j0, rng)
+        check_convolution(convolve, size, (3, 4), *FAR_ALONG, rng)
         check_convolution(convolve, size, (3, 4), 5, 2, rng, about=LOUD)
         check_convolution(convolve, size, (3, 4), 5, 2, rng, about=0)
-    return f"{4 * len(TAPS + WIDE) + 4} tiles; whatever is not owned, or comes after its query, is -inf"
+    return f"{4 * len(TAPS + WIDE) + 6} tiles; whatever is not owned, or comes after its query, is -inf"
 
 
 @exercise("11.3", "absorb")

@@ -91,9 +91,11 @@ WRONG = {
             edit("ex11_1", ("scale * total", "min(max(scale * total, float32(-100)), float32(100))")),
         ),
         ("8 rows of halo at most", edit("ex11_1", ("i0 - (c_q - 1) + y", "i0 - min(c_q - 1, 8) + y"))),
+        ("blocks up to query 50", edit("ex11_1", ("if key > query", "if key > query or i0 > 50"))),
     ],
     "ex11_2": [
         ("a sum in float64", edit("ex11_2", ("total = float32(0)", "total = 0.0"))),
+        ("keys up to 100", edit("ex11_2", ("j0 + x > i0 + y", "j0 + x > min(i0 + y, 100)"))),
         ("-math.inf, a float64", edit("ex11_2", MATH, ("return MINUS_INFINITY", "return -math.inf"))),
         (
             "ends at a score of 0",
