@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 13b · The second backward kernel, and sums that never repeat
 #
-# **65 minutes** · builds on lesson 13 (your kernel of dQ and dW) and lesson 04 (lost updates)
+# **50 minutes** · builds on lesson 13 (your kernel of dQ and dW) and lesson 04 (lost updates)
 #
 # After this lesson you will be able to
 #

@@ -165,7 +165,7 @@ PARTS = {
             "13b_keys_and_sums",
             "The second backward kernel",
             "the kernel of dK and dV; atomics, and the reproducible way",
-            65,
+            50,
             ("13",),
         ),
         Lesson(
