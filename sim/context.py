@@ -28,7 +28,7 @@ DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress befor
 FIRST_PATIENCE, PATIENCE = 1.0, 8.0
 # A loop may run for PATIENCE_FACTOR * PATIENCE seconds, or until the log has MAX_LOGGED accesses, if a
 # Forecast predicts that it ends. The factor is SEARCH_FACTOR if the loop waits for no other thread and the
-# numbers that it compares wander. The log cannot be flushed within a loop.
+# numbers that it compares both rise and fall. The log cannot be flushed within a loop.
 PATIENCE_FACTOR, SEARCH_FACTOR, MAX_LOGGED = 8, 1.5, 1 << 23
 # Threads are not compared before each live thread has made LEAST_ITERATIONS iterations on average, or all
 # together MOST_ITERATIONS: a comparison of thousands of threads can take longer than a correct loop.
@@ -94,7 +94,7 @@ class Context:
         self.values = []  # values written by the logged stores and atomics, in order
         # branch entry, from the lowest bit: 1 bit taken, 12 bits thread, then the site's number
         self.decisions = array("q") if self.listeners["branches"] else None
-        self.segments, self.last_segment = [], -1  # (first log position, thread); number of the last one
+        self.segments, self.last_segment = [], -1  # (first log position, thread) of each; index of the last
         self.logged = 0  # number of accesses flushed so far
         # For loads that copy a structure, by log position: (first byte, end) of the structure relative to the
         # address, the line in the PTX, and the bytes with which the kernel computes. For stores: sources as
@@ -227,7 +227,7 @@ class Context:
         entries, values = np.array(self.log, np.int64), self.values[:]
         positions, threads = zip(*self.segments)
         starts = np.array(positions)
-        # accesses per segment, and the number of the first segment
+        # number of accesses in each segment, and the index of the first segment
         lengths, first = np.diff(starts, append=len(entries)), self.last_segment - len(starts) + 1
         segment = np.repeat(np.arange(first, self.last_segment + 1), lengths)
         thread = np.repeat(np.array([thread.linear for thread in threads], np.int32), lengths)

@@ -91,11 +91,11 @@ def directions(values):
 
 
 class Numbers:
-    """The numbers visible to one thread in `frame`.
+    """The numeric variables and array elements that one thread can read in `frame`.
 
     moving: those that it compares, keyed by the frame's depth and the variable's name, or by array and index.
     indices: the keys of `for` loop variables.
-    bounds: all visible numbers, which others may approach.
+    bounds: all numbers that the thread can read. A number in `moving` may approach one of them.
     """
 
     def __init__(self, frame):

@@ -151,7 +151,7 @@ class SimulatedSession:
             settings_of(item)
 
     def pytest_collection_finish(self):
-        """Count the launches at import for no test.
+        """Count the launches during imports, which belong to no test.
 
         Each process of pytest-xdist repeats them. If they counted for the first test, a race in one of them
         would fail another test in each process.
@@ -224,7 +224,7 @@ class SimulatedSession:
     # --- outside tests, and the end of the session ----------------------------------------------------------
 
     def count_outside_tests(self):
-        """Count the launches since the last test for no test, and format their failures."""
+        """Count the launches since the last test, which belong to no test, and format their failures."""
         tally, self.tally, allowed = self.tally, LaunchTally(), self.arguments.cuda_sim_allow
         self.outside_failures += map(format_entry, tally.failures(allowed))
         tally.forget_diagnostics(allowed)

@@ -40,7 +40,7 @@ def output(shape, like, dtype=torch.float32):
 class Bits:
     """A kernel argument: a tensor whose memory the kernel reads or writes as elements of another type.
 
-    `Bits(x, dtype)` stands for `x.view(dtype)`. A launch on a GPU needs no view, which would cost 2 µs.
+    `Bits(x, dtype)` is equivalent to `x.view(dtype)`. A launch on a GPU needs no view, which would cost 2 µs.
     """
 
     __slots__ = ("dtype", "tensor")
@@ -53,7 +53,7 @@ class Bits:
         return self.tensor.device
 
     def view(self):
-        """Return the tensor for which this argument stands."""
+        """Return the tensor as a view with elements of `dtype`."""
         return self.tensor.view(self.dtype)
 
 
@@ -108,7 +108,8 @@ def remember_steps(key, launched, tensors, scratch=0):
 
 
 def relaunch(key, tensors):
-    """Launch what is remembered under this key with other tensors; return whether it is there.
+    """Repeat the launches that are remembered under this key, with other tensors; return whether there are
+    any.
 
     The key must determine everything in a launch except the addresses of its tensors: shapes, types, device
     and numbers. All tensors must be contiguous, in the order of the kernel's arguments.

@@ -31,13 +31,13 @@ from kernels.conv.tensor_sums import FEW, sum_of_parts_launch, sums_of_rows_laun
 from kernels.tensor_cores.launch import capability, check_tensor_cores, kind_of, taps_operand, tensor_width
 
 HOPPER = (9, 0)  # compute capability
-BAND = 19 * 2**24  # scores of P, and of dS: 1.2 GiB in total
+BAND = 19 * 2**24  # maximum number of scores of P, and of dS, in scratch memory: 1.2 GiB in total
 WARPS = 4  # warps per block
 RESIDENT = 2  # blocks per multiprocessor
-FEWEST = 0.5  # blocks per multiprocessor: with fewer in a band, `tensor_backward` is faster
-TWO = 2  # 16-bit values per element of scratch memory
-ALIGNED = 32  # elements of scratch memory, 128 bytes
-# the places of tensors in a list of all: the arguments, the gradients, and the parts of scratch memory
+FEWEST = 0.5  # with fewer blocks per multiprocessor in a band, `tensor_backward` is faster
+TWO = 2  # number of 16-bit values in a float32 element of scratch memory
+ALIGNED = 32  # float32 elements: each part of scratch memory starts at a multiple of 128 bytes
+# the indices in Pass.tensors of the arguments, the gradients, and the parts of scratch memory
 Q, K, V, W, O, LOG_SUM, D_O, D_Q, D_K, D_V, D_W, DELTA, P, S, K_SUMS, V_SUMS, W_PARTS = range(17)
 GIVEN = D_Q  # number of arguments
 
@@ -60,8 +60,8 @@ class Plan(NamedTuple):
 
 @functools.cache
 def plan_for(sequences, n, c_q, c_k, causal, processors):
-    """Return the Plan for B · H sequences of n tokens: the one of the shortest duration among those for which
-    the scratch memory suffices."""
+    """Return the Plan for B · H sequences of n tokens. Of the Plans that fit in the scratch memory, it has
+    the shortest duration."""
     tiles, slots = -(-n // owned_rows(c_q, WARPS)), RESIDENT * processors
     scores = sequences * WARPS * WARP_ROWS * parts_of(n, c_q, c_k) * COLUMNS
     most = min(tiles, max(1, BAND // scores))
@@ -77,7 +77,7 @@ def plan_for(sequences, n, c_q, c_k, causal, processors):
 
 
 def time_of_band(sequences, lengths, slots):
-    """Return the time in which `slots` resident blocks are done with `sequences` blocks of each length, the
+    """Return the time that `slots` resident blocks need to process `sequences` blocks of each length, the
     longest ones first."""
     ends = [0] * slots
     for length in reversed(lengths):
@@ -98,7 +98,7 @@ def suits(q, w, causal):
 
 @functools.cache
 def scratch_sizes(q_shape, w_shape, plan, keys_wanted):
-    """Return the numbers of float32 elements of D, P, dS, the sums of dK and of dV, and the parts of dW."""
+    """Return the sizes of D, P, dS, the sums of dK and of dV, and the parts of dW, in float32 elements."""
     (batch, heads, n, d), (c_q, c_k) = q_shape, w_shape[1:]
     tiles_in_all, parts = -(-n // owned_rows(c_q, plan.warps)), parts_of(n, c_q, c_k)
     tiles, sequences = min(plan.tiles, tiles_in_all), batch * heads
@@ -201,12 +201,12 @@ class Pass:
         self.steps.append((launch(kernel, grid, block, *arguments, run=self.run), places, arguments))
 
     def band(self, place, shape, dtype):
-        """Return the scores of a band, with elements of this type."""
+        """Return scratch tensor `place` as the scores of a band, with elements of type `dtype`."""
         scores = self.tensors[place][: math.prod(shape) // TWO].view(torch.int16).view(shape)
         return Bits(scores, dtype) if dtype != torch.int16 else scores
 
     def sequence_rows(self, place, dtype):
-        """Return (B, H, N, d) as (B · H, N, d), with elements of this type."""
+        """Return tensor `place`, (B, H, N, d), as (B · H, N, d) with elements of type `dtype`."""
         return Bits(self.tensors[place].flatten(0, 1), dtype)
 
     def compute_scores(self, first, last, tiles, earlier_tiles, shape):

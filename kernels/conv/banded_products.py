@@ -35,13 +35,13 @@ WAITS = cp_async_wait_0, cp_async_wait_1, cp_async_wait_2
 
 @cuda.jit(device=True)
 def row_at(place):
-    """Return the row of a part, or of several adjacent ones, that is stored at this place."""
+    """Return the row that is stored in row `place` of a part, or of several adjacent parts."""
     return (place & ~31) + (place & 7) * 2 + (place >> 3 & 1) * 16 + (place >> 4 & 1)
 
 
 @cuda.jit(device=True)
 def column_at(place):
-    """Return the column of a part, or of several adjacent ones, that is stored at this place."""
+    """Return the column that is stored in column `place` of a part, or of several adjacent parts."""
     return (place & ~15) + (place >> 1 & 1) * 8 + (place >> 2 & 3) * 2 + (place & 1)
 
 
@@ -80,7 +80,7 @@ def row_copier(rows, width, order):
     """Create copy(tile, stage, x, first, begin, end), which copies the rows first to first + rows - 1 of x
     (N, width) to tile[stage], (width / SIDE, rows, SIDE), with the swizzle.
 
-    order: the device function that returns which row is stored at a place.
+    order: the device function that returns the row of x that is stored in a given row of the tile.
 
     Rows outside [begin, end) become zeros.
     """

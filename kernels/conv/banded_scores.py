@@ -70,7 +70,7 @@ def offsets_of(c_q, c_k):
 
 
 def parts_of(keys, c_q, c_k):
-    """Return the number of parts of 32 columns of a band whose rows see this number of keys."""
+    """Return the number of 32-column parts in a band whose rows see `keys` keys."""
     return -(-(keys - offsets_of(c_q, c_k)[1]) // COLUMNS)
 
 
@@ -105,7 +105,7 @@ def score_gradient_kernel(width, kind, c_q, c_k, warps, bits=False):
 
     @cuda.jit(device=True)
     def hide_scores(x, row, column):
-        """Set the scores of a warp after their diagonal to 0.
+        """Set those scores of a warp to 0 that the causal mask hides: the ones to the right of the diagonal.
 
         row, column: of the warp's first score.
         """
@@ -208,7 +208,8 @@ def score_gradient_kernel(width, kind, c_q, c_k, warps, bits=False):
             stored[part] = i < last
             of_rows[part] = log_sum[batch, head, i] * LOG2E if i < n else float32(0)
             of_rows[4 + part] = delta[batch, head, i] if i < n else float32(0)
-        for part in range(4):  # of dT's rows 2 k and 2 k + 2 in a register, those that the block owns
+        # select the rows of dT that the block owns: a register holds rows 2 k and 2 k + 2
+        for part in range(4):
             i = warp_row + (part >> 1) + (lane & 3) * 4 + (part & 1) * 16
             masks[part] = uint32(0xFFFFFFFF) if i + 2 < owned else uint32(0xFFFF) if i < owned else uint32(0)
         group_row, block = warp // 4 * 64, 0

@@ -118,7 +118,7 @@ take = accumulator_taker()
 
 @cuda.jit(device=True)
 def in_ring(block):
-    """Return the place of a block in a ring buffer, for 0 <= block < 2 · RING."""
+    """Return the index of a block within its ring buffer, for 0 <= block < 2 · RING."""
     return block - RING if block >= RING else block
 
 

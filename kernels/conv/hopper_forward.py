@@ -98,7 +98,7 @@ def conv_hopper_kernel(width, kind, block, c_q, c_k, bits=False, parts=False):
     rows, threads, above = groups * ROWS, groups * GROUP, c_q - 1
     owned, score_rows = rows - above, rows + MARGIN
     overlap = keys_out(c_k) - KEYS_IN
-    shift = (c_k - 1) // 2 - overlap  # of the output keys of an iteration from its input keys
+    shift = (c_k - 1) // 2 - overlap  # offset of an iteration's output keys from its input keys
     scaled = kind == "float16"
     pieces, s_count, o_count = width // COLUMNS, keys // 2, width // 2
     q_shape, tiles_shape = (pieces * rows, COLUMNS), (2, pieces * keys, COLUMNS)
@@ -134,7 +134,7 @@ def conv_hopper_kernel(width, kind, block, c_q, c_k, bits=False, parts=False):
         bands = cuda.shared.array(bands_shape, int16, alignment=128)
         batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
         thread, lane = int32(cuda.threadIdx.x), int32(cuda.threadIdx.x) & int32(31)
-        group = cuda.shfl_sync(FULL, thread // int32(GROUP), 0)  # ptxas sees that it is the same in all lanes
+        group = cuda.shfl_sync(FULL, thread // int32(GROUP), 0)  # shows ptxas a uniform value
         warp_row = (thread >> int32(5)) * int32(16)
         row, column = warp_row + (lane >> int32(2)), (lane & int32(3)) * int32(2)
         n, i0 = int32(q.shape[2]), int32(row_tile(serpentine)) * int32(owned)

@@ -370,7 +370,7 @@ def launched(key, given, causal, scale, of_queries, of_keys, run, warps):
         arguments = *rows, taps_given, log_sum, delta, scale, bool(causal), WHOLE, *stored
         step(places, kernel, (batch * heads, tiles), warps * 32, *arguments)
 
-    # the places of tensors in (*given, dQ, dK, dV, dW, D, parts of dW)
+    # the indices of the tensors in (*given, dQ, dK, dV, dW, D, parts of dW)
     places = FEW_PLACES if n <= FEW else (6, 4, 11)
     step(places, *sums_of_rows_launch(q, k, v, w, o, log_sum, d_o, causal, scale, delta))
     if of_queries:

@@ -25,7 +25,7 @@ RING = 2 * BLOCKS  # blocks per row of the ring buffers of S0 and dT
 # words per row of a ring buffer, two elements each; the padding puts eight rows in different banks
 PITCH = RING * 4 + 4
 NUMBERS = BLOCKS * 4  # accumulators per lane for 16 rows and COLUMNS columns
-SUMS = 8  # accumulators per lane for a 16 × 8 product, in two chains
+SUMS = 8  # two independent chains of products, each with four accumulators per lane for a 16 × 8 result
 
 
 class Frame(NamedTuple):

@@ -104,7 +104,8 @@ def decode_tensor_kernel(width, kind, c_q, c_k, bits=False, team=1):
 
     @cuda.jit(device=True)
     def add_values(o, v_tile, base, both):
-        """Add the products of the values from row `base` on and their weights; `both` is this lane's pair."""
+        """Multiply the values from row `base` on by their weights, and add the products to o. This lane holds
+        two of the weights, packed in `both`."""
         lane = cuda.threadIdx.x & 31
         for step in range(steps):
             b0 = both if lane >> 2 == 2 * step else uint32(0)
@@ -312,14 +313,14 @@ def layout_of(width, team):
 
 
 def fewest_keys(keys):
-    """Return the minimum number of keys per block: about a sixteenth, because the merge takes longer for more
-    blocks."""
+    """Return the minimum number of keys per block: about a sixteenth of all keys, because the merge takes
+    longer for more blocks."""
     return max(64, min(keys // 16, 512))
 
 
 def length_of(keys, c_k, each):
-    """Return the number of keys per range, at least `keys`: the keys of its iterations, of `each` keys, minus
-    the halo."""
+    """Return the number of keys per range, at least `keys`. A range and its halo are a multiple of `each`,
+    the number of keys per iteration."""
     lag = 8 * (window_of(c_k) - 1)
     return -(-(keys + lag) // each) * each - lag
 

@@ -28,13 +28,14 @@ PART_WARPS = 8
 
 @functools.cache
 def few_queries_kernel(kind, bits):
-    """Return the kernel that computes D of at most FEW queries. `bits` is as for `tap_packer`."""
+    """Return the kernel that computes D = rowsum(dO * O) for at most FEW queries. For `bits`, see
+    `tap_packer`."""
     pack, scaled, pack_taps = ARITHMETIC[kind].pack, kind == "float16", tap_packer(kind, bits)
     widened = widener(kind)
 
     @cuda.jit(device=True)
     def product(x, y):
-        """Return the product of two rows of 16-bit values."""
+        """Return the dot product of two rows of 16-bit values."""
         total = float32(0)
         for c in range(x.shape[0]):
             total += widened(x[c]) * widened(y[c])
@@ -42,7 +43,7 @@ def few_queries_kernel(kind, bits):
 
     @cuda.jit
     def conv_few_queries_kernel(q, k, v, w, log_sum, d_o, scale, causal, delta):
-        """Store D in delta (B, H, N); a thread computes one score. Threads of one row are half a warp.
+        """Store D in delta (B, H, N). Each thread computes one score, and half a warp computes one row.
 
         q, k, v, d_o: (B, H, N, d), 16-bit values as int16.
         w: (H, c_q, c_k).
@@ -81,7 +82,7 @@ def few_queries_kernel(kind, bits):
 
 @functools.cache
 def sum_of_parts_kernel(kind):
-    """Return the kernel that sums parts into results of type `kind`, which are stored as by `rounder`."""
+    """Return the kernel that sums parts, and stores the results as `rounder` converts them to type `kind`."""
     rounded = rounder(kind)
 
     @cuda.jit

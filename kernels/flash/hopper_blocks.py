@@ -108,11 +108,11 @@ def tile_copier(rows, width):
 
 @functools.cache
 def item_finder(rows, keys):
-    """Create item(turn, q, k, causal) -> (exists, batch, head, first query, number of key tiles), the work of
-    this block in a turn.
+    """Create item(turn, q, k, causal) -> (exists, batch, head, first query, number of key tiles): the
+    tile of queries that this block processes in iteration `turn`.
 
-    The tiles of queries with the most keys come first. Turns are in serpentine order, so that no block has
-    the longer ones in every turn.
+    The tiles of queries with the most keys come first. The order is serpentine, because the same blocks would
+    otherwise get the longer tiles in every iteration.
     """
 
     @cuda.jit(device=True, forceinline=True)

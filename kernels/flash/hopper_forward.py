@@ -96,7 +96,7 @@ def consumer(width, kind, block):
     @cuda.jit(device=True, forceinline=True)
     def consume(q, k, scale, causal, tiles, full, empty, order, out, log_sum):
         thread, lane = int32(cuda.threadIdx.x), int32(cuda.threadIdx.x) & int32(31)
-        group = cuda.shfl_sync(FULL, thread // int32(GROUP), 0)  # ptxas sees that it is the same in all lanes
+        group = cuda.shfl_sync(FULL, thread // int32(GROUP), 0)  # shows ptxas a uniform value
         row = group * int32(ROWS) + (thread >> int32(5) & int32(3)) * int32(16) + (lane >> int32(2))
         column = (lane & int32(3)) * int32(2)
         n_keys = int32(k.shape[2])
@@ -118,7 +118,8 @@ def consumer(width, kind, block):
             last1 = (min(n_keys, i + int32(9)) if causal else n_keys) - int32(1) - column
             first = i0 + group * int32(ROWS)
             edge = min(n_keys, first + int32(1)) if causal else n_keys
-            # this group's tiles: the other ones of the block hide all keys from its queries
+            # the number of tiles with keys that this group's queries see; the mask hides the block's other
+            # tiles
             seen = min(n_keys, first + int32(ROWS)) if causal else n_keys
             own = int32(uint32(seen + int32(keys - 1)) // uint32(keys))
             # 1. the scores of the first tile, together with the output of the last tile of the turn before

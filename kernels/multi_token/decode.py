@@ -116,7 +116,7 @@ def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
 
 
 def bits_of(x):
-    """Return a tensor as a kernel expects it: 16-bit values as int16 Bits."""
+    """Return a kernel argument for a tensor: a float32 tensor itself, and a 16-bit one as int16 Bits."""
     return x if x.dtype == torch.float32 else Bits(x, torch.int16)
 
 

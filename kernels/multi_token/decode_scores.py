@@ -157,7 +157,7 @@ def window_kernel(c_q, after):
                 if start <= first + x - right < end:
                     for r in range(after):
                         t[batch, head, r, first + x - right] = totals[r]
-            cuda.syncwarp()  # all lanes have read the scores: the last ones may be moved to the front
+            cuda.syncwarp()  # all lanes have read the scores, so the last scores may be moved to the front
             for element in range(lane, rows * CARRIED, LANES):
                 a, x = element // CARRIED, element % CARRIED
                 tile[a, x] = tile[a, KEYS + x]

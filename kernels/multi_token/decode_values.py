@@ -166,7 +166,7 @@ def values_kernel(most, after):
 
 @functools.cache
 def merge_kernel(kind, parameter_kind):
-    """Return the kernel for results of type `kind`, which are stored as `rounder` returns them.
+    """Return the kernel that stores its results as `rounder` converts them to type `kind`.
 
     parameter_kind: the type of norm, gate and bias; 16-bit values are passed as int16.
     """
@@ -186,7 +186,7 @@ def merge_kernel(kind, parameter_kind):
         head, batch, thread = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
         splits, d = parts.shape[1], parts.shape[3]
         lanes, c, lane = MERGE_THREADS // d, thread % d, thread // d
-        # 1. each thread adds one column of every lanes-th split
+        # 1. each thread sums one column over the splits lane, lane + lanes, lane + 2 · lanes, ...
         total = float32(0)
         if lane < lanes:
             for first in range(lane, splits, AHEAD * lanes):

@@ -52,7 +52,7 @@ def row_of(x, lane):
 
 @cuda.jit(device=True)
 def key_of(x, lane):
-    """Return the key, of 16, to which a lane's accumulator x belongs."""
+    """Return the index, from 0 to 15, of the key to which a lane's accumulator x belongs."""
     return (x >> 1 & 1) * 8 + (lane >> 2)
 
 
@@ -217,7 +217,7 @@ def weights_kernel(most, c_k, after, kind):
             for turn in range(turns):
                 x = turn * LANES + lane
                 j = first - left + x
-                # a valid index without a test, so that all loads are issued before the first use
+                # clamp the index: with a branch, the loads would not all be issued before the first use
                 key = min(max(j, 0), keys - 1) & PLACE
                 for r in range(after):
                     held[r] = rows[r, key]

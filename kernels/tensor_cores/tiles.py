@@ -228,7 +228,7 @@ def tap_loader(kind, c_q, c_k, bits=False, offset=0):
 
 @functools.cache
 def softener(m_tiles, n_tiles, d_tiles):
-    """Create soften(s, m, l, o, factor), one step of the online softmax for a warp's rows.
+    """Create soften(s, m, l, o, factor), which performs one step of the online softmax for a warp's rows.
 
     It replaces s, the lane's m_tiles × n_tiles × 4 scores, by 2^(factor · (s - m)), and updates m, l and o of
     its rows. m is equal in the four lanes of a row; l is the sum of this lane's elements only.

@@ -21,10 +21,10 @@ from kernels.tensor_cores.warpgroup import wgmma, wgmma_commit, wgmma_fence
 
 GROUP = 128  # threads of a warp group
 ROWS = 64  # rows of a product
-COLUMNS, SWIZZLE = 64, 128  # of a tile's rows: elements, and bytes
+COLUMNS, SWIZZLE = 64, 128  # elements per row of a tile, and bytes
 PATTERN = 8 * SWIZZLE  # bytes after which the swizzle repeats
 PTX_KIND = {"bfloat16": "bf16", "float16": "f16"}
-LARGEST_BASE = float32(2**16)  # of a base whose rounding error does not matter: it is at most 2^-8
+LARGEST_BASE = float32(2**16)  # the rounding error of smaller bases is at most 2^-8, which is harmless
 
 NAMES = {
     "cuda": cuda,
@@ -99,7 +99,7 @@ def output_starter(kind, keys, width):
 
 @functools.cache
 def largest_finder(count):
-    """Create largest(s), which returns the largest of a lane's elements in each of its two rows."""
+    """Create largest(s), which returns the maximum of a lane's elements in each of its two rows."""
     lines = []
     for row in range(2):
         own = elements(count, row)
@@ -150,7 +150,7 @@ def packer(kind, count):
 
 @functools.cache
 def scaler(count):
-    """Create scaled(o, by0, by1), which multiplies the lane's rows."""
+    """Create scaled(o, by0, by1), which multiplies the lane's two rows of O by by0 and by1."""
     parts = all_of(f"o[{x}] * by{x >> 1 & 1}" for x in range(count))
     return generated("scaled(o, by0, by1)", [f"return {parts}"])
 
@@ -182,7 +182,7 @@ def rows_storer(kind, count, wide=False):
 
 @cuda.jit(device=True, forceinline=True)
 def raised(m, largest, factor):
-    """Return (the new m of a row, the factor for its earlier weights)."""
+    """Return (the new maximum m of a row, the factor that rescales its earlier weights)."""
     largest = max(largest, cuda.shfl_xor_sync(FULL, largest, 1))
     largest = max(largest, cuda.shfl_xor_sync(FULL, largest, 2))
     largest = max(m, largest)

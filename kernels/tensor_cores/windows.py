@@ -15,7 +15,7 @@ from kernels.tensor_cores.tiles import ARITHMETIC, CHUNK
 
 @cuda.jit(device=True)
 def swizzled(chunk, row):
-    """Return the first column of a chunk of CHUNK elements in a row of a tile."""
+    """Return the column of a tile at which the swizzle stores the first element of a chunk of this row."""
     return (chunk ^ row & 7) * CHUNK
 
 
@@ -71,7 +71,8 @@ def window_loader(width, rows):
 
 @functools.cache
 def window_product(kind, width, rows):
-    """Create multiply(s, tile, base, window), the scores of the 16 keys from row `base` of the tile on.
+    """Create multiply(s, tile, base, window), which stores in s the scores of the 16 keys in rows `base` to
+    base + 15 of the tile.
 
     s: four elements per half of 8 rows of the window, in the accumulator layout; rows are keys.
     window: the result of `window_loader`.

@@ -1,5 +1,5 @@
-"""Checks of the matrix descriptors of wgmma: whether they lead to shared memory, and fit the way in which the
-matrix was written."""
+"""Checks of the matrix descriptors of wgmma: the matrix must be in shared memory, and its layout must be the
+one in which it was written."""
 
 import functools
 from typing import NamedTuple
@@ -145,8 +145,9 @@ def misfit(descriptor, mn_major, count, tile):
 
 
 def doubts(context, descriptor, of, mn_major, count, found, site):
-    """Return pairs (Finding; {address: operation}) for the boxes that tensor copies have written in another
-    layout than a descriptor describes. The Finding holds if the operation was the last to write the address.
+    """Return pairs (Finding, {address: operation}) for the boxes that tensor copies have written in a layout
+    that differs from the descriptor's. A Finding is correct only if the operation was the last one that wrote
+    the address.
 
     of: "A" or "B".
     found: the simulated addresses of the chunks of the matrix.

@@ -129,8 +129,8 @@ class Scheduler:
         index.x, index.y, index.z = thread.index
         context.thread = thread
         context.entered += 1
-        # A wait for its own block or warp gives a thread no further turns. Otherwise, a warp that polls
-        # between two votes would never let the blocks run for which it waits.
+        # A thread that has waited for its own block or warp gets no further turns. Otherwise, a warp that
+        # polls between two votes would never let the blocks run that could end its wait.
         if self.atomics_yield and thread.waits in (None, TURN):
             thread.turns_left, thread.retries = context.schedule.patience, False
         if context.log is not None:

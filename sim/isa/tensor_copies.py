@@ -9,7 +9,7 @@ import numpy as np
 
 from sim.isa.bulk import bulk_instruction, combine
 
-ALIGNMENT = 128  # of the address in shared memory (PTX ISA, cp.async.bulk.tensor)
+ALIGNMENT = 128  # required of the address in shared memory, in bytes (PTX ISA, cp.async.bulk.tensor)
 # type in a tensor map -> PTX type of a reduction
 REDUCED = {"u8": "u32", "f32_ftz": "f32", "tf32": "f32", "tf32_ftz": "f32"}
 

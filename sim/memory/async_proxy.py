@@ -97,8 +97,7 @@ class Spot(NamedTuple):
 
 class Target:
     """Bytes that an operation writes when it is complete: the memory, the data, and for a reduction the
-    function
-    (old, data) that combines them."""
+    function (old, data) that combines the two."""
 
     __slots__ = ("address", "memory", "data", "combine")
 
@@ -143,7 +142,8 @@ class Pending:
         self.context.early_barriers.add((barrier.block, barrier.address))
         wanted = sum(size for _, size in expected)
         copies = dict.fromkeys(pending.witness for pending in (self, *barrier.bulk))
-        # Blocks that send unequal sums may be in different phases, so that the sum is not that of a phase.
+        # If blocks send different totals, they may be in different phases, and their sum is not the total of
+        # one phase.
         shares = Counter()
         for sender, size in parts:
             shares[sender.block] += size
@@ -247,7 +247,7 @@ class AsyncProxyMemory:
         return located
 
     def check_column(self, kind, coordinates):
-        """Report a box whose first column is at no multiple of 16 bytes."""
+        """Report a box whose first column does not start at a multiple of 16 bytes."""
         begin = coordinates[0] * kind.itemsize
         if begin % PIECE == 0:
             return
@@ -275,7 +275,8 @@ class AsyncProxyMemory:
         return Spot(address, root[begin : begin + size])
 
     def note_tile(self, address, kind, operation):
-        """Record which tensor copy wrote a tile of shared memory last, for the readers of its layout."""
+        """Record which tensor copy wrote a tile of shared memory last. Later checks read the tile's layout
+        from it."""
         home, local = self.context.thread.block.home(address)
         pitch = kind.swizzle or kind.counts[0] * kind.itemsize
         home.tiles[local] = Tile(operation, local, kind.room, pitch, kind.swizzle, len(kind.counts) < 3)
@@ -284,9 +285,8 @@ class AsyncProxyMemory:
         return Target(spot, data, combine)
 
     def check_bulk_size(self, size, multiple, barrier=None):
-        """Report the size of a bulk copy that is no positive multiple of `multiple` bytes. Return whether it
-        is
-        one."""
+        """Return whether the size of a bulk copy is a positive multiple of `multiple` bytes. Report any other
+        size."""
         if size > 0 and size % multiple == 0:
             return True
         self.context.findings.append(

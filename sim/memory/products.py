@@ -97,7 +97,7 @@ class Products:
 
 
 class Fragment(tuple):
-    """The registers of one thread for a matrix, in a Python kernel. A fence, a wait or a product returns it.
+    """One thread's registers for a matrix, in a Python kernel. Fences, waits and products return a Fragment.
 
     issue: the product that sets them, or None.
     touched: the site at which the kernel has read one of them since the last fence or wait, or None.

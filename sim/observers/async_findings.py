@@ -162,7 +162,7 @@ LEFT = {
 
 
 def repeats(one, other):
-    """Return whether two operations of one instruction copy the same bytes to the same place."""
+    """Return whether two operations of one instruction copy the same bytes to the same destination."""
     same = (one.site, one.reads, one.writes) == (other.site, other.reads, other.writes)
     return same and bool(one.reads) and one.site & 3 == STORE
 

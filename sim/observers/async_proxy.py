@@ -59,7 +59,7 @@ class ProxyOrder(HappensBefore):
 
 
 class AsyncProxy:
-    """The operations of a launch and their conflicts. A part of the observer Races.
+    """The operations of the async proxy in a launch, and their conflicts. The observer Races uses it.
 
     order: the HappensBefore of the launch.
     number: the function that returns the number of a block.
@@ -168,7 +168,8 @@ class AsyncProxy:
 
     def generic_rows(self, rows):
         """Compare generic accesses with the operations before them, and record their writes."""
-        region = rows.address >> 20  # every allocation with operations of PTX is alone in its MiB
+        # no two allocations share a MiB of addresses if operations of PTX access them
+        region = rows.address >> 20
         for key in np.unique(rows.block * (1 << 40) + region).tolist():
             chosen = np.flatnonzero((rows.block == key >> 40) & (region == key & ((1 << 40) - 1)))
             while len(chosen):
@@ -215,7 +216,8 @@ class AsyncProxy:
             yield self.known[number]
 
     def meet(self, rows, row, numbers, operations):
-        """Compare rows with the operations on the same bytes, given by their numbers."""
+        """Compare accesses with operations on the same bytes: for each access, those of operations(number).
+        The number is -1 if there are none."""
         hits = np.flatnonzero(numbers >= 0)
         if not len(hits):
             return
@@ -261,9 +263,8 @@ class AsyncProxy:
         return self.known[number] if number >= 0 else None
 
     def add_reader(self, nodes, number):
-        """Return the nodes of lists that contain a further operation. It replaces the newest one if its end
-        implies
-        the end of that one."""
+        """Add an operation to lists, and return the nodes of the new lists. The operation replaces the newest
+        one in a list if its end implies the end of that one."""
         distinct, inverse = np.unique(nodes, return_inverse=True)
         new = np.empty(len(distinct), np.int32)
         for i, node in enumerate(distinct.tolist()):
@@ -315,7 +316,8 @@ class AsyncProxy:
                 self.note((operation.site, site, "fence"), write, address, self.findings.unfenced, found)
 
     def note(self, key, row, address, make, found):
-        """Note a finding. Of those with one key, only the finding about the lowest thread is reported.
+        """Note a finding. If several findings have the same key, only the one about the lowest thread is
+        reported.
 
         row: the Moment of the access.
         make, found: the function that returns the finding, and its arguments.

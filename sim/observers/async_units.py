@@ -41,5 +41,5 @@ class Columns:
         return Columns(self.block[chosen], *(getattr(self, name)[chosen] for name in self.NAMES))
 
     def row(self, i):
-        """Return the Moment of an access."""
+        """Return the Moment of the access at index i."""
         return Moment(*(int(getattr(self, name)[i]) for name in Moment._fields))

@@ -91,7 +91,7 @@ def first_pair(rows, party, ones, others, order):
     ones, others: the positions of the candidate accesses for the two members of the pair.
     order: the HappensBefore, or None if nothing can be ordered.
     """
-    if order is None:  # all accesses of a thread are equivalent then, so keep one per thread
+    if order is None:  # without an order, all accesses of a thread are equivalent, so keep one per thread
         ones, others = (
             positions[np.unique(rows.thread[positions] + (party[positions] << 12), return_index=True)[1]]
             for positions in (ones, others)
@@ -153,8 +153,9 @@ def unordered_pairs(cells, order):
     if not len(cells.address):
         return []
     row, bounds = cells.in_order()
-    # Thousands of cells of an array often have the same sequence of plain accesses. Only these columns decide
-    # about it, so each sequence is judged once: `judged` maps it to the places of its pair, or to None.
+    # Thousands of cells of an array often have the same sequence of plain accesses. Only these columns
+    # determine the result, so each sequence is examined once: `judged` maps it to the positions of its pair,
+    # or to None.
     columns, judged, found = np.column_stack([rows.segment[row], rows.action[row], cells.party[row]]), {}, []
     has_atomics = np.logical_or.reduceat(atomic_mask(rows)[row], bounds[:-1]).tolist()
     for first, last, mixed in zip(bounds, bounds[1:], has_atomics):

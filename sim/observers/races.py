@@ -275,7 +275,8 @@ class Races(OrderingObserver):
                 yield self.finding(address, *pair, rows, equal, pairs)
 
     def is_replicated_store(self, address, one, other):
-        """Return whether two stores are replicas in shared memory, which only Triton's compiler accesses.
+        """Return whether two stores to shared memory write replicas of one sum, as code from Triton's
+        compiler does.
 
         All lanes that hold a sum store it. If the last product is fused into the sum, the lanes' values can
         differ in their last bits.

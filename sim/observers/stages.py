@@ -11,7 +11,8 @@ from sim.observers.copies import precedes
 
 
 class Stages:
-    """The phases of mbarriers that count bytes. A part of the observer Races.
+    """The phases of all mbarriers that count bytes. The observer Races uses it to find stages that are reused
+    too early.
 
     order: the order in which operations are performed, with the numbers of blocks (sim.observers.lifetimes).
     number: the function that returns the number of a block.

@@ -83,7 +83,7 @@ def reference(name: str) -> str:
 
 
 def insert_line(message: str, line: str) -> str:
-    """Return a message with a further line before its reference."""
+    """Return a message with another line inserted before its reference."""
     text, _, last = message.rpartition("\n")
     return f"{text}\n{line}\n{last}"
 
@@ -128,7 +128,7 @@ def parse(name: str, text: str) -> Page:
 
 def parse_form(name: str, language: str, text: str) -> Form:
     """Return the Form of a section: the code, for CUDA C++ the command, at most one message, and the fixed
-    code. Raise PageError if the code blocks are others."""
+    code. Raise PageError if the section contains other code blocks."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     code = "cuda" if language == "CUDA C++" else "python"
     kinds = [kind for kind, _ in blocks]
