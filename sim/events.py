@@ -214,8 +214,8 @@ class AsyncOperation:
     position: the number of earlier accesses in the launch.
     through: how its completion is observed: "mbarrier", "group" (a bulk async-group) or "wgmma".
     barrier: the address of the mbarrier that counts its bytes, or None.
-    doubts: pairs (Finding; {address: operation}). The Finding holds if each of these operations was the last
-        to write its address.
+    doubts: pairs (Finding, {address: operation}). The Finding is correct only if each of these operations was
+        the last one that wrote its address.
     """
 
     kind: str
@@ -378,7 +378,7 @@ class Observer:
         """An operation is complete, and an mbarrier has counted its bytes in this phase."""
 
     def bytes_expected(self, at: Moment, phase: Phase, site: int) -> Findings:
-        """A thread makes a later phase than the first of an mbarrier expect bytes (expect_tx)."""
+        """A thread makes a phase of an mbarrier, other than its first phase, expect bytes (expect_tx)."""
 
     def proxy_fenced(self, at: Moment, spaces: tuple[int, ...]) -> Findings:
         """A thread has executed fence.proxy.async for these state spaces."""

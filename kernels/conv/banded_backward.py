@@ -163,7 +163,7 @@ class Pass:
     """The launches of a pass.
 
     tensors: all tensors, with rows of the kernels' width.
-    steps: (Plan of a launch, the places of its tensors, its arguments) for each launch so far.
+    steps: (Plan of a launch, the indices of its tensors, its arguments) for each launch so far.
     """
 
     def __init__(self, tensors, causal, scale, run, plan):

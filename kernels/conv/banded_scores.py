@@ -2,8 +2,8 @@
 
 The formulas are the same as in `conv_backward`. A block owns rows of scores (queries), and loops over their
 columns (keys). It stores P and dS, rounded to 16 bits, in a band in global memory, and sums the gradient of
-the taps. `kernels.conv.banded_products` computes dQ, dK and dV from the band. So the scores are computed
-once, where `kernels.conv.tensor_backward` computes them twice.
+the taps. `kernels.conv.banded_products` computes dQ, dK and dV from the band. The scores are therefore
+computed once, whereas `kernels.conv.tensor_backward` computes them twice.
 
 An iteration processes COLUMNS columns in three phases, as in `tensor_backward`. A warp computes 32 rows,
 two matrices of 16, which halves the loads of the convolutions from shared memory (`banded_tiles`). A warp
@@ -83,7 +83,7 @@ def score_gradient_kernel(width, kind, c_q, c_k, warps, bits=False):
     The kernel's arguments:
 
     q, d_o, k, v: (B, H, N, width), int16.
-    first_row, last_row: the first query of the band, and the one after its last.
+    first_row, last_row: the first query of the band, and the first query after it.
     p_band, s_band: (B · H, tiles · warps, parts, 256), int64 elements of four scores, see `store_part`.
     earlier: the number of tiles of the previous band, whose parts of d_w this band adds to.
     d_w: (B · tiles of the largest band, H, c_q, c_k).
@@ -107,7 +107,7 @@ def score_gradient_kernel(width, kind, c_q, c_k, warps, bits=False):
     def hide_scores(x, row, column):
         """Set those scores of a warp to 0 that the causal mask hides: the ones to the right of the diagonal.
 
-        row, column: of the warp's first score.
+        row, column: the indices of the warp's first score.
         """
         lane = int32(cuda.threadIdx.x) & int32(31)
         for part in range(4):

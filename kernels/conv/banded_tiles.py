@@ -5,7 +5,7 @@ shift by two then moves a matrix by one row, so the same 16 × 16 fragment of S0
 a of the taps, and the odd rows with row a - 1. This halves the loads from shared memory.
 
 A ring buffer holds the latest columns of S0 or dT as (RING, 2, rows / 2, 4) words: blocks of eight columns,
-even and odd rows apart, so that every 8 × 8 matrix is 128 adjacent bytes.
+with the even rows before the odd rows, so that every 8 × 8 matrix is 128 adjacent bytes.
 """
 
 import functools
@@ -208,8 +208,8 @@ def sums_of_taps(row_taps, column_taps):
 def transposed_loader(blocks):
     """Create load(x, ring, shift, place, block), like `window_loader`, for transposed matrices.
 
-    x[4 (b / 2) + b % 2] is the upper half of block b, and the element two further the lower half. So the four
-    registers of an even block and the next one are a left operand.
+    x[4 (b / 2) + b % 2] is the upper half of block b, and x[4 (b / 2) + b % 2 + 2] is its lower half. The
+    four registers of an even block and the next block therefore form a left operand.
     """
 
     @cuda.jit(device=True)
@@ -236,7 +236,7 @@ def tap_gradient_adder(kind, row_taps, column_taps):
     A product multiplies eight columns j of dT by 16 columns j' of the window. If the window has 24 columns,
     the last eight columns of two adjacent row shifts share a product.
 
-    masks: the halves of registers that belong to owned rows; of even rows, then of odd rows.
+    masks: bit masks of the register halves that hold owned rows, first for even rows, then for odd rows.
     sums: `sums_of_taps` accumulators; four for each row shift, then four for each pair of row shifts.
     """
     mma = ARITHMETIC[kind].mma

@@ -11,7 +11,7 @@ first P_q are a halo, and T and O of groups · 64 - P_q rows:
     O       P V, with P in the registers of T
 
 The shared memory that a product reads limits the convolution: a product of 64 × 16 by 16 × 24 elements takes
-22 cycles, of which its operations take 12.
+22 cycles, of which 12 would suffice for its operations.
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
     loop).
 

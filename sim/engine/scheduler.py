@@ -205,7 +205,7 @@ class Scheduler:
                 "error",
                 "a loop repeats without end"
                 if decided
-                else "a loop repeats, and it is not decided whether it ends",
+                else "a loop repeats, and the simulator could not decide whether it ends",
                 witnesses,
                 reason=self.context.format_budget(decided) if hoisted is None else HOISTED,
                 fix=FIX_HOISTED if hoisted is not None else FIX_LOOP if decided else FIX_UNDECIDED,

@@ -223,9 +223,9 @@ def toucher(context, site, reads, writes, constant=False, moved=False):
     """Return the function that records accesses of a PTX instruction to registers of products.
 
     reads, writes: the names of the registers.
-    constant: whether the instruction sets a constant, which a compiler can place behind the fence. It counts
-        as an access before the fence if the thread has executed a fence since it last waited for a product.
-    moved: whether the compiler has moved the instruction from before a fence to behind it.
+    constant: whether the instruction sets a constant, which a compiler can move after the fence. It counts as
+        an access before the fence if the thread has executed a fence since it last waited for a product.
+    moved: whether the compiler has moved the instruction from before a fence to after it.
 
     A read between a fence and the first product needs no further fence: it obtains the old value, because the
     product starts later. Compilers place such reads there, for example in a setp that computes scale-d.

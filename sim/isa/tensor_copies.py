@@ -84,7 +84,8 @@ def store_box(memory, map, map_index, coordinates, tile, index, kind, combined=N
 
 
 def runs(spot, offsets):
-    """Return the Spots of the adjacent bytes of a Spot at these ascending or swizzled offsets."""
+    """Split a Spot: return one Spot for each run of adjacent bytes at these offsets, which are ascending or
+    swizzled."""
     ends = np.flatnonzero(np.diff(offsets) != 1) + 1
     return [
         type(spot)(spot.address + int(part[0]), spot.memory[part[0] : part[-1] + 1])

@@ -121,9 +121,9 @@ class Tile(NamedTuple):
 
     operation: the AsyncOperation of the copy.
     base: the address of its first byte within the block.
-    room: the bytes from its first to its last one.
-    pitch: the bytes from one row to the next.
-    swizzle: in bytes.
+    room: the number of bytes from its first to its last byte.
+    pitch: the number of bytes from the start of one row to the start of the next.
+    swizzle: the width of the swizzle in bytes.
     flat: whether the box has at most two dimensions, so that the rows are in the order of the tensor's.
     """
 

@@ -96,7 +96,7 @@ class AsyncFindings:
         written = f"write at line {SITES[site].line}"
         if copied:
             written = f"wait (cp.async.wait_group) for its copy at line {SITES[site].line}"
-        more = " A fence orders nothing that is not complete." if copied else ""
+        more = " A fence orders only accesses that are complete." if copied else ""
         return Finding(
             "proxy-fence",
             "error",

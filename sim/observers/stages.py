@@ -1,9 +1,9 @@
 """Stages of a pipeline that a producer reuses: bytes that an mbarrier expects before its previous phase is
 certainly complete.
 
-Copies may take any time. If nothing orders an expect_tx after the end of the previous phase, copies of that
-phase can still be under way, and the bytes count in the wrong phase. In a simulated run, the copies are
-complete by then, so only the order that the program establishes shows the bug.
+A copy can take any amount of time. If nothing orders an expect_tx after the end of the previous phase, copies
+of that phase can still be under way, and the bytes count in the wrong phase. In a simulated run, the copies
+are complete by then, so only the order that the program establishes shows the bug.
 """
 
 from sim.events import SITES, Access, Finding, Moment

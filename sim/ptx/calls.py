@@ -85,11 +85,11 @@ class Callee:
     def finding(self, address, name, returns, takes, defined):
         """Return the finding for an invalid call."""
         if name is None:
-            unset = f"{address:#x}, the value of memory that no thread has written and of a refused read"
+            unset = f"{address:#x}, which is the value of unwritten memory and of refused reads"
             what = {0: "the null pointer", NEVER_WRITTEN: unset}.get(
                 address, f"address {address:#x}, which is not a function"
             )
-            reason = "Neither a pointer without an assignment nor an element beyond a table is a function."
+            reason = "Unassigned pointers and elements beyond the end of a table are not functions."
             fix = "look at where the pointer comes from: guard the index, or set every entry of the table"
             if address >= CODE and not self.code <= address < self.code + OF_MODULE:
                 what = f"address {address:#x}, which is a function of another module"

@@ -267,7 +267,7 @@ def test_whether_a_loop_ends_that_changes_something_is_not_decided(monkeypatch):
 
     monkeypatch.setattr(sim.context, "PATIENCE", 0.02)
     (finding,) = simulate(kernel, on_finding="report")[1, 1](np.zeros(3)).findings
-    assert finding.verdict == "a loop repeats, and it is not decided whether it ends"
+    assert finding.verdict == "a loop repeats, and the simulator could not decide whether it ends"
     assert (
         finding.reason == "Something still changes, but no thread ended within 0.02 s or 8,388,608 accesses."
     )
@@ -325,7 +325,7 @@ def test_a_slow_loop_goes_on_if_a_number_approaches_a_bound(kernel, threads, end
     assert (
         [f.verdict for f in findings] == []
         if ends
-        else ["a loop repeats, and it is not decided whether it ends"]
+        else ["a loop repeats, and the simulator could not decide whether it ends"]
     )
     assert took > 0.02 and (ends or took < 2)
 
