@@ -132,7 +132,7 @@ def split_kernel(slots, d):
             for r in range(LANES):
                 held[r] = rows[(base + r * d) & PLACE] if low <= first + r < high else float32(0)
 
-    @cuda.jit(max_registers=128)  # for four resident blocks per multiprocessor
+    @cuda.jit(max_registers=128)  # so that four blocks are resident on a multiprocessor
     def conv_decode_split_kernel(q, k, k_strides, v, v_strides, sharing, w, scale, extent, length, parts):
         """Store o, m and l of each block in parts (B, H, splits, d + 2).
 

@@ -53,7 +53,8 @@ def tile_copier(rows, width, threads):
 
 @functools.cache
 def band_loader(kind, c_q, c_k, bits, threads):
-    """Create load_bands(bands, w, head), with which a block stores the bands of all row shifts.
+    """Create load_bands(bands, w, head), with which a block stores the bands of all row shifts in shared
+    memory.
 
     bands: (c_q, 2, n, 8), the right operand B with the elements of a column adjacent, eight at a time.
     bits: as for `tap_packer`.

@@ -172,7 +172,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         begin = max(y_start, t_begin - columns_before)
         end = (min(y_end, i0 + owned) if causal and not of_keys else y_end) - s_offset
         factor = LOG2E if scaled else scale * LOG2E
-        s_row, t_row = i0 - halo, i0 - rows_after  # the row of the sequence at row 0 of each tile
+        s_row, t_row = i0 - halo, i0 - rows_after  # the index in the sequence of row 0 of each tile
         # 0. copy the rows and the first columns, load the taps, and clear the ring buffers
         copy_rows(x_tile, 0, x, batch, head, s_row - x_start)
         copy_rows(x2_tile, 0, x2, batch, head, t_row - x2_start)

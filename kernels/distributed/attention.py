@@ -99,7 +99,7 @@ def kv_blocks(ring, plan, mine):
 def forward_calls(ring, plan, causal, packed, compute):
     """Yield (i, call) for each pair of chunks, where the call computes (O, L) of this rank's chunk i.
 
-    compute: called with the numbers of two chunks, the parts of a K/V block, and the extent.
+    compute: a function of the indices of two chunks, the parts of a K/V block, and the extent.
 
     In the zigzag layout, the pairs on the diagonal come last. Under a causal mask, their last blocks have
     little work, so the GPU is busy until almost the end.

@@ -91,7 +91,7 @@ def values_kernel(most, after):
             for r in range(after):
                 p[r, x] = weight(values[r], statistics[r, 0]) * statistics[r, 1]
 
-    @cuda.jit(max_registers=128)  # for RESIDENT_WARPS per multiprocessor
+    @cuda.jit(max_registers=128)  # so that RESIDENT_WARPS warps are resident on a multiprocessor
     def multi_token_values_kernel(t, ends, w, head_map, v, v_strides, sharing, length, parts):
         """Store Σ_j U'[j] v_j over each split's keys in parts (B, splits, H, d).
 

@@ -30,7 +30,7 @@ class Performed(HappensBefore):
 
 
 class Lifetimes:
-    """The ends of the blocks of a launch, as clocks.
+    """The vector clocks at which the blocks of a launch end.
 
     performed: the order in which operations are performed.
     number: the function that returns the number of a block.
