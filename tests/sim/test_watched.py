@@ -47,9 +47,9 @@ def of_grid(x, out):
     out[cuda.grid(1)] = 1
 
 
-# Neither kernel causes these events: asynchronous copies, named barriers and the async proxy.
+# Neither kernel causes these events: asynchronous copies, named barriers, mbarriers and the async proxy.
 ELSEWHERE = {"arrived", "passed", "copy_sent", "copies_received", "copies_tracked"}
-ELSEWHERE |= {"async_issued", "async_done", "async_tracked", "proxy_fenced"}
+ELSEWHERE |= {"async_issued", "async_done", "async_tracked", "proxy_fenced", "bytes_expected"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
