@@ -38,7 +38,6 @@ from kernels.conv.hopper_tiles import (
     half_scaler,
     keys_out,
     range_masker,
-    score_masker,
     score_storer,
     tile_copier,
 )
@@ -59,6 +58,7 @@ from kernels.tensor_cores.warpgroup_tiles import (
     PATTERN,
     ROWS,
     SWIZZLE,
+    masker,
     output_starter,
     packer,
     rows_storer,
@@ -111,7 +111,8 @@ def conv_hopper_kernel(width, kind, block, c_q, c_k, bits=False, parts=False):
         band_loader(kind, c_q, c_k, bits, threads),
     )
     start_scores, start_output = score_starter(kind, keys, width, rows), output_starter(kind, keys, width)
-    hidden, masked, soften = score_masker(s_count), range_masker(s_count), softener(s_count)
+    hidden, masked = masker(s_count, "float32(0)"), range_masker(s_count)
+    soften = softener(s_count)
     half, store_scores = half_scaler(s_count), score_storer(kind, s_count)
     convolve = convolver(kind, c_q, c_k, keys, score_rows)
     packed, grow, store_rows = packer(kind, s_count), scaler(o_count), rows_storer(kind, o_count, parts)

@@ -77,19 +77,6 @@ def band_loader(kind, c_q, c_k, bits, threads):
 
 
 @functools.cache
-def score_masker(count):
-    """Create hidden(s, last0, last1), which replaces by 0 the scores of keys after the last visible one.
-
-    last0, last1: for each of the lane's rows, the last visible key minus the lane's first one.
-    """
-    lines = [
-        f"s{x} = s[{x}] if int32({x // 4 * 8 + x % 2}) <= last{x >> 1 & 1} else float32(0)"
-        for x in range(count)
-    ]
-    return generated("hidden(s, last0, last1)", [*lines, f"return {all_of(f's{x}' for x in range(count))}"])
-
-
-@functools.cache
 def range_masker(count):
     """Create masked(s, first, last0, last1), which replaces by -inf the scores of keys outside [first, last],
     relative to the lane's first key."""

@@ -109,13 +109,14 @@ def largest_finder(count):
 
 
 @functools.cache
-def masker(count):
-    """Create masked(s, last0, last1), which replaces by -inf the scores of keys after the last visible one.
+def masker(count, hidden="MINUS_INFINITY"):
+    """Create masked(s, last0, last1), which replaces the scores of keys after the last visible one.
 
+    hidden: the source of their new value.
     last0, last1: for each of the lane's rows, the last visible key minus the lane's first one.
     """
     lines = [
-        f"s{x} = s[{x}] if int32({x // 4 * 8 + x % 2}) <= last{x >> 1 & 1} else MINUS_INFINITY"
+        f"s{x} = s[{x}] if int32({x // 4 * 8 + x % 2}) <= last{x >> 1 & 1} else {hidden}"
         for x in range(count)
     ]
     return generated("masked(s, last0, last1)", [*lines, f"return {all_of(f's{x}' for x in range(count))}"])
