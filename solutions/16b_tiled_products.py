@@ -401,7 +401,7 @@ time_rung("16b", matmul)
 # %% [markdown]
 # An `mma` does 2,048 multiply-adds with operands that a few wavefronts loaded. Every rung from here on uses it.
 #
-# Few transactions do not make a kernel fast. With the recorded times, this rung is no nearer to its limit than lesson 06: each warp waits for its loads before every product, and nothing else happens in the meantime. Lesson 17 starts the loads of the next tile early.
+# Few transactions do not make a kernel fast. With the recorded times, this rung is hardly nearer to its limit than lesson 06: all warps of a block wait until a tile is loaded, and multiply nothing in the meantime. Lesson 17 starts the loads of the next tile early.
 #
 # ## In three lines
 # - `ldmatrix` takes the address of one row from each lane and returns fragments. Rows with an odd number of 16-byte chunks avoid bank conflicts, and `.trans` loads a row-major B.
