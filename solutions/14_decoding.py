@@ -84,8 +84,8 @@ print(
 )
 
 # %% [markdown]
-# None. With the causal masks of lesson 09, no row sees anything that comes later, and the convolution reaches
-# only up, to older queries. So the old rows of `O` need not be recomputed. Nor do the old keys and values:
+# None. With the causal masks of lesson 09, no row sees a key that comes later, and the convolution reads
+# the scores of older queries only. So the old rows of `O` need not be recomputed. Nor do the old keys and values:
 # each is computed from its own row of the layer's input. In the first layer that row depends only on the
 # token itself; in a deeper layer it is the same row of the layer before, which does not change either.
 #
@@ -227,7 +227,7 @@ for name, s0 in {
 
 # %% [markdown]
 # T[3] is 0. Without the mask it would be 5, from query 3's score with key 4, which query 3 must not see. The
-# largest T is 6, so key 3 would get a large weight in place of almost none.
+# largest T is 6, so key 3 would get a large weight instead of almost none.
 #
 # At the start of a sequence, the window is shorter. With one token there is one query. In general there are
 # R = min(c_q, N). The rows that are missing are the ones *above*: queries before the first token, whose
@@ -240,7 +240,8 @@ for name, s0 in {
 # - `q_window` (R, d) holds the last R = min(c_q, N) queries, the newest last. `k` is (N, d) and `w` is (c_q,
 #   c_k). Don't modify them.
 # - The scores are divided by √d. `later` is defined above.
-# - Compute only the scores of the window, and call no function of the `kernels` package.
+# - Compute only the scores of the window. Use PyTorch or plain Python, and no function of the `kernels`
+#   package.
 #
 # <details><summary>Hint 1: which query is row r?</summary>
 #
@@ -280,8 +281,8 @@ check.ex14_1(window_scores)
 #
 # Each key in the cache takes c_q · d multiply-adds for the scores, c_q · c_k for the convolution, and d for
 # its row of `V`. It also takes 2 · d values of four bytes to read: its rows of `K` and `V`. With 7 × 7 taps
-# and d = 64, that is 7 · 64 + 49 + 64 = 561 multiply-adds, or 1122 operations, for 512 bytes. (The kernel of
-# section 9 computes eight rows instead of seven. We don't count that.)
+# and d = 64, that is 7 · 64 + 49 + 64 = 561 multiply-adds, or 1122 operations, for 512 bytes. (The package's
+# kernel computes eight rows instead of seven. We don't count the eighth.)
 #
 # **Predict.** That is 2.2 operations per byte. In lesson 08b you saw what an H200 can do: 67 · 10¹² operations
 # per second in float32, and a copy moves a little over 4 · 10¹² bytes per second. Which of the two does a
@@ -414,7 +415,7 @@ for splits in (1, 2, 4, 7):
 #
 # - `m` is the largest `T` of these keys, `l` is the sum of exp(T − m), and `o`, of shape (d,), is the sum of
 #   exp(T − m) · v. Don't divide.
-# - An empty split has `start == end` and returns `(-math.inf, 0.0, zeros)`.
+# - An empty split has `start == end`. It loads nothing and returns `(-math.inf, 0.0, zeros)`.
 # - `k` and `v` are in global memory: `load_rows(array, first, count, traffic)` of lesson 10 is the only way
 #   to read them, and it gives zeros outside the sequence. Load `K` once, with the halo, and `V` once,
 #   without. (You can also use their shapes and `new_zeros`.) `q_window` and `w` are already on the chip.
@@ -628,9 +629,9 @@ print(inspect.getsource(choose_splits))
 #
 # The rule takes waves into account too. Of the numbers that are nearly as good as the best, it takes the
 # smallest, because each split costs overhead. And it gives no split fewer than a few dozen keys. But what
-# counts as "nearly", and how many are "a few"? No model tells you that; you have to measure. One effect is in
-# neither: four blocks on one multiprocessor share its arithmetic units, and one computes while another waits
-# for memory.
+# counts as "nearly", and how many are "a few"? No model tells you that; you have to measure. The model and
+# the rule both leave out one effect: four blocks on one multiprocessor share its arithmetic units, and one
+# block computes while another waits for memory.
 
 # %% [markdown]
 # ## In three lines

@@ -15,7 +15,8 @@ import torch
 
 from course import check
 from course.check import dialect, letters, patience
-from course.check.harness import CheckFailed, NotChecked, compare, exercise, fail
+from course.check.harness import CheckFailed, NotChecked, compare, exercise, explained, fail
+from course.check.words import ROUNDED
 from course.progress import done
 
 
@@ -133,6 +134,11 @@ def test_of_many_numbers_the_first_wrong_one_is_named():
         compared(got, wanted)
         == "here: 1 of 13 numbers differ, the first at [1, 2, 2]\n    wanted 10      got 15"
     )
+
+
+@pytest.mark.parametrize("got, hint", [(2.5, "a mistake"), (1 + 1e-8, ROUNDED), (3.0, "otherwise")])
+def test_rounding_is_not_taken_for_a_mistake_without_effect_on_these_inputs(got, hint):
+    assert explained(got, {"no effect here": 1.0, "a mistake": 2.5}, "otherwise", wanted=1.0) == hint
 
 
 def test_no_tolerance_lets_nan_pass():

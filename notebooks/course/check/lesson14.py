@@ -173,8 +173,8 @@ SHORT = (
     " query N - R, not N - c_q."
 )
 OLDEST = (
-    "Equal to T of the oldest query of the window. So many rows of zeros belong above that the last row of"
-    " taps meets the newest query: c_q - R."
+    "Equal to T of the oldest query of the window. Put c_q - R rows of zeros above it, so that the newest"
+    " query is under the last row of taps."
 )
 FROM_ZERO = (
     "Your mask takes row r of the window for query r. There are N tokens, and the last row of the window is"
@@ -185,8 +185,8 @@ OTHER_SIDE = (
     " right."
 )
 BELOW = (
-    "The window is shorter than c_q, and the missing rows are those above it: the last row of taps meets the"
-    " newest query."
+    "The window is shorter than c_q, and the missing rows are the ones above it: the newest query belongs to"
+    " the last row of taps."
 )
 TURNED = "The taps are flipped: w[0, 0] belongs to the oldest query and the leftmost key."
 NO_SCALE = "Equal to the result when q kᵀ is not divided by √d."
@@ -228,7 +228,8 @@ def check_scores(window_scores, n, taps, rng, draw=random):
     }
     if got is not None and got.shape != wanted.shape:
         compare(got, wanted, what="the last row of T", call=call, tolerance=1e-9, hint=ONE_ROW)
-    hint = NOT_FINITE if got is not None and not got.isfinite().all() else explained(got, mistakes, SCORES)
+    finite = got is None or got.isfinite().all()
+    hint = NOT_FINITE if not finite else explained(got, mistakes, SCORES, wanted=wanted)
     compare(got, wanted, what="the last row of T", call=call, tolerance=1e-9, hint=hint)
 
 
@@ -240,9 +241,9 @@ NO_HALO = (
 )
 UNMASKED_SPLIT = (
     "Equal to the result without a mask. If there is one: the first row of the window is query N - R, and"
-    " the first column of what is loaded is key start - P_k. The mask has to know both."
+    " the first loaded column is key start - P_k. The mask needs both numbers."
 )
-SHIFTED = "Column 0 of what is loaded is key start - P_k, not key start: the mask has to know."
+SHIFTED = "The first loaded column is key start - P_k, not key start: pass this number to the mask."
 DIVIDED = "o is divided by l already. The merge needs it undivided: the division comes once, at the very end."
 POISONED = (
     "NaN: here K is NaN outside of what the split must load (P_k to the left of its keys, P_r to the right),"
@@ -258,7 +259,7 @@ STATE = (
 )
 READS = (
     "Load K of the owned keys and of the halo, once, with one load_rows; V of the owned keys alone, with"
-    " another."
+    " another. An empty split loads nothing: return before you load."
 )
 
 
@@ -269,7 +270,7 @@ def check_split(split_state, n, taps, start, end, rng, draw=random):
     window, (left, right) = q[-taps[0] :], sides(taps)
     t = conv_scores(q[None, None], k[None, None], w[None])[0, 0, -1, start:end]
     low, high = max(start - left, 0), min(end + right, n)
-    mistakes = split_mistakes(window, k, v, w, start, end, t)
+    wanted, mistakes = state_of(t, v[start:end]), split_mistakes(window, k, v, w, start, end, t)
     k_seen, v_seen = OffChip(only(k, low, high)), OffChip(only(v, start, end))
     call = (
         f"split_state(q_window {tuple(window.shape)}, k {(n, d)}, v, w {tuple(taps)}, start={start},"
@@ -289,15 +290,15 @@ def check_split(split_state, n, taps, start, end, rng, draw=random):
         if start == end
         else POISONED
         if got is not None and np.isnan(numbers(got)).any()
-        else explained(got, mistakes, STATE)
+        else explained(got, mistakes, STATE, wanted=wanted)
     )
-    compare(got, state_of(t, v[start:end]), what="(m, l, o)", call=call, tolerance=1e-9, hint=hint)
-    wanted = d * (high - low + end - start)
-    if start < end and traffic.read != wanted:
+    compare(got, wanted, what="(m, l, o)", call=call, tolerance=1e-9, hint=hint)
+    elements = d * (high - low + end - start) if start < end else 0
+    if traffic.read != elements:
         fail(
             "correct, but it reads a different number of elements",
             call=call,
-            wanted=wanted,
+            wanted=elements,
             got=traffic.read,
             hint=READS,
         )
@@ -329,6 +330,9 @@ def split_mistakes(window, k, v, w, start, end, t):
     return {
         NO_HALO: state_of(slid(hidden(own, short, start), w, left, right), v),
         UNMASKED_SPLIT: state_of(slid(s, w, 0, 0), v),
+        # These two change a short window only, and there one of them can look like SHIFTED.
+        SHORT: state_of(slid(hidden(s, len(k) - len(w), start - left), w, 0, 0), v),
+        BELOW: state_of(slid(hidden(s, short, start - left), w, 0, 0, above=0), v),
         SHIFTED: state_of(slid(hidden(s, short, start), w, 0, 0), v),
         DIVIDED: (m, l, o / l),
     }

@@ -96,13 +96,24 @@ def agree(mine, theirs, tolerance):
     return np.where(finite, near, (mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))
 
 
-def explained(got, mistakes, otherwise, tolerance=1e-6):
-    """Return the hint for the mistake that produces exactly `got`, or else `otherwise`. `mistakes` is {hint:
-    value}."""
+ROUNDED = (
+    "Correct but for rounding: compute in the dtype of the inputs, from the first operation to the last."
+)
+
+
+def explained(got, mistakes, otherwise, tolerance=1e-6, wanted=None):
+    """Return the hint for the mistake that produces exactly `got`, or else `otherwise`.
+
+    mistakes: {hint: value}.
+    wanted: the correct result. A value that differs from it by rounding only is not taken for a mistake
+        that has no effect on these inputs.
+    """
     try:
         found = numbers(got)
     except TypeError:
         return otherwise
+    if wanted is not None:
+        mistakes = {ROUNDED: wanted} | mistakes
     same = (
         hint
         for hint, value in mistakes.items()

@@ -172,6 +172,7 @@ def merge_by_atomics(parts, out):
 
 MASK = ".masked_fill(later(rows, n, n - rows, 0), 0.0)"
 SPLIT_MASK = ".masked_fill(later(*s.shape, n - rows, start - left), 0.0)"
+EMPTY = "    if start == end:\n        return -math.inf, 0.0, q_window.new_zeros(d)\n"
 ALL_KEYS = "[(1, 3, 4), (2, 3, 4), (9, 3, 4), (10, 2, 5)]"
 
 
@@ -265,13 +266,8 @@ MUTANTS = {
             ("returns l, m, o", ("return m, l, o", "return l, m, o")),
             ("fails without keys", ("start == end", "False")),
             ("has 0 for the maximum of nothing", ("return -math.inf, 0.0", "return 0.0, 0.0")),
-            (
-                "takes an empty split for the whole",
-                (
-                    "    if start == end:\n        return -math.inf, 0.0, q_window.new_zeros(d)\n",
-                    "    end = end if end > start else n\n",
-                ),
-            ),
+            ("loads the halo of an empty split", (EMPTY, ""), ("    v_tile =", EMPTY + "    v_tile =")),
+            ("takes an empty split for the whole", (EMPTY, "    end = end if end > start else n\n")),
             (
                 "loads V with the halo",
                 (
