@@ -360,10 +360,10 @@ print(f"two documents: {torch.allclose(torch.cat(each, 1), packed, atol=1e-12)}"
 # ## In three lines
 # - A map over heads turns scores into "both" and "but not". The mask with −∞ comes after it.
 # - A convolution after the softmax needs the final P. In tiles that takes one pass for L, and one pass for O.
-# - The halo is c_q1 + c_q2 − 2 rows, and both passes compute scores, so large tiles pay.
+# - The halo is c_q1 + c_q2 − 2 rows, and both passes compute scores, so small tiles are expensive.
 #
-# **You can now** read `kernels/reference/multi_token_tiled.py` (your two passes) and `kernels/multi_token/bands.py` (bands instead).
+# **You can now** read `kernels/reference/multi_token_tiled.py` (your two passes) and `kernels/multi_token/bands.py` (the same layer in bands).
 #
 # **Read on:** Olga Golovneva, Tianlu Wang, Jason Weston and Sainbayar Sukhbaatar, *Multi-Token Attention* (2025, arXiv:2504.00927), for the layer and its results · Noam Shazeer, Zhenzhong Lan, Youlong Cheng, Nan Ding and Le Hou, *Talking-Heads Attention* (2020, arXiv:2003.02436), which introduced maps over heads before and after the softmax · the [glossary](../docs/glossary.md) of this course.
 #
-# **Next:** [lesson 19b](19b_heads_decoded.ipynb) decodes with this layer, and hunts for faults in its backward pass.
+# **Next:** [lesson 19b](19b_heads_decoded.ipynb) decodes with this layer, and finds the faults of four others.

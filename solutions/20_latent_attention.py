@@ -234,7 +234,7 @@ for name, function, given in [
 #
 # ## 4. A reciprocal band
 #
-# In a score, the query of token i looks for the key of token j. With **reciprocal attention**, the near past also looks back. For the last `window` tokens, the score gets a second term, in which token j's *query* meets token i's *key*:
+# In a score, the query of token i looks for the key of token j. **Reciprocal attention** also uses the other direction. For the last `window` tokens, the score gets a second term, in which token j's *query* meets token i's *key*:
 #
 #     S[i, j] = scale · ( q̃_i · k̃_j  +  α · [0 <= i − j < window] · q̃_j · k̃_i )        q̃ = q W_q
 #
@@ -324,15 +324,13 @@ def draw_band(n, window, first_query):
 show_figure(
     draw_band(10, 4, 3),
     "a matrix of scores, the queries 3 to 9 by ten keys; keys after their query are "
-    "white. "
-    "In each row the query's own key and the three before it are orange: there, token "
-    "j's "
-    "query looks back. All other scores are blue, including those "
-    "these keys have no query.",
+    "white. In each row the query's own key and the three before it are orange if the "
+    "key's token has a query: there, token j's query looks back. All other scores are "
+    "blue, including those of keys 0, 1 and 2, which have no query.",
 )
 
 # %% [markdown]
-# With your tile, the forward pass is the one from lesson 02, except that it processes the last columns first. **Predict** what goes wrong without the two lines under `if guard:`. `___`
+# With your tile, the forward pass is the one from lesson 02, except that it processes the last columns first. **Predict** what goes wrong without the line under `if guard:`. `___`
 
 
 # %% tags=["uses-exercise"]

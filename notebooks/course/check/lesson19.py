@@ -1,8 +1,10 @@
 """Checks for lesson 19: a map over heads on a tile, the second pass, the cache of queries, and faulty layers
 to diagnose."""
 
+import gc
 import itertools
 import math
+import weakref
 
 import torch
 
@@ -11,6 +13,7 @@ from course.check.harness import compare, exercise, explained, fail
 from course.check.inputs import FAR
 from course.check.tensors import WATCHING, global_memory, within
 from course.check.trial import tried
+from course.check.words import ROUNDED
 from kernels import reference
 from sim.nouns import plural
 
@@ -70,10 +73,14 @@ def ex19_1(mixed_tile, rng):
                 "Row g of the map makes head g: the map is transposed in yours.": hidden(
                     (j > i) | (j < 0), other
                 ),
-                "j < 0 stands before the sequence: -inf, too.": hidden(j > i),
+                "Keys j < 0 are before the sequence: they need -inf, too.": hidden(j > i),
                 "The tile's first row is i0 and its first column j0.": hidden(j - j0 > i - i0),
+                "The tile's first column is j0: the keys are j0 + torch.arange(columns).": hidden(j - j0 > i),
+                "The tile's first row is i0: the queries are i0 + torch.arange(rows).": hidden(
+                    (j > i - i0) | (j < 0)
+                ),
                 "Masked with -inf, not with 0.": mixed.masked_fill((j > i) | (j < 0), 0.0),
-                "Nothing is masked in this tile: the mask comes after the map.": mixed,
+                "This tile has no -inf where j > i or j < 0: mask it after the map.": mixed,
                 "A query sees itself: j <= i.": hidden((j >= i) | (j < 0)),
             },
             "NaN: −∞ times 0, or −∞ minus −∞. Which comes first, the map or the mask?"
@@ -87,8 +94,7 @@ def ex19_1(mixed_tile, rng):
     )
 
 
-ONE_PRODUCT = "No (H, H, rows, columns): torch.einsum, or one matrix product over the heads."
-ROUNDED = "Right but for rounding: keep the type of the tensors, which is float64 here."
+ONE_PRODUCT = "Do not create (H, H, rows, columns): use torch.einsum, or one matrix product over the heads."
 
 
 # 19.2 -------------------------------------------------------------------------------------------------------
@@ -208,7 +214,7 @@ def ex19_2(second_pass, rng):
 
 BEFORE_THE_FIRST = "NaN: a row before token 0 has no L; rows_of gives it 0, and T' is -inf there."
 OVERFLOW = "NaN: exp(T') and exp(L) alone are 0 or infinite for large scores; exp(T' - L) is neither."
-NO_ROWS = "Tile by tile: no row of N scores at one time. L says all that is needed of the other tiles."
+NO_ROWS = "Work tile by tile, without a row of N scores. L contains all you need from the other tiles."
 
 
 # 19.3 -------------------------------------------------------------------------------------------------------
@@ -218,6 +224,7 @@ SIZES = [(6, 6), (1, 1), (1, 4), (3, 1), (2, 2), (4, 7)]
 
 @exercise("19.3", "push")
 def ex19_3(push, rng):
+    prompts = []
     for turn, sizes in enumerate(SIZES):
         draw, heads = drawing(rng.integers(2**31)), 1 + turn % 2
         for prompt in (1, 3, 40):
@@ -225,13 +232,26 @@ def ex19_3(push, rng):
             kept = [q[:, :0].clone() for q in talks]
             ends = [0, *range(prompt, prompt + 8), prompt + 13, *range(prompt + 14, prompt + 20)]
             for (first, last), talk in itertools.product(itertools.pairwise(ends), (0, 1)):
-                kept[talk] = pushed(push, kept[talk], talks[talk], first, last, sizes)
+                kept[talk] = pushed(push, kept[talk], talks[talk], first, last, sizes, prompts)
+        forgotten(prompts)
     return f"{len(SIZES)} pairs of sizes, prompts of 1, 3 and 40 tokens, two conversations by turns"
 
 
-def pushed(push, kept, q, first, last, sizes):
+def forgotten(prompts):
+    """Reject an answer that keeps a prompt in memory. `prompts` is a list of weak references."""
+    if any(prompt() is not None for prompt in prompts):
+        gc.collect()  # frees reference cycles, which are not the answer's
+    for prompt in prompts:
+        if (q := prompt()) is not None:
+            fail(
+                f"it stores a prompt of {plural(q.shape[1], 'query', 'queries')} outside its arguments",
+                hint="Return all state as `kept`; use no global variable and no default argument as a store.",
+            )
+
+
+def pushed(push, kept, q, first, last, sizes, prompts):
     """Return the state that the answer keeps after the queries [first, last) of q, once it has been found
-    right."""
+    right. Append a weak reference to a prompt that is longer than any state."""
     needed = sum(sizes) - 1
     call = (
         f"push with {plural(kept.shape[1], 'query', 'queries')} kept, {last - first} new, c_q"
@@ -239,6 +259,8 @@ def pushed(push, kept, q, first, last, sizes):
     )
     # A fresh tensor for each call: an answer that stores its state as an attribute of a tensor loses it.
     kept, new = (x.detach().clone() for x in (kept, q[:, first:last]))
+    if last - first > needed + 1:
+        prompts.append(weakref.ref(new))
     window, kept = pair_of_tensors(within(push, (kept, new, *sizes), call=call), call)
     right_rows(window, q[:, max(0, last - needed) : last], "the window", needed, call)
     right_rows(kept, q[:, max(0, last - needed + 1) : last], "what is kept", needed - 1, call)
@@ -247,7 +269,7 @@ def pushed(push, kept, q, first, last, sizes):
         fail(
             f"what is kept has {plural(kept.shape[1], 'row')} and holds {numbers // a_row} in memory",
             call=call,
-            hint="A slice is a view: what it was cut from stays alive. clone() lets it go.",
+            hint="A slice is a view, and keeps the whole tensor in memory. clone() copies only the slice.",
         )
     return kept
 
@@ -265,9 +287,9 @@ def pair_of_tensors(got, call):
 def right_rows(got, wanted, what, most, call):
     """Reject a cache of other rows; says so in rows first."""
     if got.ndim == 3 and got.shape[1] != wanted.shape[1]:
-        hint = f"All that there are, but not more than {most}: the last ones."
+        hint = f"Return all rows if there are at most {most}, and otherwise the last {most}."
         if most == 0:
-            hint = "x[:, -0:] is x[:, 0:]: everything. Count from the front: x[:, len - most :]."
+            hint = "x[:, -0:] is x[:, 0:], which is everything. Count from the front: x[:, length - most :]."
         fail(
             f"{what} has another number of rows",
             call=call,
@@ -275,7 +297,7 @@ def right_rows(got, wanted, what, most, call):
             got=got.shape[1],
             hint=hint,
         )
-    compare(got, wanted, what=what, call=call, tolerance=0, hint="The oldest first, the new one last.")
+    compare(got, wanted, what=what, call=call, tolerance=0, hint="The order is: oldest first, newest last.")
 
 
 # 19.4 -------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from course.check.harness import compare, exercise, explained, fail
 from course.check.inputs import FAR, unusual
 from course.check.tensors import AUTOGRAD, within
 from course.check.trial import tried
+from course.check.words import ROUNDED
 from sim.nouns import plural
 
 MODELS = [(10, 3, 5, 7, 11, 4), (131_072, 60, 128, 128, 512, 2), (1, 1, 1, 1, 1, 1)]
@@ -141,6 +142,7 @@ def ex20_3(decode, rng):
         hint = explained(
             got,
             {
+                ROUNDED: wanted,
                 "Scores are multiplied by scale.": (torch.softmax(s / scale, -1) @ v @ w_v)[:, 0],
                 "Use the scale that is passed.": (root @ v @ w_v)[:, 0],
                 "Every head has its own W_v.": (torch.softmax(s, -1) @ v @ w_v[:1])[:, 0],
@@ -204,6 +206,7 @@ def ex20_4(tile_scores, rng):
         hint = explained(
             got,
             {
+                ROUNDED: scores(known),
                 "0 <= i - j < window: the token itself counts, and window - 1 before it.": scores(
                     (i >= j) & (i - j <= window) & (j >= first_query)
                 ),

@@ -22,6 +22,7 @@ OFF = {"numpy", "tolist", "__array__", "save"}
 READY_MADE = {"scaled_dot_product_attention", "softmax", "log_softmax"}
 KERNELS = str(Path(kernels.__file__).parent)
 YOURS = "Write this function yourself, or use what you wrote in earlier exercises."
+IN_PYTORCH = "Compute with torch: the check cannot measure the memory of arrays outside PyTorch."
 AUTOGRAD = {"backward", "grad", "requires_grad_"}
 
 
@@ -187,7 +188,8 @@ def within(
         fail(f"it calls {name}, which is the package's own solution", call=call, hint=YOURS)
     for name in seen.called:
         if name in refused or (bounded and name in OFF):
-            fail(f"it calls {name}, which this exercise does not allow", call=call, hint=hint)
+            why = hint if name in refused else IN_PYTORCH
+            fail(f"it calls {name}, which this exercise does not allow", call=call, hint=why)
     if largest is not None and seen.largest > largest:
         fail(
             f"it creates a tensor of shape {seen.shape} with {seen.largest:,} elements; at most"

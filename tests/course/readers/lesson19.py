@@ -149,6 +149,17 @@ def a_memory_of_its_own():
     return push
 
 
+def all_prompts_in_a_list():
+    """Return a `push` that returns correct rows, but stores every prompt in a list."""
+    prompts = []
+
+    def push(kept, q, c_q, after_c_q):
+        prompts.append(q)
+        return cached(kept, q, c_q, after_c_q)
+
+    return push
+
+
 def by_a_deque(kept, q, c_q, after_c_q):
     last = deque([*kept.unbind(1), *q.unbind(1)], maxlen=c_q + after_c_q - 1)
     window = torch.stack(list(last), 1)
@@ -204,6 +215,7 @@ WRONG = {
     "ex19_3": [
         ("a prompt has nothing before it", a_prompt_has_nothing_before_it),
         ("a memory of its own", a_memory_of_its_own()),
+        ("all prompts in a list", all_prompts_in_a_list()),
         ("contiguous() for clone(), one head", contiguous_is_no_copy),
     ],
     "ex19_4": [
