@@ -113,6 +113,7 @@ class Context:
         # log segments of async operations; (block, address) of mbarriers that expect too few bytes
         self.async_segments, self.early_barriers = set(), set()
         self.cluster, self.clustered = (1, 1, 1), False  # blocks per cluster; whether more than 1
+        self.registers_at_launch = None  # registers per thread, if setmaxnreg is used and they are known
         self.tensor_maps = {}  # bytes of a tensor map -> its Located (sim.memory.tensor_map)
         # atomics of scope .cta -> LOAD or STORE; for other blocks they count as plain accesses
         self.block_scoped = {}

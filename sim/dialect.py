@@ -11,6 +11,7 @@ import numpy as np
 
 from sim.engine import warp, warpgroup
 from sim.engine.grid import call_chain, iteration_counts
+from sim.engine.register_pool import change_registers
 from sim.engine.scheduler import BARRIER, GRID, Dim3
 from sim.frontend.names import as_dtype
 from sim.isa import barriers, integers, mathematics
@@ -18,6 +19,7 @@ from sim.isa import warp as warps
 from sim.isa.barriers import Barrier
 from sim.isa.functions import Function
 from sim.isa.memory import MemoryInstruction
+from sim.isa.register_counts import RegisterChange
 from sim.isa.vectors import VECTORS
 from sim.isa.wgmma import Product
 from sim.memory.atomics import Atomic
@@ -89,6 +91,8 @@ class Cuda:
             return memory_function(self.scheduler, operation)
         if isinstance(operation, Product):
             return product_function(self.scheduler, operation)
+        if isinstance(operation, RegisterChange):
+            return register_function(self.scheduler, operation)
         if isinstance(operation, Barrier):
             return block_function(self.scheduler, operation)
         return operation.call if isinstance(operation, Function) else warp_function(self.scheduler, operation)
@@ -151,6 +155,16 @@ def product_function(scheduler, operation):
     def call(*arguments, **named):
         memory.frame = sys._getframe(1)
         return multiply(memory.frame, *arguments, **named)
+
+    return call
+
+
+def register_function(scheduler, operation):
+    """Return the function that a kernel calls for a setmaxnreg of its warp group."""
+
+    def call():
+        frame = sys._getframe(1)
+        change_registers(scheduler, operation, frame, scheduler.context.sites.of_frame(frame, "call"))
 
     return call
 

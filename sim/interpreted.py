@@ -27,6 +27,7 @@ from sim.frontend.tree import OPERATORS
 from sim.frontend.types import type_of_argument
 from sim.isa import builtin_functions, mathematics
 from sim.isa.conversions import domain
+from sim.isa.register_counts import entry_registers
 from sim.isa.table import ASYNCHRONOUS, INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.memory.accessors import accessors
 from sim.memory.argument import arrays_of, of_parts
@@ -108,6 +109,7 @@ class Interpreted:
         )
         context.cooperative = "this_grid" in binder.used
         context.asynchronous = bool(binder.used & ASYNCHRONOUS)
+        context.registers_at_launch = entry_registers(launch.registers, binder.used)
         for fact in ("synchronizes", "stores", "counts_iterations"):
             setattr(context, fact, binder.any(fact))
         context.kernel = launch.function.__name__

@@ -22,6 +22,7 @@ from sim.frontend.names import positional, python_function
 from sim.frontend.resolve import source_of
 from sim.hooks import HOOKS
 from sim.interpreted import Interpreted
+from sim.isa.register_counts import registers_of_dispatcher
 from sim.memory.argument import check_argument, classify
 from sim.nouns import plural
 from sim.observers import DEFAULT
@@ -115,7 +116,8 @@ def simulate(
     if not isinstance(spec, DeviceSpec):
         raise LaunchError(f"spec is {spec!r}; wanted a sim.DeviceSpec")
     one, given = (1, 1, 1), dimensions("cluster", cluster, (MAX_CLUSTER,) * 3)
-    launch = Launch(function, (), one, one, 0, check_observers(observers), spec, seed, max_steps, given)
+    registers, watching = registers_of_dispatcher(kernel), check_observers(observers)
+    launch = Launch(function, (), one, one, 0, watching, spec, seed, max_steps, given, registers)
     return Simulation(engine, on_finding, launch)
 
 

@@ -40,7 +40,8 @@ from kernels.tensor_cores.instructions import (
     of_registers,
     shared_address,
 )
-from sim.isa import GIVEN, INSTRUCTIONS, instruction, memory_instruction
+from sim.isa import GIVEN, INSTRUCTIONS, instruction
+from sim.isa.register_counts import register_change
 from sim.isa.wgmma import Variant, product
 
 ACCUMULATORS = {"f32": types.float32, "f16": types.uint32, "s32": types.int32}
@@ -237,12 +238,8 @@ def set_registers(way, count):
 
     way: "inc" or "dec".
     """
-    if count % 8 or not 24 <= count <= 256:
-        raise ValueError(f"setmaxnreg takes a multiple of 8 from 24 to 256, got {count}")
-    name = f"setmaxnreg_{way}_{count}"
-    changed = plain(name, f"setmaxnreg.{way}.sync.aligned.u32 {count};")
-    memory_instruction(name=name, replaces=changed, source="PTX ISA setmaxnreg")(lambda memory: None)
-    return changed
+    entry = register_change(way, count)
+    return entry.replace_calls_of(plain(entry.name, f"setmaxnreg.{way}.sync.aligned.u32 {count};"))
 
 
 def more_registers(count):

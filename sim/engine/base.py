@@ -48,6 +48,7 @@ class Launch:
     seed: int
     max_steps: int | None
     cluster: Index3 = (1, 1, 1)  # blocks per cluster
+    registers: int | None = None  # registers per thread at launch, if the options of the kernel state them
 
     @property
     def blocks(self) -> int:

@@ -107,7 +107,8 @@ class Block:
         ]
         # number of barriers passed; declaration -> Array; key -> Group (sim.engine.warp)
         self.epoch, self.shared, self.warp_groups = 0, {}, {}
-        self.products = {}  # key -> Arrivals (sim.engine.warpgroup)
+        self.warpgroup_arrivals = {}  # key -> Arrivals (sim.engine.warpgroup)
+        self.registers = None  # its RegisterPool (sim.engine.register_pool), if it executes setmaxnreg
         # number -> NamedBarrier; address -> Barrier (sim.isa.mbarrier)
         self.named_barriers, self.mbarriers = {}, {}
         # operations of the async proxy issued by the block; address of a shared tile -> (bytes, swizzle in

@@ -1,6 +1,6 @@
 """The scheduler's loop: resumes one thread at a time, opens barriers, and reports why no thread can run."""
 
-from sim.engine import barrier, mbarrier, named_barrier, warp, warpgroup
+from sim.engine import barrier, mbarrier, named_barrier, register_pool, warp, warpgroup
 from sim.engine.cluster import CLUSTER
 from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
@@ -174,7 +174,10 @@ class Scheduler:
             self.block_ended(thread.block)  # an undefined value can be the reason for the endless loop
         site, *decided = error.args or (site_of_error(error),)
         waits = mbarrier.failed_waits(self.context, thread)
-        if waits and all(decided):
+        blocked = register_pool.blocked_finding(self, (*thread.block.cluster, *self.context.live))
+        if blocked and all(decided):
+            self.context.findings.append(blocked)
+        elif waits and all(decided):
             self.context.findings.append(mbarrier.deadlock_finding(self.context, thread, site, waits))
         else:
             if waits:  # a time limit ends an arbitrary thread, so name the first one that polls
@@ -297,7 +300,9 @@ class Scheduler:
         # No barrier can open. Report the most specific reason, and end the block.
         self.context.flush()
         self.context.findings.append(
-            barrier.different_iterations_finding(self, block)
+            register_pool.blocked_finding(self, (block,))
+            if register_pool.REGISTERS in what
+            else barrier.different_iterations_finding(self, block)
             if meet and what <= {BARRIER, GRID}
             else barrier.divergence_finding(self, block)
             if what == {BARRIER}

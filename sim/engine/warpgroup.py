@@ -16,6 +16,7 @@ import numpy as np
 from sim.engine.descriptors import check_descriptor, doubts
 from sim.engine.warp import format_lanes
 from sim.events import Finding
+from sim.isa import wgmma
 from sim.isa.conversions import cast
 from sim.isa.matrix_descriptor import decode
 from sim.isa.wgmma import THREADS, WARPS
@@ -35,15 +36,16 @@ LANES = THREADS // WARPS
 
 
 class Arrivals:
-    """The threads of a warp group that have arrived at one product.
+    """The threads of a warp group that have arrived at one product or setmaxnreg.
 
+    entry: its entry in sim.isa.
     operands: {thread's number in its group: (accumulators, A or its descriptor, descriptor of B, scale_d)}.
     """
 
-    __slots__ = "product", "threads", "operands"
+    __slots__ = "entry", "threads", "operands"
 
-    def __init__(self, product):
-        self.product, self.threads, self.operands = product, {}, {}
+    def __init__(self, entry):
+        self.entry, self.threads, self.operands = entry, {}, {}
 
 
 def arrive(scheduler, memory, product, operands, frame, site):
@@ -52,11 +54,11 @@ def arrive(scheduler, memory, product, operands, frame, site):
     thread = scheduler.context.thread
     # The threads must be at the same call, and may arrive at different instructions of the same form.
     key = thread.warp // WARPS, product.name, id(frame.f_code), frame.f_lasti
-    arrivals = thread.block.products.setdefault(key, Arrivals(product))
+    arrivals = thread.block.warpgroup_arrivals.setdefault(key, Arrivals(product))
     number = thread.linear % THREADS
     arrivals.threads[number], arrivals.operands[number], thread.frame = thread, operands, frame
     if len(arrivals.threads) == THREADS:
-        del thread.block.products[key]
+        del thread.block.warpgroup_arrivals[key]
         complete(scheduler, memory, arrivals, site)
         return thread.result
     return scheduler.wait(WARPGROUP, frame)
@@ -64,7 +66,7 @@ def arrive(scheduler, memory, product, operands, frame, site):
 
 def complete(scheduler, memory, arrivals, site):
     """Compute the product, give each thread its accumulators, and wake all threads except the current one."""
-    context, product, running = scheduler.context, arrivals.product, scheduler.context.thread
+    context, product, running = scheduler.context, arrivals.entry, scheduler.context.thread
     threads = [arrivals.threads[number] for number in range(THREADS)]
     accumulators, a, b, scale = zip(*(arrivals.operands[number] for number in range(THREADS)))
     issue = Issue(product.shape, site)
@@ -290,9 +292,11 @@ def different_operands(context, threads, given, site):
 
 
 def missing_threads_finding(scheduler, block):
-    """Return the finding for a product at which some threads of the warp group never arrive."""
-    (group, *_), arrivals = min(block.products.items(), key=lambda item: item[0][0])
-    missing = [number for number in range(THREADS) if number not in arrivals.threads]
+    """Return the finding for a product or setmaxnreg at which some threads of the warp group never arrive."""
+    (group, *_), arrivals = min(block.warpgroup_arrivals.items(), key=lambda item: item[0][0])
+    changes = not isinstance(arrivals.entry, wgmma.Product)
+    size = min(THREADS, len(block.threads) - THREADS * group) if changes else THREADS
+    missing = [number for number in range(size) if number not in arrivals.threads]
     warps = sorted({number // LANES for number in missing})
     first = arrivals.threads[min(arrivals.threads)]
     lost = [t for t in block.threads if t.linear // THREADS == group and t.linear % THREADS in missing][:1]
@@ -302,12 +306,13 @@ def missing_threads_finding(scheduler, block):
         if whole
         else plural(len(missing), "thread")
     )
+    name, instruction = ("setmaxnreg",) * 2 if changes else ("wgmma", "wgmma.mma_async")
     return Finding(
         "warp-divergence",
         "error",
-        f"{who} of the warp group of threads {THREADS * group} to {THREADS * group + THREADS - 1} take"
-        f"{'s' * (whole and len(warps) == 1 or len(missing) == 1)} no part in a wgmma",
+        f"{who} of the warp group of threads {THREADS * group} to {THREADS * group + size - 1} take"
+        f"{'s' * (whole and len(warps) == 1 or len(missing) == 1)} no part in a {name}",
         (scheduler.waiting_witness(first), *map(scheduler.waiting_witness, lost)),
-        reason="All 128 threads of a warp group, four whole warps, must execute the same wgmma.mma_async.",
+        reason=f"All threads of a warp group, four whole warps, must execute the same {instruction}.",
         fix="let all four warps reach this line, and launch a multiple of 128 threads",
     )

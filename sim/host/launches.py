@@ -186,7 +186,7 @@ class Host:
         come from a `raise` or `assert` in the kernel. Otherwise, turn it into a finding.
         """
         try:
-            report = run_seeds(kernel.py_func, options, configuration, values)
+            report = run_seeds(kernel, options, configuration, values)
         except ThreadError as error:
             debug = is_debugged(kernel)
             if debug or not is_raised_by_kernel(error):

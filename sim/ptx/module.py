@@ -12,6 +12,7 @@ from sim.engine.named_barrier import NAMED_BARRIER
 from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError, RefusedLaunch
 from sim.interpreted import ThreadProgram, resident_blocks
+from sim.isa.register_counts import entry_registers, registers_at_launch
 from sim.isa.table import ASYNCHRONOUS, INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.isa.wgmma import Product
 from sim.nouns import plural
@@ -181,6 +182,7 @@ class Kernel(base.Kernel):
         context.outline, context.timed = self.module.origin.outline, program.timed
         context.hoisted = program.hoisted
         context.invalidates = "mbarrier_inval" in program.used
+        context.registers_at_launch = entry_registers(self.registers_at_launch(), program.used)
         context.cluster = launch.cluster
         context.clustered = context.space.clustered = prod(launch.cluster) > 1
         context.asynchronous = bool(program.used & ASYNCHRONOUS)
@@ -218,6 +220,13 @@ class Kernel(base.Kernel):
             replace(f, reason=in_language(f.reason, language), fix=in_language(f.fix, language))
             for f in findings
         ]
+
+    def registers_at_launch(self):
+        """Return the registers per thread at launch, or None if the directives do not determine them."""
+        limits = self.function.limits
+        threads = prod(limits.get("reqntid") or limits.get("maxntid") or (0,))
+        (most,), (blocks,) = limits.get("maxnreg", (None,)), limits.get("minnctapersm", (None,))
+        return registers_at_launch(most, threads, blocks)
 
     def check(self, launch):
         """Check the block's size against the limits for which the kernel was compiled.

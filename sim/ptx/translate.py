@@ -9,6 +9,7 @@ Source: PTX ISA 9.7, "Instructions".
 
 from sim.events import ADDRESS_MASK
 from sim.isa.ptx_types import REALS
+from sim.isa.register_counts import register_change
 from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, find_operation
 from sim.ptx import wgmma
 from sim.ptx.accesses import SPACES, Access, address_text, atomic, load, parts, store
@@ -278,10 +279,14 @@ def stmatrix(writer, item):
 
 
 def register_limit(writer, item):
-    """Check setmaxnreg, which changes the number of registers per thread and has no effect on results."""
+    """Emit setmaxnreg, which changes the number of registers per thread of a warp group."""
     count = getattr(item.operands[0], "value", 0)
-    if item.names[1] not in ("inc", "dec") or count % 8 or not 24 <= count <= 256:
-        raise Missing(f"{item.opcode} with {count} registers (PTX ISA: a multiple of 8 from 24 to 256)")
+    try:
+        entry = register_change(item.names[1], count)
+    except ValueError:
+        text = f"{item.opcode} with {count} registers (PTX ISA: a multiple of 8 from 24 to 256)"
+        raise Missing(text) from None
+    writer.emit(f"{writer.module.register_change(entry)}()")
 
 
 def wmma(writer, item):

@@ -160,8 +160,24 @@ def test_one_lane_is_elected():
 
     elect, fewer, more = warpgroup.elect_one, warpgroup.fewer_registers(24), warpgroup.more_registers(240)
     out = np.zeros(32, np.int32)
-    simulate(k)[1, 32](out)
-    assert out.tolist() == [7] * 8 + [1] + [0] * 23
+    (note,) = simulate(k)[1, 32](out).notes
+    assert out.tolist() == [7] * 8 + [1] + [0] * 23 and "setmaxnreg was not judged" in note
+
+
+def test_registers_that_the_block_does_not_have_are_a_deadlock():
+    fewer, more = warpgroup.fewer_registers(40), warpgroup.more_registers(240)
+
+    def k(out):
+        if cuda.threadIdx.x < 256:
+            more()
+        else:
+            fewer()
+        out[cuda.threadIdx.x] = 1
+
+    for options, count in (({"launch_bounds": (384, 1)}, 168), ({"max_registers": 160}, 160)):
+        kernel = simulate(cuda.jit(**options)(k), on_finding="report")
+        (finding,) = kernel[1, 384](np.zeros(384, np.int32)).findings
+        assert finding.kind == "deadlock" and f"(128 × (240 - {count}))" in finding.verdict
 
 
 def test_the_ptx_has_the_instructions():

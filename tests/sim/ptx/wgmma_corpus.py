@@ -330,7 +330,8 @@ PIPELINE = (
 __device__ void release(u64 *empty) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(shared(empty)) : "memory");
 }
-extern "C" __global__ void k(const __grid_constant__ Map a, const __grid_constant__ Map b, float *out) {
+extern "C" __global__ void __launch_bounds__(384, 1)
+k(const __grid_constant__ Map a, const __grid_constant__ Map b, float *out) {
     __shared__ __align__(1024) u16 tile_a[2][128 * 64], tile_b[2][16 * 64];
     __shared__ u64 full[2], empty[2];
     int group = threadIdx.x / 128, thread = threadIdx.x % 128;
