@@ -100,6 +100,7 @@ def ex14_4(merge_splits, rng):
         check_merge(merge_splits, (1, 2, 4, 3), rng, f"scores near {offset:g}", offset=offset)
     check_merge(merge_splits, (1, 2, 4, 3), rng, "scores of -3e38, which are scores still", offset=-3e38)
     check_merge(merge_splits, (1, 2, 4, 3), rng, "a split far below the rest, with values of 10⁹", far=True)
+    check_merge(merge_splits, (2, 2, 3, 3), rng, "the scores of each head far from the others'", apart=500)
     for empty in ([0], [3], [0, 1], [1, 2, 3]):
         check_merge(
             merge_splits,
@@ -401,7 +402,7 @@ def undivided(q, k, v, w, splits):
 
 
 def full_tiles(q, k, v, w, splits):
-    """Every split works on a whole tile of keys; what lies behind the end of the cache is -inf."""
+    """Every split works on a whole tile; keys after the end of the cache get a T of -inf."""
     share = -(-len(k) // splits)
     states = []
     for start, end in owned_by(len(k), splits):
@@ -528,13 +529,17 @@ def square_taps(q_window, k, v, w, splits):
 
 SIGN = "A difference may be negative: .abs() before .max()."
 TOO_STRICT = (
-    "float32 rounds: right means a largest difference of at most 1e-5 from the reference in float64. Is"
-    " `wanted` the last row, [:, :, -1:]?"
+    "float32 rounds: a decoder is correct if its largest difference from the reference in float64 is at most"
+    " 1e-5. Is `wanted` the last row, [:, :, -1:]?"
 )
 SPLIT_COUNTS = (
     "Try every number of splits from 1 to more than there are keys: this one is right for most of them."
 )
-LARGEST = "The measure is the largest difference of all numbers, not their mean, and 1e-5 is the limit."
+LARGEST = "Compare the largest of all differences, not their mean, with the limit of 1e-5."
+CARRIED = (
+    "It accepted the same decoder before. A verdict must depend on the decoder only: what does your test keep"
+    " from one call to the next?"
+)
 NAN = "A comparison with NaN is never true: `error > 1e-5` lets it pass, `not error <= 1e-5` does not."
 START = "Try the start of a sequence too: fewer tokens than c_q, and so a shorter window."
 
@@ -597,41 +602,48 @@ REJECTED = {
 def judge(is_right):
     """Reject a test that misclassifies a decoder."""
     for name, decode in ACCEPTED.items():
-        if not answered(is_right, decode):
-            fail(f"your test rejects a correct decoder: {name}", wanted="True", got="False", hint=TOO_STRICT)
+        expect_accepted(is_right, name, decode, TOO_STRICT)
     for name, (decode, hint) in progress_bar(REJECTED.items(), desc="wrong decoders", leave=False):
         if answered(is_right, decode):
             fail(f"your test accepts a wrong decoder: {name}", wanted="False", got="True", hint=hint)
+    name, decode = next(iter(ACCEPTED.items()))
+    expect_accepted(is_right, f"{name}, after the wrong ones", decode, CARRIED)
+
+
+def expect_accepted(is_right, name, decode, hint):
+    if not answered(is_right, decode):
+        fail(f"your test rejects a correct decoder: {name}", wanted="True", got="False", hint=hint)
 
 
 def answered(is_right, decode):
     """Return the learner's verdict on a decoder, True or False."""
-    answer = is_right(decode)
+    # a new function each time, so that the test has to call it and cannot look it up
+    answer = is_right(lambda *given, **named: decode(*given, **named))
     if answer is None:
         fail(
-            "your test gave back nothing",
+            "your test returned None",
             wanted="True or False",
-            hint="Does every way through it end in a return?",
+            hint="Does every path through it end in a return?",
         )
     if getattr(answer, "dtype", type(answer)) not in (bool, np.dtype(bool), torch.bool):
-        fail("your test gives back something else", wanted="True or False", got=repr(answer))
+        fail("your test returned something else", wanted="True or False", got=repr(answer))
     return bool(answer)
 
 
 # 14.4 -------------------------------------------------------------------------------------------------------
 
-UNDIVIDED = "o is not divided by l. The division belongs at the end, also if there is one split."
+UNDIVIDED = "o is not divided by l. Divide at the end, even if there is one split."
 EACH_DIVIDED = (
     "Equal to the mean of o / l over the splits. First merge, then divide once: a split with small scores"
     " must count little."
 )
 UNSCALED = (
-    "Equal to the result without the weights: each split has a unit of its own, and its l and o must"
-    " shrink by exp(m_s - m)."
+    "Equal to the result without the weights. The l and o of a split are relative to its own m: multiply both"
+    " by exp(m_s - m)."
 )
 NOBODY_WRITES = (
-    "NaN: no thread has written this number; or m is not the largest of all, and exp goes over or all is 0;"
-    " or -inf has met -inf, in an empty split."
+    "NaN: no thread has written this element; or m is not the maximum of all splits, so that exp overflows or"
+    " every weight is 0; or an empty split computed -inf - (-inf)."
 )
 MERGE = (
     "First the largest m of all splits; then the sums of exp(m_s - m) · l_s and exp(m_s - m) · o_s; then one"
@@ -639,11 +651,15 @@ MERGE = (
 )
 
 
-def check_merge(merge_splits, sizes, rng, case, offset=0, empty=(), far=False):
-    """Check one launch with one block per head of each batch. The parts have shape (B, H, splits, d + 2)."""
+def check_merge(merge_splits, sizes, rng, case, offset=0, empty=(), far=False, apart=0):
+    """Check one launch with one block per head of each batch. The parts have shape (B, H, splits, d + 2).
+
+    apart: difference of m between one head and the next.
+    """
     batch, heads, splits, d = sizes
     o, l = rng.normal(0, 2, (batch, heads, splits, d)), 10 ** rng.uniform(-2, 1, (batch, heads, splits, 1))
     m = offset + rng.integers(-4, 5, (batch, heads, splits, 1))
+    m = m + apart * np.arange(batch * heads).reshape(batch, heads, 1, 1)
     if far:
         m[:, :, 1] -= 60
         o[:, :, 1] *= 1e9
@@ -660,11 +676,10 @@ def check_merge(merge_splits, sizes, rng, case, offset=0, empty=(), far=False):
     m = parts[..., d : d + 1].astype(np.float64)
     weights = np.exp(m - m.max(axis=2, keepdims=True))
     sums, totals = ((weights * part).sum(axis=2, keepdims=True) for part in (o, l))
-    mistakes = {
-        UNDIVIDED: sums,
-        UNSCALED: o.sum(axis=2, keepdims=True) / l.sum(axis=2, keepdims=True),
-        EACH_DIVIDED: (o / np.where(l > 0, l, 1)).mean(axis=2, keepdims=True),
-    }
+    mistakes = {UNDIVIDED: sums}
+    if splits > 1:  # a single split needs no weights
+        mistakes[UNSCALED] = o.sum(axis=2, keepdims=True) / l.sum(axis=2, keepdims=True)
+        mistakes[EACH_DIVIDED] = (o / np.where(l > 0, l, 1)).mean(axis=2, keepdims=True)
 
     def hint(got):
         return NOBODY_WRITES if np.isnan(got).any() else explained(got, mistakes, MERGE, 1e-4)
@@ -691,6 +706,6 @@ def check_merge(merge_splits, sizes, rng, case, offset=0, empty=(), far=False):
 
 
 A_NUMBER_EACH = (
-    "Thread c of a head's block makes number c, and no other: it reads m and l of each split, and number c of"
-    " its o."
+    "Thread c of a head's block computes element c, and no other: it reads m and l of each split, and element"
+    " c of its o."
 )

@@ -8,6 +8,7 @@ from numba import cuda
 from numpy import float32
 from torch.nn.functional import conv2d, pad
 
+from course.check.lesson14 import ACCEPTED
 from editing import edited, wrong
 from kernels import reference
 from kernels.common.tiles import MINUS_INFINITY, weight
@@ -150,6 +151,23 @@ def counts_nothing(q_window, k, v, w, start, end, traffic):
 def always(answer):
     def is_right(decode):
         return answer
+
+    return is_right
+
+
+def by_identity(decode):
+    return decode in ACCEPTED.values()
+
+
+def test_with_memory():
+    errors = []
+
+    def is_right(decode):
+        q, k, v, w = torch.randn(2, 2, 9, 4), *torch.randn(2, 2, 2, 9, 4), torch.randn(2, 3, 4) / 3
+        wanted = reference.conv_attention(q, k, v, w)[:, :, -1:]
+        found = [decode(q[:, :, -3:], k, v, w, splits=splits) for splits in range(1, 12)]
+        errors.extend((one - wanted).abs().max().item() for one in found)
+        return all(error <= 1e-5 for error in errors)
 
     return is_right
 
@@ -319,6 +337,8 @@ MUTANTS = {
             ("accepts everything", always(True)),
             ("rejects everything", always(False)),
             ("tries one split only", test_on_one_split_only),
+            ("compares functions", by_identity),
+            ("keeps the errors of earlier decoders", test_with_memory()),
         ]
     ),
     "ex14_4": (
@@ -338,6 +358,13 @@ MUTANTS = {
             (
                 "takes the first split's m",
                 ("for s in range(splits):\n        m =", "for s in range(1):\n        m ="),
+            ),
+            (
+                "takes the largest m of all heads",
+                (
+                    "m = max(m, part[s, d])",
+                    "for h in range(parts.shape[1]):\n            m = max(m, parts[batch, h, s, d])",
+                ),
             ),
             ("leaves out the last split", ("splits):\n        shrink", "splits - 1):\n        shrink")),
             (
