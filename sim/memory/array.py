@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.events import ADDRESS_BITS, ADDRESS_MASK, LOAD, SITE_SHIFT, STORE
+from sim.events import ADDRESS_BITS, ADDRESS_MASK, LOAD, SITE_SHIFT
 from sim.isa.conversions import cast, domain
+from sim.memory.alignment import Alignment
 from sim.memory.indices import PARTS, FromEnd, checked_integer, indices_of_part, is_integer
+from sim.memory.marks import WORDS, Marks
 from sim.memory.methods import MAX_FAST_RANK, Methods
 from sim.memory.record import Record
 from sim.memory.spaces import poison
 from sim.memory.views import Views
 
-WORDS = {1: "b", 2: "h", 4: "i", 8: "q"}  # size of an integer in bytes -> its memoryview format
 
-
-class Array(Views, Methods):
+class Array(Views, Marks, Methods):
     """A view of an allocation that behaves like an ndarray inside a kernel.
 
     root: the underlying bytes: those of the allocation, or the private copy of a block or thread.
@@ -162,27 +162,6 @@ class Array(Views, Methods):
             if site & 3 != LOAD:
                 self.context.values.append(value)
 
-    def mark(self, place, site):
-        """Mark an element of local memory as written by a store. Any other access reports the element if it
-        is unwritten."""
-        self.share_marks()
-        # `marks` covers the whole root, so positions in it include the offset of this view.
-        begin = self.offset + sum(i * s for i, s in zip(place, self.strides))
-        end = begin + self.dtype.itemsize
-        if site & 3 != STORE and site not in self.context.overwriting and self.marks.count(0, begin, end):
-            what = "read" if site & 3 == LOAD else "changed"
-            self.context.announce("unwritten", self.context.witness(what, site), self.address(place))
-        if site & 3 != LOAD:
-            self.marks[begin:end] = b"\xff" * (end - begin)
-
-    def share_marks(self):
-        """Convert the marks of local memory from one per element to one per byte, so that several views can
-        share them."""
-        if type(self.marks) is list:
-            size = self.dtype.itemsize
-            self.marks = bytearray(np.array(self.marks, np.int8).repeat(size))
-            self.written = memoryview(self.marks).cast(WORDS[size])
-
     def address(self, place):
         """Return the simulated address of the element at index `place`."""
         return (self.code & ADDRESS_MASK) + sum(map(operator.mul, place, self.strides))
@@ -220,11 +199,8 @@ class Array(Views, Methods):
                 raise
             return Outside(self, indices_of_part(index, self.shape))
 
-    def derived(self, array):
-        """Return an Array for an ndarray over the memory of this Array."""
-        # numpy may place an empty array at any address.
-        moved = array.ctypes.data - self.numpy.ctypes.data if array.size else 0
-        return self.another(moved, array.dtype, array.shape, array.strides)
+    def view(self, dtype):
+        return reinterpreted(self.derived(self.numpy.view(getattr(dtype, "dtype", dtype))))
 
     def another(self, moved, dtype, shape, strides):
         """Return a view of the same allocation that begins `moved` bytes after this one."""
@@ -233,18 +209,6 @@ class Array(Views, Methods):
         offset, address = self.offset + moved, (self.code & ADDRESS_MASK) + moved
         of_memory = self.context, self.allocation, self.root, offset
         return Array(*of_memory, layout, self.name, address, self.marks)
-
-    def once(self, getter, name):
-        """Return the view selected by `getter(name)`, where `getter` is from the module `operator`.
-
-        Views are cached, because a kernel reads the column of a field again on each access.
-        """
-        views, key = self.views, (getter, name)
-        if views is None:
-            views = self.views = {}
-        if key not in views:
-            views[key] = self.derived(getter(name)(self.numpy))
-        return views[key]
 
     # --- other operations in a kernel -----------------------------------------------------------------------
 
@@ -320,6 +284,42 @@ class Outside(Array):
 
     def part(self, index):
         return self.derived(self.whole[index])
+
+
+class Reinterpreted(Array):
+    """A view with elements of another type than the array's, whose addresses may not be multiples of their
+    size. Views of such a view are Reinterpreted, too."""
+
+    __slots__ = ()
+
+    def place(self, index, site, what):
+        place = super().place(index, site, what)
+        if type(place) is tuple and not self.dtype.names:
+            needs, address = self.dtype.alignment, self.address(place)
+            alignment = Alignment.of(self.context)
+            if alignment.refuses("an access", self.allocation, address, self.itemsize, needs, site, what):
+                return None
+        return place
+
+    def another(self, moved, dtype, shape, strides):
+        # Numba accesses the fields of packed records without an alignment.
+        packed = self.dtype.names and not self.dtype.isalignedstruct
+        view = super().another(moved, dtype, shape, strides)
+        return view if packed else reinterpreted(view)
+
+
+class ReinterpretedColumns(Reinterpreted, Columns):
+    """A Reinterpreted view whose elements are records."""
+
+    __slots__ = ()
+
+
+def reinterpreted(view):
+    """Return an array, as a Reinterpreted unless all its elements are certainly aligned."""
+    needs = view.dtype.alignment
+    if any(n % needs for n in (view.address(()), view.allocation.alignment, *view.strides)):
+        view.__class__ = ReinterpretedColumns if view.dtype.names else Reinterpreted
+    return view
 
 
 FAST, WATCHED = (

@@ -4,7 +4,7 @@ import operator
 
 
 class Views:
-    """The views of an Array. The Array provides `once`, `derived`, `numpy`, `dtype` and `name`."""
+    """The views of an Array. The Array provides `another`, `numpy`, `dtype`, `size`, `views` and `name`."""
 
     __slots__ = ()
 
@@ -33,5 +33,20 @@ class Views:
     def ravel(self):
         return self.derived(self.numpy.reshape(-1, copy=False))
 
-    def view(self, dtype):
-        return self.derived(self.numpy.view(getattr(dtype, "dtype", dtype)))
+    def derived(self, array):
+        """Return an Array for an ndarray over the memory of this Array."""
+        # numpy may place an empty array at any address.
+        moved = array.ctypes.data - self.numpy.ctypes.data if array.size else 0
+        return self.another(moved, array.dtype, array.shape, array.strides)
+
+    def once(self, getter, name):
+        """Return the view selected by `getter(name)`, where `getter` is from the module `operator`.
+
+        Views are cached, because a kernel reads the column of a field again on each access.
+        """
+        views, key = self.views, (getter, name)
+        if views is None:
+            views = self.views = {}
+        if key not in views:
+            views[key] = self.derived(getter(name)(self.numpy))
+        return views[key]

@@ -6,9 +6,9 @@ from math import prod
 import numpy as np
 
 from sim.events import CONST, GLOBAL, LOCAL, SHARED, SPACE_SHIFT, Finding
+from sim.memory.alignment import Alignment
 from sim.memory.array import read_only_error
 from sim.memory.spaces import fresh_memory
-from sim.memory.transfer import Alignment
 from sim.ptx.foreign import explain_address
 from sim.ptx.regions import GAP, WINDOWS, Frames, Region, whole_array
 
