@@ -58,7 +58,7 @@ class Context:
     def __init__(self, observers, spec, space, block_shape, schedule, max_steps=None, poison=None):
         self.spec, self.space, self.block_shape = spec, space, block_shape
         self.schedule, self.poison = schedule, poison
-        # the launch's Alignment, which checks the alignment of accesses (sim.memory.transfer)
+        # the launch's Alignment, which checks the alignment of accesses (sim.memory.alignment)
         self.alignment = None
         self.kernel, self.language = "", "Numba"  # the kernel's name, and its source language
         self.outline = lambda site: None  # maps a Site to the Outline of its source, or to None
@@ -106,6 +106,7 @@ class Context:
         # --- numbers of sites with special atomics ----------------------------------------------------------
         self.overwriting = set()  # atomics whose result does not depend on the old value, such as exch
         self.strong = {}  # relaxed and acquire loads, relaxed and release stores -> LOAD or STORE
+        self.mbarriers = False  # whether the kernel may initialise mbarriers
         self.invalidates = False  # whether the kernel may invalidate mbarriers (mbarrier.inval)
         self.invalidating = set()  # log segments that invalidate an mbarrier
         self.asynchronous = False  # whether the kernel may use the async proxy (bulk copies, wgmma)
@@ -192,13 +193,16 @@ class Context:
         self.last_segment += 1
         self.segments.append((len(self.log), thread))
 
+    def moment(self):
+        """Return the Moment of the current thread."""
+        block = self.thread.block
+        return Moment(block.index, block.epoch, self.thread.linear, self.last_segment)
+
     def announce_ordering(self, hook, *facts):
         """Report an event that may order the current thread's accesses, and start a new segment."""
         if self.listeners[hook]:
-            thread = self.thread
-            at = Moment(thread.block.index, thread.block.epoch, thread.linear, self.last_segment)
-            self.announce(hook, at, *facts)
-            self.begin_segment(thread)
+            self.announce(hook, self.moment(), *facts)
+            self.begin_segment(self.thread)
 
     def collective(self, name, block, frame):
         """Report that threads of `block` perform the operation `name` together. `frame` is the caller's stack

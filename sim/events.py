@@ -380,6 +380,15 @@ class Observer:
     def bytes_expected(self, at: Moment, phase: Phase, site: int) -> Findings:
         """A thread makes a phase of an mbarrier, other than its first phase, expect bytes (expect_tx)."""
 
+    def phase_ended(
+        self, phase: Phase, observations: list[tuple[Moment, int]], arrival: Access | None
+    ) -> Findings:
+        """An mbarrier has completed a phase.
+
+        observations: (Moment, site) of the waits that observed the end of the phase before it.
+        arrival: the last arrival at the mbarrier, or the copy whose bytes completed the phase.
+        """
+
     def proxy_fenced(self, at: Moment, spaces: tuple[int, ...]) -> Findings:
         """A thread has executed fence.proxy.async for these state spaces."""
 

@@ -108,6 +108,7 @@ class Interpreted:
             binder.used & YIELDING
         )
         context.cooperative = "this_grid" in binder.used
+        context.mbarriers = "mbarrier_init" in binder.used
         context.asynchronous = bool(binder.used & ASYNCHRONOUS)
         context.registers_at_launch = entry_registers(launch.registers, binder.used)
         for fact in ("synchronizes", "stores", "counts_iterations"):

@@ -41,6 +41,9 @@ class Barrier:
     expecting: the number of phases, up to the current one, that expect bytes.
     complete_bytes: the number of bytes that the last complete phase expected.
     brought_by: index of a block -> the number of bytes of its copies, in all phases.
+    observations: the (Moment, site) of the waits that have observed the end of the previous phase.
+    last_arrival: the Access of the last arrival, or of the copy whose bytes arrived last.
+    phase_ended: a function (barrier) that is called at the end of each phase, or None.
     """
 
     def __init__(self, expected):
@@ -49,6 +52,7 @@ class Barrier:
         self.tx, self.bulk, self.expected_bytes, self.brought = 0, [], [], []
         self.suppliers, self.expecting, self.complete_bytes, self.brought_by = {}, 0, 0, Counter()
         self.failed = set()
+        self.observations, self.last_arrival, self.phase_ended = [], None, None
 
     @property
     def state(self):
@@ -84,9 +88,11 @@ class Barrier:
         they have."""
         if self.pending or self.tx:
             return False
+        if self.phase_ended:
+            self.phase_ended(self)
         self.phase, self.pending = self.phase + 1, self.expected
         self.complete_bytes = sum(nbytes for _, nbytes in self.expected_bytes)
-        self.expected_bytes, self.brought, self.failed = [], [], set()
+        self.expected_bytes, self.brought, self.failed, self.observations = [], [], set(), []
         return True
 
     def expect(self, nbytes, witness):
@@ -107,6 +113,7 @@ class Barrier:
         self.tx -= nbytes
         self.brought.append((witness, nbytes))
         self.brought_by[witness.block] += nbytes
+        self.last_arrival = witness
         return self.complete_phase()
 
     def complete_copies(self):

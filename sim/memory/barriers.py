@@ -38,6 +38,8 @@ class BarrierMemory:
             home.mbarriers[address] = barrier
             if barrier is not None:
                 barrier.address, barrier.block = address, home.index
+                if self.context.listeners["phase_ended"]:
+                    barrier.phase_ended = self.announce_end
             else:  # observers order an invalidation differently, so it needs its own segment of the log
                 self.context.begin_segment(self.context.thread)
                 self.context.invalidating.add(self.context.last_segment)
@@ -60,6 +62,8 @@ class BarrierMemory:
     def arrived(self, barrier, phase):
         """Report that the current thread arrives at the mbarrier in this phase."""
         barrier.suppliers[self.context.thread] = phase
+        if barrier.phase_ended:
+            barrier.last_arrival = self.witness("arrives")
         self.context.announce_ordering("arrived", phase_of(barrier, phase), self.reach)
 
     def expects(self, barrier):
@@ -80,7 +84,14 @@ class BarrierMemory:
 
     def passed(self, barrier, phase):
         self.context.thread.failed_wait = None
+        if barrier.phase_ended:
+            barrier.observations.append((self.context.moment(), self.site("atomic")))
         self.context.announce_ordering("passed", phase_of(barrier, phase), self.reach)
+
+    def announce_end(self, barrier):
+        """Report that an mbarrier completes its current phase."""
+        phase = phase_of(barrier, barrier.phase)
+        self.context.announce("phase_ended", phase, barrier.observations, barrier.last_arrival)
 
     def report_second_init(self, barrier, address):
         """Report that the current thread initialises an mbarrier that is still valid."""

@@ -30,6 +30,7 @@ from sim.observers.copies import LINE_SHIFT, WORDS, Flights
 from sim.observers.extents import Extents
 from sim.observers.facts import Facts
 from sim.observers.lifetimes import Performed
+from sim.observers.missed_phases import MissedPhases
 from sim.observers.order import GRID, HappensBefore, OrderingObserver
 from sim.observers.pairs import (
     both_store,
@@ -69,9 +70,9 @@ class Races(OrderingObserver):
         parts = context, self.order, self.number, self.names
         self.performed = Performed() if context.clustered else self.order
         self.proxy = AsyncProxy(*parts, self.performed, self.flights) if context.asynchronous else None
+        self.phases = MissedPhases(context, self.number, self.names) if context.mbarriers else None
         self.cluster = ClusterAccesses(context, self.number, self.names) if context.clustered else None
-        # The events passed to `order`, and a pair (number of events replayed, an order in which a fence
-        # precedes every atomic).
+        # the events passed to `order`; (number of events replayed, order with a fence before every atomic)
         self.events, self.generous = [], (0, HappensBefore(generous=True))
         # (block, thread) -> (segment, whether it is a grid-wide fence) of each recorded fence and atomic
         self.fences = {}
@@ -89,7 +90,8 @@ class Races(OrderingObserver):
         if self.proxy:
             self.proxy.process()
         findings = [*self.between_blocks(), *(self.proxy.launch_finished() if self.proxy else ())]
-        return findings + (self.between_blocks_of_cluster() if self.cluster else [])
+        findings += self.between_blocks_of_cluster() if self.cluster else []
+        return findings + (self.phases.launch_finished(findings) if self.phases else [])
 
     def collective(self, name, block, site):
         place = SITES[site]
@@ -132,8 +134,8 @@ class Races(OrderingObserver):
         super().record_event(name, self.number(block), *facts)
         if self.performed is not self.order:
             getattr(self.performed, name)(self.number(block), *facts)
-        if self.proxy:
-            self.proxy.record(name, self.number(block), *facts)
+        for part in filter(None, (self.proxy, self.phases)):
+            part.record(name, self.number(block), *facts)
         if len(self.events) < MAX_EVENTS:
             self.events.append((name, self.number(block), *facts))
             if name in ("release", "perform_atomic"):
@@ -205,8 +207,7 @@ class Races(OrderingObserver):
 
     @property
     def order_matters(self):
-        """True if anything beyond barriers can order accesses: atomics, fences, or barriers for a part of a
-        block."""
+        """True if atomics, fences, or barriers for a part of a block can order accesses."""
         return self.order.active or self.context.synchronizes
 
     # --- finding races --------------------------------------------------------------------------------------
@@ -275,8 +276,7 @@ class Races(OrderingObserver):
                 yield self.finding(address, *pair, rows, equal, pairs)
 
     def is_replicated_store(self, address, one, other):
-        """Return whether two stores to shared memory write replicas of one sum, as code from Triton's
-        compiler does.
+        """Return whether two stores write replicas of one sum, as code from Triton's compiler does.
 
         All lanes that hold a sum store it. If the last product is fused into the sum, the lanes' values can
         differ in their last bits.

@@ -181,6 +181,7 @@ class Kernel(base.Kernel):
         context.kernel, context.language = self.__name__, self.module.origin.language
         context.outline, context.timed = self.module.origin.outline, program.timed
         context.hoisted = program.hoisted
+        context.mbarriers = "mbarrier_init" in program.used
         context.invalidates = "mbarrier_inval" in program.used
         context.registers_at_launch = entry_registers(self.registers_at_launch(), program.used)
         context.cluster = launch.cluster

@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 
 from sim.engine.named_barrier import NAMED_BARRIER
-from sim.engine.register_pool import change_registers
 from sim.errors import LaunchError
 from sim.isa.barriers import FENCES, nanosleep
 from sim.isa.ptx_types import FLOATS, REALS
@@ -365,17 +364,6 @@ class Program:
         self.used.add(entry.name)
         place, sites = self.wait_point(), self.transfer_sites() if space else None
         return self.new_name("warp", lambda run: run.warp_call(entry, place, space, sites))
-
-    def register_change(self, entry):
-        """Return the name of the function by which a thread takes part in a setmaxnreg."""
-        self.used.add(entry.name)
-        place = self.wait_point()
-
-        def make(run):
-            at, site = run.wait_point(place), place[1]
-            return functools.partial(change_registers, run.scheduler, entry, at, site)
-
-        return self.new_name("registers", make)
 
     # --- calls ----------------------------------------------------------------------------------------------
 

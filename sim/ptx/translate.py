@@ -9,7 +9,6 @@ Source: PTX ISA 9.7, "Instructions".
 
 from sim.events import ADDRESS_MASK
 from sim.isa.ptx_types import REALS
-from sim.isa.register_counts import register_change
 from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, find_operation
 from sim.ptx import wgmma
 from sim.ptx.accesses import SPACES, Access, address_text, atomic, load, parts, store
@@ -278,17 +277,6 @@ def stmatrix(writer, item):
     writer.emit(f"{name}({', '.join([address_text(writer, where), *values])})")
 
 
-def register_limit(writer, item):
-    """Emit setmaxnreg, which changes the number of registers per thread of a warp group."""
-    count = getattr(item.operands[0], "value", 0)
-    try:
-        entry = register_change(item.names[1], count)
-    except ValueError:
-        text = f"{item.opcode} with {count} registers (PTX ISA: a multiple of 8 from 24 to 256)"
-        raise Missing(text) from None
-    writer.emit(f"{writer.module.register_change(entry)}()")
-
-
 def wmma(writer, item):
     """Emit a wmma instruction, which multiplies fragments, or loads or stores one fragment with the whole
     warp."""
@@ -384,7 +372,7 @@ HANDLERS = {
         warp: "shfl vote match activemask redux elect mma",
         ldmatrix: "ldmatrix",
         stmatrix: "stmatrix",
-        register_limit: "setmaxnreg",
+        wgmma.change_registers: "setmaxnreg",
         wmma: "wmma",
         copy: "cp",
         wgmma.translate: "wgmma",

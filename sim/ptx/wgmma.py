@@ -1,4 +1,4 @@
-"""Translation of wgmma, the matrix products of warp groups.
+"""Translation of wgmma, the matrix products of warp groups, and of setmaxnreg.
 
 A product works on registers while the thread continues. Each access to a register that a product uses is
 therefore reported to sim.engine.warpgroup. A move between such registers hands on the state of the register,
@@ -12,10 +12,12 @@ constant values (`constant_registers`) and by their lines in the source (`moved_
 Source: PTX ISA 9.7.15, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
 """
 
+import functools
 from dataclasses import replace
 
-from sim.engine import warpgroup
+from sim.engine import register_pool, warpgroup
 from sim.isa import wgmma
+from sim.isa.register_counts import register_change
 from sim.isa.registers import Missing
 from sim.ptx.copies import AddressMemory
 from sim.ptx.register_kinds import read_and_written
@@ -75,6 +77,24 @@ def product_call(module, product, names):
         return warpgroup.call_of_ptx(run.scheduler, memory, product, at, sites["load"], names)
 
     return module.new_name("product", make)
+
+
+def change_registers(writer, item):
+    """Emit setmaxnreg, which changes the number of registers per thread of a warp group."""
+    count, module = getattr(item.operands[0], "value", 0), writer.module
+    try:
+        entry = register_change(item.names[1], count)
+    except ValueError:
+        text = f"{item.opcode} with {count} registers (PTX ISA: a multiple of 8 from 24 to 256)"
+        raise Missing(text) from None
+    module.used.add(entry.name)
+    place, sites = module.wait_point(), module.transfer_sites()
+
+    def make(run):
+        rest = run.scheduler, entry, run.wait_point(place), sites["load"]
+        return functools.partial(register_pool.change_registers, *rest)
+
+    writer.emit(f"{module.new_name('registers', make)}()")
 
 
 def product_of(item):

@@ -195,7 +195,7 @@ class Lowering(Program):
             raise Missing
         return self.add_call(WAITS[name])
 
-    named_barrier = cluster = register_change = fence_call = callee_name = pointer_call = refuse
+    named_barrier = cluster = fence_call = callee_name = pointer_call = refuse
 
     # --- synchronisation points -----------------------------------------------------------------------------
 

@@ -1,0 +1,92 @@
+"""Waits at an mbarrier that can miss their phase.
+
+A test by parity distinguishes the current phase only from the phase before it. If the next phase can end
+before a thread has observed the end of the phase for which it waits, that phase looks incomplete again. On a
+GPU, the thread then waits forever, or continues after a later phase. In a simulated run, the thread usually
+tests in time, so only the order that the program establishes shows the bug: at least one arrival of the next
+phase has to come after the wait.
+
+The four warps of a warp group wait for each other at a wgmma, as they do in the simulator.
+
+Source: PTX ISA 9.7.13.15.16, "mbarrier.test_wait, mbarrier.try_wait".
+"""
+
+from sim.events import SITES, Access, Finding
+from sim.observers.clocks import merge
+from sim.observers.lifetimes import Performed
+
+WARPGROUP = 128  # threads
+
+
+class MissedPhases:
+    """The waits at all mbarriers of a launch. The observer Races uses it.
+
+    number: the function that returns the number of a block.
+    names: the blocks in the order of their numbers.
+    """
+
+    def __init__(self, context, number, names):
+        self.context, self.number, self.names = context, number, names
+        # Every value that a thread observes orders it, with or without a fence.
+        self.order = Performed(generous=True)
+        self.found = {}  # (site of the wait, array) -> (rank, arguments of `finding`)
+        context.listeners["phase_ended"].append(self.phase_ended)
+        context.listeners["async_issued"].append(self.issued)
+        context.listeners["warp_exchanged"].append(self.exchanged)
+
+    def record(self, name, *facts):
+        """Pass an event that orders threads to the order."""
+        getattr(self.order, name)(*facts)
+
+    def exchanged(self, block, threads, segment):
+        self.order.sync_warp(self.number(block), threads, segment)
+
+    def issued(self, operation):
+        """Let the warps of a warp group meet at a product."""
+        block, _, thread, segment = operation.issued
+        if operation.kind == "wgmma" and thread % WARPGROUP == 0:
+            self.order.sync_warp(self.number(block), range(thread, thread + WARPGROUP), segment)
+
+    def phase_ended(self, phase, observations, arrival):
+        """Note the waits for the previous phase that no arrival of this phase follows."""
+        if not observations:
+            return
+        gathered = self.order.arrival_clocks.get(phase, {}).values()
+        clock = merge([part for clocks in gathered for part in clocks])
+        for at, site in observations:
+            block = self.number(at.block)
+            if at.epoch < clock.get(block, -1) or at.segment <= clock.get((block, at.thread), -1):
+                continue
+            key, rank = (site, phase[0][1]), (at.block[::-1], at.thread, phase[1])
+            if key not in self.found or rank < self.found[key][0]:
+                self.found[key] = rank, (at, site, phase, arrival)
+
+    def launch_finished(self, others):
+        """Return the findings of the launch, unless it has other errors.
+
+        A missing wait can be a race, too, whose fix corrects both.
+        """
+        if any(finding.severity == "error" for finding in (*self.context.findings, *others)):
+            return []
+        return [self.finding(*found) for _, found in self.found.values()]
+
+    def finding(self, at, site, phase, arrival):
+        (_, address, block), number = phase
+        element = self.context.space.element(address)
+        of_block = f" of block {block[0]}" * self.context.clustered
+        waits = Access("waits", at.block, self.context.thread_index(at.thread), SITES[site])
+        waited = f"phase {number - 1}" if number else "the phase before the first one"
+        return Finding(
+            "deadlock",
+            "error",
+            f"a wait for {waited} of the mbarrier {element}{of_block} can miss it: nothing lets an arrival of"
+            f" phase {number} wait for the thread that waits",
+            (waits, *filter(None, [arrival])),
+            *element,
+            reason=f"A parity distinguishes a phase only from the next one. If phase {number} ends before the"
+            " thread has tested the barrier, the phase looks incomplete again: on a GPU, the thread waits"
+            f" forever, or until phase {number + 1} ends. Here it tested in time, by luck.",
+            fix="let the thread arrive at a second mbarrier after its wait (empty next to full), and let the"
+            " arriving threads wait there before they arrive again; or use two mbarriers in turn with such a"
+            " wait between them",
+        )
