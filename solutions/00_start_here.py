@@ -11,7 +11,7 @@
 #
 # In this course you start with the softmax of three numbers, on paper. You end with your own GPU kernels for convolutional attention. Everything runs on your laptop. **You do not need a GPU**: your kernels run in a simulator. Measurements that need a real GPU were recorded on one, and are labelled.
 #
-# **How to use a notebook.** Press Shift+Enter to run a cell and move to the next one. Run the cells of a lesson in order, from the top. Where you see `___`, write down what you expect *before* you run the next cell, on paper or in the cell. A wrong guess teaches you more than a correct answer that you only read. Folded cells only draw figures.
+# **How to use a notebook.** Press Shift+Enter to run a cell and move to the next one. Run the cells of a lesson in order, from the top. Where you see a cell with `guess(...)`, replace each `...` with what you expect *before* you run the cell, or run it as it is and read on. A wrong guess teaches you more than a correct answer that you only read. Folded cells only draw figures.
 #
 # ## The first five minutes
 #
@@ -23,7 +23,7 @@ from IPython.display import Markdown
 from numba import cuda
 from numpy import float32
 
-from course import show_figure
+from course import guess, show_figure
 from course.contents import WAYS, contents, draw_map, hours, map_in_words
 from sim import simulate
 
@@ -41,7 +41,11 @@ x, out = np.arange(8, dtype=float32), np.zeros(8, dtype=float32)
 
 # %% [markdown]
 # **Guess.** x is 0, 1, 2, … 7. So `out` should be 1, 3, 5, … 13, with 7 in the last position. Will it be? `___`
-#
+
+# %% tags=["guess"]
+guess("00 neighbours", as_expected=...)
+
+# %% [markdown]
 # A GPU would almost always print exactly that. The simulator runs the threads in a random order and watches every access to memory, so it can tell you more:
 
 # %%

@@ -19,7 +19,7 @@
 #
 # In attention, every token has a **score** (how much it matters) and a **value** (its content). The output is the mean of the values, weighted by the softmax of the scores. A fast **kernel** (a program that runs on a GPU) never holds all the scores at once. In this lesson you see how it still gets the exact softmax. Later lessons use many threads and long sequences, and all of them rely on the merge that you write here in four lines.
 #
-# **How to work.** Run the cells one by one with Shift+Enter. Where you see `___`, write down your guess *before* you run the next cell. Where you see a line `raise NotImplementedError(...)`, replace it with your own code and leave the rest of the cell as it is.
+# **How to work.** Run the cells one by one with Shift+Enter. Where you see a line `guess(...)`, replace each `...` with your guess *before* you run the cell, or run it as it is and read on. Where you see a line `raise NotImplementedError(...)`, replace it with your own code and leave the rest of the cell as it is.
 
 # %% [markdown]
 # ## The idea in one picture
@@ -40,7 +40,7 @@ from fractions import Fraction
 import matplotlib.pyplot as plt
 import torch
 
-from course import check, show_figure
+from course import check, guess, show_figure
 from course.figures import BLUE, ORANGE
 
 scores, values = [1.0, 0.0, 2.0], [10.0, 40.0, 6.0]
@@ -215,6 +215,9 @@ for read in range(len(scores) + 1):
 #
 # **Guess before you run.** We add 0, 50, 86, 100 and −150 to the scores 1, 0, 2. The correct answer is always 10.04. Which rows will be correct? `___` What will the others show? `___`
 
+# %% tags=["guess"]
+guess("01 without a maximum", correct_rows=..., others_show=...)
+
 # %%
 # The printed text is the same on the CPU and on a GPU.
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -269,11 +272,12 @@ for shift in (0, 50, 100, -150, 800, -800, 100_000):
 # | second reader | 2 | 1 | 6 |
 #
 # **Predict** the state of one person who has read all three. `m` = `___` , `l` = `___` , `o` = `___`
-#
-# <details><summary>Answer</summary>
-#
+
+# %% tags=["guess"]
+guess("01 two readers", m=..., l=..., o=...)
+
+# %% [markdown]
 # It is the last row of the table above: (2, 1.5032, 15.0922). The common maximum is 2. Multiply the first reader's sums by exp(1 − 2), and the second reader's by exp(2 − 2) = 1. Now both are relative to the same maximum, and you can add them.
-# </details>
 #
 # ### Exercise 1.2 · merge · about four lines
 #
@@ -345,6 +349,9 @@ for name, state in {"first": first, "second": second, **both_ways}.items():
 # Four people have one pair each. Pick two of the four states as left and right and merge them (12 choices), then two of the remaining three (6), then the last two (2). That makes 12 · 6 · 2 = 144 ways.
 #
 # **Predict:** how many different results do you get? `___`
+
+# %% tags=["guess"]
+guess("01 orders", different_results=...)
 
 
 # %%
@@ -422,6 +429,9 @@ print(f"all o the same to the last bit: {spread == 0}")
 #
 # **Predict:** how many rounds of merging do they need? `___` (One after the other, it would take 31 merges.)
 
+# %% tags=["guess"]
+guess("01 thirty-two readers", rounds=...)
+
 # %% tags=["uses-exercise"]
 random = torch.Generator().manual_seed(1)
 many_scores = 5 * torch.randn(1000, generator=random, dtype=torch.float64)
@@ -446,6 +456,9 @@ print("largest score found:", m == many_scores.max().item())
 # in that case.
 #
 # **Guess before you run.** Again the correct answer is always 10.04. Which of the seven rows are wrong? `___` Which of the wrong ones would a reader notice? `___`
+
+# %% tags=["guess"]
+guess("01 maximum from zero", wrong_rows=..., noticed=...)
 
 
 # %%

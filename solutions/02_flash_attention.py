@@ -26,7 +26,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from course import check, progress_bar, show_figure
+from course import check, guess, progress_bar, show_figure
 from course.figures import BLUE, GREEN, RED, draw_squares
 from course.scenes import tile_by_tile
 from kernels.reference.tiled import (
@@ -51,6 +51,9 @@ torch.set_printoptions(precision=4, sci_mode=False)
 # The inputs and the output have N·d numbers each. The intermediate results `S` and `P` have N·N numbers each.
 #
 # **Predict.** A layer has 32 heads, N = 4096 tokens, d = 64, and 4 bytes per number (float32). How many bytes do the `Q` of all heads take? `___` MiB. And the `S` of all heads? `___` MiB. (1 MiB = 2²⁰ bytes; 4096 = 2¹².)
+
+# %% tags=["guess"]
+guess("02 bytes", mebibytes_of_Q=..., mebibytes_of_S=...)
 
 # %%
 N, d, heads, itemsize = 4096, 64, 32, 4
@@ -159,13 +162,11 @@ show_figure(
 # You treat a tile as you treated one half of the scores in lesson 01: compute its own `m, l, o`, then merge. In the last column, each side is multiplied by exp(its own m − the common m), here by 1 and by e⁻¹. And 32.390 / 1.503 is 21.55 again.
 #
 # **Predict.** Suppose the ragged tile had a 4 instead of the 2. By which number would you multiply `l = 1.135` and `o = 21.353`? `___`
-#
-# <details><summary>Answer</summary>
-#
-# The common maximum would be 4, so you multiply by exp(3 − 4) = e⁻¹ = 0.368. The ragged tile's own `l` and `o` are multiplied by exp(4 − 4) = 1.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("02 ragged tile", factor=...)
+
+# %% [markdown]
 # ## Exercise 2.1 · update · about five lines
 #
 # A tile of queries has several rows, and each row has its own `m`, `l` and `o`. Write `update(state, scores, values)`, which returns the state after one more tile of keys. With `rows` queries and `columns` keys in the tile, the arguments are
@@ -245,6 +246,9 @@ print(inspect.getsource(keys_outer))
 # Take two queries `[1, 1]`, two keys `[0, 2]`, two values `[0, −1]`, and d = 1. Each query has the scores 0 and 2.
 #
 # **Predict** the two outputs, with e² = 7.389: (1·0 + 7.389·(−1)) / (1 + 7.389) = `___`
+
+# %% tags=["guess"]
+guess("02 two queries", output=...)
 
 # %%
 q = torch.tensor([[1.0], [1.0]])
@@ -477,7 +481,10 @@ over_size = {
 
 
 # %% [markdown]
-# **Predict.** In the left plot both axes are logarithmic: which lines are parallel? In the right plot, above which tile size does each order move less than the standard algorithm? `___`
+# **Predict.** In the left plot both axes are logarithmic: which lines are parallel? `___` In the right plot, above which tile size does each order move less than the standard algorithm? Keys outer: `___`, queries outer: `___`
+
+# %% tags=["guess"]
+guess("02 traffic", parallel=..., keys_outer_above=..., queries_outer_above=...)
 
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 STYLES = {

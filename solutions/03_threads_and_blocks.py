@@ -21,6 +21,7 @@
 
 # %% jupyter={"source_hidden": true}
 import matplotlib.pyplot as plt
+from course import guess
 from course.figures import BLUE, ORANGE, show_figure
 
 
@@ -116,6 +117,9 @@ def with_cuda(kernel, cuda):
 
 # %% [markdown]
 # **Predict.** We run the kernel once, as thread 2 of block 1, with blocks of 4 threads. Which of the eight zeros changes, and what does it become? Element `___` becomes `___`.
+
+# %% tags=["guess"]
+guess("03 one thread", element=..., becomes=...)
 
 # %%
 x = np.array([10, 20, 30, 40, 50, 60, 70, 80], dtype=float32)

@@ -27,7 +27,7 @@ import numpy as np
 from numba import cuda
 from numpy import float32
 
-from course import brought, check
+from course import brought, check, guess
 from course.figures import BLUE, GREEN, ORANGE, show_figure
 
 dim3, SharedMemory, launch, add, double = brought(
@@ -264,9 +264,9 @@ show_figure(
 # %% [markdown]
 # **Predict.** How many numbers are read from `a` and `b` now? There are 4 blocks, each
 # takes 2 steps, and in each step its 16 threads load 2 numbers each: `___`
-#
-# <details><summary>Answer</summary>4 · 2 · 16 · 2 = 256, a quarter of 1024. With tiles of T×T, each number is read only 1/T as often.
-# This is the reason for the tiles of lesson 02.</details>
+
+# %% tags=["guess"]
+guess("03b tiles", numbers_read=...)
 
 # %% [markdown]
 # Blocks and threads have two indices now. x counts along a row and y counts down a column, so the thread with `threadIdx` (x, y) is in row y and column x of its tile. It is easy to confuse the two.

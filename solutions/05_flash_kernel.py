@@ -32,7 +32,7 @@ from numba import cuda
 from numpy import float32
 
 import kernels
-from course import check, progress_bar, show_figure
+from course import check, guess, progress_bar, show_figure
 from course.figures import BLUE, GREEN, ORANGE, SKY
 from course.ladder import show_ladder, time_rung
 from course.scenes import sliding_tile
@@ -102,6 +102,9 @@ show_figure(
 #
 # **Predict.** Take 5 rows of d = 3. Rows 2 and 3 together have the indices `___` to `___`.
 
+# %% tags=["guess"]
+guess("05 rows", first_index=..., last_index=...)
+
 # %%
 matrix = np.arange(15).reshape(5, 3)
 flat = matrix.ravel()
@@ -155,6 +158,9 @@ show_figure(
 
 # %% [markdown]
 # **Predict.** For tiles of 48 keys and 32 queries with d = 64, how many bytes of shared memory does a block need, at 4 bytes per element? `___`
+
+# %% tags=["guess"]
+guess("05 shared memory", number_of_bytes=...)
 
 
 # %%
@@ -225,13 +231,11 @@ check.ex05_1(load_tile)
 # $$s = \text{scale}\cdot q\cdot k_j \qquad m' = \max(m, s) \qquad l' = l\,e^{m-m'} + e^{s-m'} \qquad o' = o\,e^{m-m'} + e^{s-m'}\,v_j$$
 #
 # **Predict.** A query has processed one key, with score 2 and value 10: m = 2, l = 1, o = 10. The next key has score 3 and value 20. Then m = `___`, l = `___`, o = `___`.
-#
-# <details><summary>Answer</summary>
-#
-# m = 3, l = e⁻¹ + 1 = 1.368, o = 10·e⁻¹ + 20 = 23.679, and o / l = 17.31. The mean is closer to 20, the value with the larger score.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("05 two keys", m=..., l=..., o=...)
+
+# %% [markdown]
 # ### Exercise 5.2 · visit · about ten lines
 # Write `visit`, which updates row `row` with `keys` keys.
 #
@@ -402,6 +406,9 @@ for name, (q, k, v, rows, columns) in progress_bar(examples.items()):
 #
 # **Predict.** How many loads and stores of global memory does `sim` count in *your* kernel? `___` And how many would there be if each thread read all keys itself? `___`
 
+# %% tags=["guess"]
+guess("05 traffic", your_kernel=..., without_tiles=...)
+
 # %% tags=["uses-exercise"]
 n, d, rows = 64, 8, 16
 q, k, v, o = np.random.default_rng(5).standard_normal((4, n * d)).astype(float32)
@@ -428,6 +435,9 @@ report.timeline()
 # The next picture shows another run of your kernel, with 8 keys in tiles of 3. There are two blocks; only the first is drawn. Each row is a thread with its query, and the tile of keys slides past when you move the slider.
 #
 # **Predict.** Which thread loads the first element of key 3? `___` And how many keys do the queries process in the last tile? `___`
+
+# %% tags=["guess"]
+guess("05 last tile", thread=..., keys=...)
 
 # %% tags=["uses-exercise"]
 q, k, v, o = np.ones((4, 16), float32)
@@ -466,6 +476,9 @@ print(
 # - **speed**, once it has been recorded on a GPU: as a fraction of the **limit**. The limit is the least time that the hardware needs for the multiply-adds, or for the bytes that have to be read and written, whichever is longer. A mark shows PyTorch on the same task.
 #
 # **Predict.** For one multiply-add a thread reads two numbers, and a wavefront serves 32 threads. How many wavefronts is that for 1,000 multiply-adds, if nothing is wasted? `___`
+
+# %% tags=["guess"]
+guess("05 ladder", wavefronts=...)
 
 # %% tags=["uses-exercise"]
 show_ladder("05", flash_kernel)

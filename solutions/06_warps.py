@@ -99,7 +99,7 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from course import check
+from course import check, guess
 from course.ladder import show_ladder, time_rung
 from course.pictures import draw_divergence
 from sim import simulate
@@ -189,6 +189,10 @@ for lane in (0, 1):
 # |---|---|---|---|---|
 # | lane 5 | `___` | `___` | `___` | `___` |
 # | lane 31 | `___` | `___` | `___` | `___` |
+
+# %% tags=["guess"]
+guess("06 shuffles of lane 5", down_by_2=..., up_by_2=..., xor_2=..., from_2=...)
+guess("06 shuffles of lane 31", down_by_2=..., up_by_2=..., xor_2=..., from_2=...)
 
 # %%
 ALL_LANES = 0xFFFFFFFF
@@ -800,6 +804,9 @@ print(
 # ## The ladder
 #
 # Here is the same task, with a warp for each query. **Predict**: does it need more transactions than the kernel of lesson 05, or fewer? (Who reads K and V from global memory, and how often?) `___`
+
+# %% tags=["guess"]
+guess("06 ladder", transactions=...)
 
 # %% tags=["uses-exercise"]
 show_ladder("06", warp_attention)

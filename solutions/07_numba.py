@@ -51,7 +51,7 @@ from numba import cuda
 from numpy import float32
 
 import kernels
-from course import check, live
+from course import check, guess, live
 from course.ptx import compiled, type_of
 from sim import simulate
 
@@ -249,6 +249,9 @@ def careless_relu(x, out):
 # %% [markdown]
 # **Predict.** Both give the same results. How many float64 instructions does the second one have? Think of what has to happen between loading a float32 and storing one. `___`
 
+# %% tags=["guess"]
+guess("07 careless", float64_instructions=...)
+
 # %% tags=["nbval-ignore-output"]
 number = len(compiled(relu, x, out).float64)
 print(number, "float64 instructions in relu; in careless_relu:")
@@ -355,7 +358,10 @@ for name, one in {"float32(1)": float32(1), "1.0": 1.0}.items():
 # %% [markdown]
 # (To check the result: 1 + 0.5 + 0.25 + … is 2, and 1 - 1 + 1 - … + 1 is 1.)
 #
-# **Predict.** Here are four kernels, each compiled twice: in float32 only, and with the float64 that bare numbers introduce. By what factor does float64 slow each one down on an H200? `relu` does one operation with each number that it loads. `rms_norm`, the next exercise, does a few. `row_sums` does a multiply-add for every two numbers that it loads, and `powers` does 4096 multiply-adds for one. `___`
+# **Predict.** Here are four kernels, each compiled twice: in float32 only, and with the float64 that bare numbers introduce. By what factor does float64 slow each one down on an H200? `relu` does one operation with each number that it loads. `rms_norm`, the next exercise, does a few. `row_sums` does a multiply-add for every two numbers that it loads, and `powers` does 4096 multiply-adds for one. `relu`: `___`, `rms_norm`: `___`, `row_sums`: `___`, `powers`: `___`
+
+# %% tags=["guess"]
+guess("07 cost of float64", relu=..., rms_norm=..., row_sums=..., powers=...)
 
 # %%
 print(f"microseconds, {SOURCE}\n")
@@ -432,13 +438,12 @@ print(*compiled(scale, x, 3.0, out).float64, sep="\n")
 #
 # A launch has up to four numbers: `kernel[grid, block, stream, shared](...)`. The last two are 0 unless you give them. You choose the [**block**](../docs/glossary.md): a multiple of 32, because a warp has 32 lanes. 128 or 256 are good first choices, and 1024 is the limit. The [**grid**](../docs/glossary.md) follows: enough blocks for all elements.
 #
-# **Predict.** With 1000 elements and 256 threads per block, how many blocks do you need, and how many threads have nothing to do? And for 1024 elements? `___`
-#
-# <details><summary>Answer</summary>
-#
-# 1000 / 256 is 3.9, so you need 4 blocks, and 4 · 256 - 1000 = 24 threads are idle. 1024 elements need 4 blocks too, and no thread is idle. (`n // threads + 1` would launch a fifth.)
-# </details>
-#
+# **Predict.** With 1000 elements and 256 threads per block, how many blocks do you need? `___` How many threads have nothing to do? `___` For 1024 elements: `___` blocks
+
+# %% tags=["guess"]
+guess("07 blocks", blocks=..., idle_threads=..., blocks_for_1024=...)
+
+# %% [markdown]
 # For a very large number of elements there is another way. You can launch only as many threads as the GPU can hold at once, and let each process several elements: thread `t` of `T` takes t, t + T, t + 2T, … until there are no more. This is the [**grid-stride loop**](../docs/glossary.md). It is correct for *every* grid, and values that a thread needs for all its elements (a gain, a constant) are computed once. Here is an example with 10 elements and 2 blocks of 2 threads:
 #
 # | block | thread | elements |

@@ -31,7 +31,7 @@ from numba import cuda
 from numpy import float32
 
 import kernels
-from course import brought, check, live
+from course import brought, check, guess, live
 from course.figures import BLUE, ORANGE, show_figure
 from course.pictures import draw_times
 
@@ -84,7 +84,10 @@ def slow_scale(x, factor, out):
 
 
 # %% [markdown]
-# **Predict.** What do the two lines print? `___`
+# **Predict.** What do the two lines print? After the launch: `___` After `synchronize`: `___`
+
+# %% tags=["guess"]
+guess("07b launch", after_the_launch=..., after_synchronize=...)
 
 # %%
 ones, tripled = np.ones(3), np.zeros(3)
@@ -279,7 +282,10 @@ def pipelined(copier, worker, parts, buffers, fill, compute):
 check.ex07_5(pipelined)
 
 # %% [markdown]
-# Now run it with real streams and six parts. Filling a part takes a tenth of a second, and so does computing with it. **Predict**: how long does it take in one stream, and how long in two? `___`
+# Now run it with real streams and six parts. Filling a part takes a tenth of a second, and so does computing with it. **Predict**: how many seconds does it take in one stream? `___` And how many in two? `___`
+
+# %% tags=["guess"]
+guess("07b pipeline", one_stream=..., two_streams=...)
 
 
 # %% tags=["uses-exercise"]

@@ -23,6 +23,7 @@
 
 # %% jupyter={"source_hidden": true}
 import matplotlib.pyplot as plt
+from course import guess
 from course.figures import BLUE, ORANGE, PINK, SKY, YELLOW, show_figure
 
 
@@ -87,12 +88,19 @@ show_figure(
 # | 4 bytes | 100 | 0 | `___` |
 # | 4 bytes | 0 | 5 | `___` |
 # | 8 bytes | 1 | 0 | `___` |
-#
-# <details><summary>Answer</summary>
-#
-# The second row is 5: the 128 bytes start at byte 4, so they need the last 28 bytes of sector 0, all of sectors 1, 2 and 3, and 4 bytes of sector 4. Then 8; 32; again 32, because no lane can access more than one sector; 1, because all lanes access the same element; and 8.
-# </details>
-#
+
+# %% tags=["guess"]
+guess(
+    "08 sectors",
+    first_1=...,
+    stride_2=...,
+    stride_8=...,
+    stride_100=...,
+    stride_0=...,
+    bytes_8=...,
+)
+
+# %% [markdown]
 # ### Exercise 8.1 · sectors · one to three lines
 # Write the function that fills in the table. `itemsize` is the size of one element in bytes: 1, 2, 4, 8 or 16. The stride may be negative.
 #
@@ -524,6 +532,9 @@ print(
 
 # %% [markdown]
 # **Predict**, for 128 × 128 numbers: how many load requests do the warps make? `___` How many sectors does `transpose_naive` store to? `___` (Both follow from your table.)
+
+# %% tags=["guess"]
+guess("08 transpose", load_requests=..., stored_sectors=...)
 
 
 # %% jupyter={"source_hidden": true}

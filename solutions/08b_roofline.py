@@ -38,7 +38,7 @@ from numba import cuda
 from numpy import float32
 
 import kernels
-from course import check, live, show_figure, show_table
+from course import check, guess, live, show_figure, show_table
 from course.check.lesson08 import counted
 from course.figures import BLUE, GREEN, ORANGE
 from kernels.cases import memory_patterns
@@ -160,7 +160,10 @@ show_table(
 # We launch it with more and more shared memory that it does not use, so that fewer and
 # fewer blocks fit.
 #
-# **Predict.** If half as many threads wait for memory at the same time, how much longer does the copy take? `___`
+# **Predict.** If half as many threads wait for memory at the same time, how many times as long does the copy take? `___`
+
+# %% tags=["guess"]
+guess("08b half the threads", times=...)
 
 # %%
 NUMBERS = 16  # that a thread copies, one after the other
@@ -233,13 +236,12 @@ H200 = Rates(
 
 
 # %% [markdown]
-# **Predict.** For `y[i] += 2 * x[i]` with a billion float32 numbers, how many bytes are moved, how many operations are done, and which of them determines the time? `___`
-#
-# <details><summary>Answer</summary>
-#
-# It reads x, reads y and writes y: 12 billion bytes take 2.5 milliseconds. 2 billion operations take 0.03 milliseconds. Memory determines the time, and 99 % of the arithmetic rate is unused.
-# </details>
-#
+# **Predict.** For `y[i] += 2 * x[i]` with a billion float32 numbers, how many billion bytes are moved? `___` How many billion operations are done? `___` Which of them determines the time? `___`
+
+# %% tags=["guess"]
+guess("08b add twice", billion_bytes=..., billion_operations=..., limited_by=...)
+
+# %% [markdown]
 # ### Exercise 8.5 · least_time · one or two lines
 # Write `least_time(bytes, flops, wavefronts, gpu)`: the minimum time of a kernel in seconds, given its bytes, operations and wavefronts of shared memory. `gpu` is a `Rates`.
 #
@@ -332,6 +334,9 @@ print(f"matmul_tiled, the GPU's wavefronts / the formula's: {less:.2f}")
 # (No count shows the 12 n² bytes of a matrix product, because n / 32 blocks load each number. The formula gives a minimum, not the actual traffic.)
 #
 # **Predict**, for a matrix product with n = 4096: does memory, arithmetic or shared memory determine the time? `___`
+
+# %% tags=["guess"]
+guess("08b matrix product", limited_by=...)
 
 # %% tags=["uses-exercise"]
 WORK = {

@@ -38,7 +38,7 @@ from numpy import float32
 from torch.nn.functional import scaled_dot_product_attention
 
 import kernels
-from course import check, live, progress_bar, show_figure
+from course import check, guess, live, progress_bar, show_figure
 from course.figures import BLUE, SKY
 from course.ladder import show_ladder, time_rung
 from kernels import reference
@@ -697,6 +697,9 @@ def both_kernels_live():
 # ## The ladder
 #
 # Now the task has a convolution. PyTorch has no kernel for it. The mark for PyTorch therefore shows plain PyTorch, which computes step by step with whole matrices. **Predict**: are there more transactions per multiply-add than in lesson 05, or fewer? `___`
+
+# %% tags=["guess"]
+guess("11 ladder", transactions=...)
 
 # %% tags=["uses-exercise"]
 show_ladder("11", conv_kernel)

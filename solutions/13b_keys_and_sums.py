@@ -31,7 +31,7 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from course import brought, check, progress_bar
+from course import brought, check, guess, progress_bar
 from course.ladder import show_ladder, time_rung
 from kernels.common.launch import launch, simulated
 from kernels.conv.backward import conv_backward
@@ -405,6 +405,9 @@ for deterministic in (False, True):
 # ## The ladder
 #
 # Both kernels together are the next rung, on the task of the backward pass. The mark for PyTorch shows autograd through plain PyTorch, which has stored its matrices in the forward pass. **Predict**: are there more transactions per useful multiply-add than in lesson 11, or fewer? (From where does `products` read q and k? And how many scores does a tile load for each one that it owns?) `___`
+
+# %% tags=["guess"]
+guess("13b ladder", transactions=...)
 
 # %% tags=["uses-exercise"]
 show_ladder("13b", queries_kernel, keys_kernel)

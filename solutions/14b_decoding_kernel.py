@@ -36,7 +36,7 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from course import brought, check, progress_bar, show_figure, show_table
+from course import brought, check, guess, progress_bar, show_figure, show_table
 from course.check import lesson14
 from course.figures import BLUE, GREEN, ORANGE, RED, SKY
 from course.ladder import show_ladder, time_rung
@@ -639,8 +639,11 @@ print(
 # ## The ladder
 #
 # A token is limited by bytes, not by multiply-adds: its limit is the time to read the cache once. The rung is
-# the package's kernel of splits with *your* merge. **Predict**: how many transactions does it need for 1,000
-# useful multiply-adds, compared with lesson 11? `___`
+# the package's kernel of splits with *your* merge. **Predict**: lesson 11 needs 269 transactions for 1,000
+# useful multiply-adds. How many does this kernel need? `___`
+
+# %% tags=["guess"]
+guess("14b ladder", transactions=...)
 
 # %% tags=["uses-exercise"]
 show_ladder("14b", merge_splits)

@@ -28,7 +28,7 @@ from ml_dtypes import bfloat16
 from numba import cuda
 from numpy import float32, uint32
 
-from course import check, show_figure, show_table
+from course import check, guess, show_figure, show_table
 from course.figures import BLUE, GREEN, ORANGE
 from course.fragments import lane_map, registers
 from kernels.common.data import DATA
@@ -64,13 +64,11 @@ show_table(
 # D = A B + C, where A is 16 × 16, B is 16 × 8, and C and D are 16 × 8.
 #
 # **Predict.** How many multiply-adds is that? `___` How many ordinary multiply-add instructions would the warp need? `___`
-#
-# <details><summary>Answer</summary>
-#
-# 16 · 8 · 16 = 2048, and 2048 / 32 = 64.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("16 one instruction", multiply_adds=..., ordinary_instructions=...)
+
+# %% [markdown]
 # The instruction is called `mma.sync.m16n8k16`: D has M = 16 rows and N = 8 columns, and each entry is a sum of K = 16 products. The matrices are not in memory. They are in **registers**, spread over the lanes, and no lane holds a whole row of any of them. The part of a matrix that one lane holds is its **fragment**. C and D are the **accumulator**: the registers that hold a running sum.
 #
 # The entries of A and B are 16-bit numbers. Here they are **bfloat16**, the upper half of a float32: 1 bit for the sign, 8 for the exponent, 7 for the fraction. A 32-bit register holds two of these numbers. We call such a pair a **word**:
@@ -85,13 +83,11 @@ print("words  ", *(f"{word:08x}" for word in numbers.view(uint32)))
 # The first number of a pair is the **lower** half of its word, `3f80` of `c0003f80`. And 257 has become 256: a bfloat16 has 8 significant bits (the leading one is not stored), and 257 needs 9.
 #
 # **Predict**, for one lane: how many registers for its fragment of A? `___` of B? `___` of D, which is float32? `___`
-#
-# <details><summary>Answer</summary>
-#
-# A: 256 numbers / 32 lanes / 2 = 4. B: 128 / 32 / 2 = 2. D: 128 / 32 = 4, and 4 for C.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("16 registers", of_A=..., of_B=..., of_D=...)
+
+# %% [markdown]
 # Each lane makes this call with its own ten registers and gets back its fragment of D:
 #
 #     d0, d1, d2, d3 = mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)
@@ -114,14 +110,12 @@ registers(0, 1, 4, 6, 31)
 #
 # </details>
 #
-# **Predict.** Where does lane 13 hold `d3`? `___` And the two numbers of its `a2`? `___`
-#
-# <details><summary>Answer</summary>
-#
-# Lane 13 is lane 1 of quad 3. `d3` is D[11, 3]; `a2` holds A[3, 10] and A[3, 11].
-#
-# </details>
-#
+# **Predict.** Which entry of D does lane 13 hold in `d3`? D[`___`] Which two entries of A in its `a2`? `___`
+
+# %% tags=["guess"]
+guess("16 lane 13", d3=..., a2=...)
+
+# %% [markdown]
 # ### Exercise 16.1 · load_a · about three lines
 #
 # The device function `load_a(a, first)` returns the lane's four registers `a0, a1, a2, a3` for a 16 × 16 piece of A. `a` is an array of words with 16 rows. Each word packs two horizontally adjacent entries: `a[i, j]` holds A[i, 2j] and A[i, 2j + 1]. The piece begins at word `first` of each row. Each lane loads its own four words, each once. A block may have several warps, and every warp needs the whole piece.
@@ -256,11 +250,14 @@ for kernel in (without_31, exchanged):
 # %% [markdown]
 # A warp-wide instruction needs all 32 lanes. Lanes without data must take part too, and they supply zeros. On a GPU the behaviour of the first kernel is undefined: it may hang, or return anything.
 #
-# As far as `sim` can tell, the second kernel is correct. It multiplies a different matrix, in which the top right and the bottom left quarter of A have changed places. Only a comparison of values can show this mistake, and not every comparison does. **Predict**: for which of these A are the values still right? `___`
+# As far as `sim` can tell, the second kernel is correct. It multiplies a different matrix, in which the top right and the bottom left quarter of A have changed places. Only a comparison of values can show this mistake, and not every comparison does. **Predict**: for which of these A are the values still right: ones, symmetric, random? `___`
 #
 # - a matrix of ones, times any B
 # - a symmetric matrix, times any B
 # - random numbers
+
+# %% tags=["guess"]
+guess("16 exchanged", right=...)
 
 # %% tags=["uses-exercise"]
 for name, matrix in [
@@ -283,7 +280,10 @@ for name, matrix in [
 #
 # On paper, for one product: x becomes x (1 + δ), y becomes y (1 + ε), with |δ|, |ε| ≤ u. The error of the product is x y (δ + ε + δε), at most (2u + u²) |x| |y|, a little more than 2⁻⁷. The tensor core multiplies the rounded numbers exactly, and accumulates with about the precision of float32, whose rounding is 65,536 times finer. (Its sums are not correctly rounded float32 additions: the hardware adds several products at once and may truncate the last bits.)
 #
-# **Predict.** 3.01 · 4.99 − 3.02 · 4.98 = −0.0197. What is the result if you round the four numbers to bfloat16 first: is it off by 1 % or less, or by much more? `___`
+# **Predict.** 3.01 · 4.99 − 3.02 · 4.98 = −0.0197. What is the result if you round the four numbers to bfloat16 first: by how many percent is it off: less than 1, about 10, or several hundred? `___`
+
+# %% tags=["guess"]
+guess("16 cancellation", off_by=...)
 
 # %%
 x, y = np.array([3.01, -3.02]), np.array([4.99, 4.98])
@@ -349,6 +349,9 @@ show_table(["terms", "within your bound", "largest error, % of the bound"], *tab
 # ### Why the sums stay in float32
 #
 # Accumulators of 16 bits would need half the registers (for float16 there is such an `mma`). Would they be accurate enough? **Predict**: start with 0 and add 1 a thousand times, rounding to bfloat16 after each addition. What is the result? `___`
+
+# %% tags=["guess"]
+guess("16 sum", result=...)
 
 # %%
 total = bfloat16(0)

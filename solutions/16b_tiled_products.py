@@ -27,7 +27,7 @@ from ml_dtypes import bfloat16
 from numba import cuda
 from numpy import float32, int16, uint32
 
-from course import brought, check, show_table
+from course import brought, check, guess, show_table
 from course.fragments import bank_map
 from course.ladder import show_ladder, time_rung
 from kernels.common.data import DATA
@@ -59,14 +59,12 @@ bound = brought("16_tensor_cores", "bound")
 #
 # The row that a lane points to is in general not the row whose words it receives. For A, register `a0` comes from the top left 8 × 8 matrix, `a1` from the one at the **bottom left** (look at the picture of lesson 16, section 2), `a2` from the top right, and `a3` from the bottom right.
 #
-# **Predict.** Let the piece of A begin at (0, 0). Which row and column does lane 3 supply? `___` lane 11? `___` lane 19? `___` lane 31? `___`
-#
-# <details><summary>Answer</summary>
-#
-# (3, 0); (11, 0), which is row 3 of the bottom left matrix; (3, 8); (15, 8).
-#
-# </details>
-#
+# **Predict.** Let the piece of A begin at (0, 0). Which row and column does lane 3 supply? (A guess looks like `(1, 8)`.) `___` lane 11? `___` lane 19? `___` lane 31? `___`
+
+# %% tags=["guess"]
+guess("16b addresses", lane_3=..., lane_11=..., lane_19=..., lane_31=...)
+
+# %% [markdown]
 # If B is stored row-major, as V is in P V, the two entries that share a register are in the same *column*, and so are not adjacent in memory. `ldmatrix_x4_trans` takes the same addresses, and transposes each 8 × 8 matrix while loading it. A 16 × 8 piece of B has only two such matrices, so one call loads B for two products: `b0, b1` for columns 0 to 7, and `b2, b3` for columns 8 to 15.
 #
 # ### Exercise 16.4 · fragments · about four lines
@@ -105,6 +103,9 @@ check.ex16_4(fragments)
 # %% [markdown]
 # Each address must be a multiple of 16 bytes. **Predict**: the next kernel has a tile with rows of 36 numbers, 72 bytes. Which rows of it can `ldmatrix` not read? `___`
 
+# %% tags=["guess"]
+guess("16b misaligned", rows=...)
+
 
 # %%
 def misaligned(out):
@@ -127,7 +128,10 @@ print(report.findings[0].message)
 #
 # `ldmatrix` reads one matrix at a time: 8 rows of 16 bytes. These 128 bytes take one **wavefront**, one pass of the 32 banks, if no two words share a bank (lesson 08). Four matrices take at least four wavefronts, so the two instructions of `fragments` take at least 8.
 #
-# **Predict.** A tile has rows of 32 numbers, or 16 words. In which banks do the rows of a matrix begin? How many wavefronts do the 8 rows take? `___` And with rows of 40 numbers? `___`
+# **Predict.** A tile has rows of 32 numbers, or 16 words. In which banks do the rows of a matrix begin, and so how many wavefronts do the 8 rows take? `___` And with rows of 40 numbers? `___`
+
+# %% tags=["guess"]
+guess("16b banks", rows_of_32=..., rows_of_40=...)
 
 
 # %% tags=["uses-exercise"]
@@ -179,6 +183,9 @@ bank_map(
 
 # %% [markdown]
 # **Predict**, before you run the next cell, which of the pitches (the distance between rows) 48, 56, 64, 72 and 80 give 8 wavefronts: `___` (A row must begin at a multiple of 16 bytes, so only multiples of 8 numbers are possible.)
+
+# %% tags=["guess"]
+guess("16b pitches", pitches=...)
 
 # %% tags=["uses-exercise"]
 show_table(
@@ -294,6 +301,9 @@ check.ex16_5(matmul)
 #
 # In lesson 08's matmul, a warp made 128 multiply-adds (4 per lane) for every six wavefronts of shared memory, about 20 per wavefront. **Predict** how many multiply-adds your kernel makes per wavefront, counting the stores into the tiles too: 20, as there? 100? 250? `___`
 
+# %% tags=["guess"]
+guess("16b wavefronts", multiply_adds=...)
+
 
 # %% tags=["uses-exercise"]
 def bits(matrix):
@@ -388,6 +398,9 @@ print("error below 1e-5:", bool(np.abs(c - rounded_a @ rounded_b).max() < 1e-5))
 # ## The ladder
 #
 # The next rung runs on a different machine, the tensor cores. Their limit is fifteen times as high, and PyTorch's mark stands for its library's matmul. **Predict** the transactions per 1,000 multiply-adds: fewer than in lesson 11, and by what factor? `___`
+
+# %% tags=["guess"]
+guess("16b ladder", factor=...)
 
 # %% tags=["uses-exercise"]
 show_ladder("16b", matmul)

@@ -29,7 +29,7 @@ from ml_dtypes import bfloat16
 from numba import cuda
 from numpy import float32, int16, int32, uint32
 
-from course import brought, check, show_figure, show_table
+from course import brought, check, guess, show_figure, show_table
 from course.check.lesson17 import Flights
 from course.figures import BLUE, GREEN, ORANGE, PINK, RED, SKY
 from course.ladder import show_ladder, time_rung
@@ -168,6 +168,9 @@ def two_products(sums, at, a0, a1, a2, a3, b):
 # %% [markdown]
 # **Predict**, for the 16 × 16 scores: how many load requests does the warp send to shared memory? As in lesson 11 `___`, with plain loads of fragments `___`, with `ldmatrix` `___`
 
+# %% tags=["guess"]
+guess("17 load requests", as_in_lesson_11=..., plain_loads=..., ldmatrix=...)
+
 
 # %%
 def by_mma(operands):
@@ -226,8 +229,12 @@ for name, kernel in [
 #
 # The softmax turns the scores into weights P, and P is the *left* operand of the next product, P V. Lesson 11 stored P in shared memory between two barriers, so that other threads could read it. Is that necessary here? Two `mma` have left S in the warp: 16 × 8 scores for keys 0 to 7, and 16 × 8 for keys 8 to 15. In each lane, `p[0:4]` are its four weights from the first product, and `p[4:8]` those from the second.
 #
-# **On paper**, for lane 5: g = 1 and t = 1. Which weights does the lane *have*, and which must its a0, a1, a2, a3 *hold*? The table above answers both questions. `___`
-#
+# **On paper**, for lane 5: g = 1 and t = 1. Which weights does the lane *have*, and which must its a0, a1, a2, a3 *hold*? The table above answers both questions. Does the lane have all that it must hold (yes or no)? `___`
+
+# %% tags=["guess"]
+guess("17 lane 5", have_all_of_them=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # It has, in p[0] to p[7]: P[1, 2], P[1, 3], P[9, 2], P[9, 3], then P[1, 10], P[1, 11], P[9, 10], P[9, 11]. Its a0 holds columns 2 and 3 of row 1, a1 the same columns of row 9, a2 columns 10 and 11 of row 1, and a3 those of row 9. The lane has all of them already. You need no shared memory, no shuffle and no barrier.
@@ -318,6 +325,9 @@ print("all 256 weights are where mma wants them:", bool(found[..., 2].all()))
 # The accumulator layout of one `mma` equals the left-operand layout of the next. That is why flash attention can keep the scores of a tile in registers.
 #
 # Between the two products comes the softmax. It is given in the next two cells, which are folded: lesson 01's update, for the two rows of a lane. (Run them. You need not read them.) The four lanes of a quad share a row, so its maximum takes two shuffles. `l` is summed over lanes only once, at the end, in `store`. **Predict**: how many shuffles does a warp execute for 16 × 16 scores? `___` (Lesson 06's warp made 10 for 32 scores.)
+
+# %% tags=["guess"]
+guess("17 shuffles", shuffles=...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -421,6 +431,9 @@ check.ex17_2(value_operands)
 #
 # **Predict** the wavefronts of one `ldmatrix_x4_trans`, which reads eight rows four times, if the rows of a tile begin this many numbers apart: 64 `___`, 72 `___`, 16 `___`, 24 `___`
 
+# %% tags=["guess"]
+guess("17 pitches", apart_64=..., apart_72=..., apart_16=..., apart_24=...)
+
 
 # %%
 def wavefronts(pitch):
@@ -458,13 +471,11 @@ for pitch in (64, 72, 16, 24):
 # - `cp_async_wait_0()` waits for **this thread's** copies, and `cp_async_wait_1()` for all its groups except the newest.
 #
 # **Predict.** Thread 3 has waited for its own copies. May it now read data that thread 4 copies? `___`
-#
-# <details><summary>Answer</summary>
-#
-# No. Its wait does not cover thread 4's copies. Each thread waits for its own copies, and then all threads arrive at a barrier. Wait first, barrier second.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("17 own copies", may_read=...)
+
+# %% [markdown]
 # The next three cells are given. The first has the products: `use_tiles` updates a warp's queries with the tiles at row `stage` of shared memory (row 0 or row `KEYS`), by your two functions.
 
 
@@ -663,7 +674,7 @@ for name, flights in every.items():
 #
 # ### Three loops
 #
-# **Guess before you run.** Here are three loops. Only the body differs from yours. Which are correct? For each incorrect one: which access may come too early? a `___` b `___` c `___`
+# Here are three loops. Only the body differs from yours.
 
 
 # %%
@@ -710,6 +721,13 @@ def loop_c(k, v, k_tile, v_tile, seen, mine):
         use_tiles(k_tile, v_tile, stage, j0, mine)
         cuda.syncthreads()
         stage = KEYS - stage
+
+
+# %% [markdown]
+# **Guess before you run.** Which loops are correct? For each incorrect one, which access may come too early? Is loop a correct? `___` Loop b? `___` Loop c? `___`
+
+# %% tags=["guess"]
+guess("17 three loops", a=..., b=..., c=...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -782,6 +800,9 @@ print("largest difference below 2⁻⁷:", bool(np.abs(out - theirs).max() <= 2*
 #
 # We ran the same source with `WIDTH, KEYS, WARPS = 64, 64, 4` on a GPU, for one head of 65,536 tokens, causal. Each row of the table changes one thing. **Predict** before you look: by what factor is `ldmatrix` without padding faster than plain loads? `___` What factor does the padding add? `___` The second buffer? `___`
 
+# %% tags=["guess"]
+guess("17 factors", ldmatrix=..., padding=..., second_buffer=...)
+
 # %%
 flash = record["flash"]
 ms = {row["name"]: row["ms"] for row in flash["rows"]}
@@ -825,6 +846,9 @@ show_table(
 # ## The ladder
 #
 # Here is attention again, the task of lessons 05 and 06, on tensor cores and causal. The simulator counts your kernel with 16 numbers per row. On a GPU the same source runs with `WIDTH, KEYS, WARPS = 64, 64, 4`, read from your saved notebook. **Predict**: by what factor do the transactions fall, compared with lesson 05? `___`
+
+# %% tags=["guess"]
+guess("17 ladder", factor=...)
 
 # %% tags=["uses-exercise"]
 show_ladder("17", flash_with, two_buffers)

@@ -31,7 +31,7 @@ import torch
 from numba import cuda
 from numpy import float32, int16, uint32
 
-from course import brought, check, show_figure, show_table
+from course import brought, check, guess, show_figure, show_table
 from course.figures import GREEN, ORANGE, SKY
 from course.ladder import show_ladder, time_rung
 from kernels import reference
@@ -83,14 +83,12 @@ WIDTH, KEYS, ROWS, THREADS, WORDS, SUMS, STAGE_ROWS, PITCH, LOG2E = brought(
 # - **Toeplitz.** Compute the scores S0 as before. Then, for each row of taps, multiply a slice of 16 columns of S0 by a 16 × 8 matrix of taps. That takes 16 multiply-adds per score of T instead of c_k. Eight outputs need 8 + c_k − 1 columns, so one slice is enough for c_k ≤ 9. Up to c_k = 17 you need 8 more columns, so 24 multiply-adds. T also needs S0 for the c_q − 1 rows above. A *strip* of neighbouring queries can share those rows, but every strip recomputes them.
 # - **Folding.** T = Σ_b (Σ_a w[a, b] · Q[i − P_q + a]) · K[j − P_k + b]. The inner sum is a filtered copy of Q, one for each b. Then T is a single product whose inner size is d · c_k, with shifted rows of K. No S0 is needed. (Near the diagonal this fails because of the mask: S0 is 0 there, and Q · K is not.)
 #
-# **On paper**, for 7 × 7 taps, d = 64, strips of 4: multiply-adds per score of T for Toeplitz `___`, for folding `___`. Which route would you take? `___` And for 15 × 1 taps? `___`
-#
-# <details><summary>Answer</summary>
-#
-# Toeplitz: a strip of 4 needs 4 + 6 = 10 rows of S0, so 64 · 10 / 4 = 160, plus 16 · 7 = 112, which is 272. Folding: 64 · 7 = 448, so you would choose Toeplitz. For 15 × 1 taps, Toeplitz takes 64 · 18 / 4 + 16 · 15 = 528, and folding only 64!
-#
-# </details>
-#
+# **On paper**, for 7 × 7 taps, d = 64, strips of 4: multiply-adds per score of T for Toeplitz `___`, for folding `___`. Which route would you take? `___` And for 15 × 1 taps: which route? `___`
+
+# %% tags=["guess"]
+guess("17b routes", toeplitz=..., folding=..., route=..., route_for_15_x_1=...)
+
+# %% [markdown]
 # ### Exercise 17.4 · routes · about four lines
 #
 # Return three numbers, the cost per score of T, counted in multiply-adds of tensor cores:
@@ -311,8 +309,12 @@ show_figure(
 #
 # Now the columns. `s[r, block]` is a register with two neighbouring entries of S0, rounded to bfloat16. A block is 8 columns wide, and there are three blocks next to each other. 8 keys of T need two blocks: T of the first 8 keys uses blocks 0 and 1, and T of the next 8 keys uses blocks 1 and 2.
 #
-# **Predict**, for row a of the taps and the first 8 keys: a0 = s[`___`, `___`], a1 = s[`___`, `___`], a2 = s[`___`, `___`], a3 = s[`___`, `___`]
-#
+# **Predict**, for row 0 of the taps and the first 8 keys, which row and which block each register of the left operand is (a guess looks like `(5, 2)`): a0 = s[`___`], a1 = s[`___`], a2 = s[`___`], a3 = s[`___`]
+
+# %% tags=["guess"]
+guess("17b registers of row 0", a0=..., a1=..., a2=..., a3=...)
+
+# %% [markdown]
 # ### Exercise 17.6 · convolve · about eight lines
 #
 # Compute this lane's 8 entries of T: `t[0:4]`, in the accumulator layout of `mma`, for the first 8 keys, and `t[4:8]` for the next 8. `bands[a, 0]` and `bands[a, 1]` are b0 and b1 of row a of the taps. There are c_q = `bands.shape[0]` rows. `t` holds old values, so begin with 0. Execute two products for each row of taps (even if all its taps are 0). Use no shuffles, no shared memory and no barriers, and do not change `s` and `bands`.
@@ -572,6 +574,9 @@ for shape in shapes:
 # ## The ladder
 #
 # The convolution on tensor cores is the next rung. **Predict**: does the band matrix, most of whose products are with zeros, cost more transactions per *useful* multiply-add than plain attention in lesson 17? `___`
+
+# %% tags=["guess"]
+guess("17b ladder", more=...)
 
 # %% tags=["uses-exercise"]
 show_ladder("17b", conv_kernel)

@@ -30,7 +30,7 @@ from ml_dtypes import bfloat16
 from numba import cuda
 from numpy import float32, int16
 
-from course import brought, check, progress_bar, show_table
+from course import brought, check, guess, progress_bar, show_table
 from course.ladder import show_ladder, time_rung
 from kernels import reference
 from kernels.common.data import DATA
@@ -71,8 +71,12 @@ show_table(
 # | row 0 | 1 | 2 | 0 | | row 0 | 1 | 2 |
 # | row 1 | 3 | 1 | 2 | | row 1 | 0 | 1 |
 #
-# Multiply the window's transpose by the block of dT: `C[x, y] = Σ_i S0[i, x] · dT[i, y]`. This is a 3 × 2 matrix, and a tensor core can compute it. **Predict** its six entries: `___`. Which entries have x = y, and so sum to dW[0]? `___` Which have x = y + 1, and so sum to dW[1]? `___`
-#
+# Multiply the window's transpose by the block of dT: `C[x, y] = Σ_i S0[i, x] · dT[i, y]`. This is a 3 × 2 matrix, and a tensor core can compute it. **Predict** its six entries, row by row: `___`. The entries with x = y sum to dW[0] = `___`, and those with x = y + 1 to dW[1] = `___`
+
+# %% tags=["guess"]
+guess("18 diagonals", six_entries=..., dW_0=..., dW_1=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # | C | y = 0 | 1 |
@@ -86,6 +90,9 @@ show_table(
 # </details>
 #
 # An `mma.m16n8k16` takes a window of 16 columns and a block of 8, over 16 rows. **Predict**: up to which c_k is a window of 16 columns enough? `___` And with 7 taps, how many of the 16 × 8 accumulators do you need? `___`
+
+# %% tags=["guess"]
+guess("18 window", most_taps=..., accumulators=...)
 
 # %%
 taps, window, block = 7, 16, 8
@@ -152,7 +159,11 @@ check.ex18_1(tap_gradient)
 # Here A = S0ᵀ: **its rows are the window's columns**. And B = dT. Both tiles are in shared memory, row-major, as 16-bit numbers. A register packs two entries that are vertically adjacent in the tile, so you need `.trans`. In `ldmatrix_x4_trans(tile, (row, column))`, lane 8r + i supplies the address of row i of matrix r (8 numbers, 16 bytes). Each lane receives M_r[2t, g] and M_r[2t + 1, g] in register r. `_x2_trans` loads two matrices, from the addresses of lanes 0 to 15.
 #
 # **Predict** which quarter of the window must be matrix 1: rows 8 to 15 of the tile, or columns 8 to 15? `___`
-#
+
+# %% tags=["guess"]
+guess("18 matrix 1", quarter=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # Columns 8 to 15. Register 1 holds A[g + 8, 2t], which is row x = g + 8 of A: the *columns* 8 to 15 of the window, and its rows 0 to 7. Matrix 2 has rows 8 to 15 and columns 0 to 7. (Without `.trans` it is the other way round.)
@@ -203,13 +214,11 @@ check.ex18_2(add_products)
 # ### From accumulators to taps
 #
 # At the end, the 32 lanes of a warp hold 128 accumulators, and the eight that belong to one tap are in several lanes. **Predict**: lane 5 has g = 1 and t = 1. Its four accumulators are at (x, y) = `___`. Which taps do they belong to, if c_k = 7? `___`
-#
-# <details><summary>Answer</summary>
-#
-# (1, 2), (1, 3), (9, 2), (9, 3). x − y is −1, −2, 7 and 6. Only the last one is a tap, b = 6, so this lane contributes one number.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("18 lane 5", positions=..., taps=...)
+
+# %% [markdown]
 # Atomic additions would work, but then dW would differ from run to run (lesson 13b). So each number gets its own slot, `diagonals[b, y]` in shared memory. Then one lane per tap adds its eight numbers, always in the same order.
 #
 # ### Exercise 18.3 · sum_diagonals · about ten lines
@@ -321,6 +330,9 @@ def tap_gradient_kernel(s, g, d_w):
 # %% [markdown]
 # Compare it with lesson 13's `add_d_w`, which has one thread per tap, on the same 16 × 32 tile with 3 × 7 taps. **Predict**: how many `mma` does your kernel execute? `___` And how many times fewer wavefronts of shared memory than lesson 13's does it need? `___`
 
+# %% tags=["guess"]
+guess("18 compared with lesson 13", mma=..., times_fewer_wavefronts=...)
+
 # %% tags=["uses-exercise"]
 add_d_w = brought("13_conv_backward", "add_d_w")
 
@@ -384,6 +396,9 @@ print("different results:", len(results))
 # At a barrier, fast warps wait for slow ones. Which of the three barriers are needed? To check your reasoning, leave one out and let `sim` look for a race. The next two cells take the package's source, replace one `cuda.syncthreads()` with `pass`, and run a backward pass of 44 tokens in `sim`, with two warps per block.
 #
 # **Predict** for each barrier that is left out, in the kernel of dQ and dW: in which array is the race? A `___` B `___` C `___` And does the kernel of dK and dV need C? `___`
+
+# %% tags=["guess"]
+guess("18 barriers", A=..., B=..., C=..., needed_for_dK_and_dV=...)
 
 # %% jupyter={"source_hidden": true}
 torch.manual_seed(18)
@@ -459,6 +474,9 @@ print("dK and dV, unchanged (no barrier C):", mine[True][1] or "nothing found")
 #
 # S0 and dT go through shared memory rounded to bfloat16, with 8 significant bits. `mma` takes that format, and float32 would not fit. **Predict**: how many bytes of shared memory would a block need, with 8 warps, d = 64 and 7 × 7 taps, if S0 and dT were float32? `___` How many such blocks would fit a multiprocessor, which has 228 KiB? `___`
 
+# %% tags=["guess"]
+guess("18 float32", number_of_bytes=..., blocks=...)
+
 
 # %%
 def shared_bytes(warps, score=2, d=64, taps=7):
@@ -488,6 +506,9 @@ for what, count in shared_bytes(8)[1].items():
 
 # %% [markdown]
 # And how much accuracy does it cost? Rounding changes each of the two factors by at most 2⁻⁸ of its size (lesson 16), so a tap is off by at most about 2⁻⁷ · Σ |dT · S0|. **Predict**: does the actual error come near this bound? `___`
+
+# %% tags=["guess"]
+guess("18 error", near_the_bound=...)
 
 # %% tags=["uses-exercise"]
 s, g = torch.randn(134, 70).double(), torch.randn(128, 64).double()
@@ -554,7 +575,10 @@ for warps in (8, 4):
             print(f"{shape}: {limit} registers per thread")
 
 # %% [markdown]
-# We compiled the kernels with several limits and timed them. **Predict** before you look, for blocks of 8 warps: which limit is fastest: none, 128 or 80? `___` How many blocks fit with 80 registers, by your function? `___` A block of 4 warps owns 52 of 64 rows, and a block of 8 warps owns 116 of 128, so blocks of 4 warps compute 12 % more scores. How much slower do you expect them to be? `___`
+# We compiled the kernels with several limits and timed them. **Predict** before you look, for blocks of 8 warps: which limit is fastest: none, 128 or 80? `___` How many blocks fit with 80 registers, by your function? `___` A block of 4 warps owns 52 of 64 rows, and a block of 8 warps owns 116 of 128, so blocks of 4 warps compute 12 % more scores. How many percent slower do you expect them to be? `___`
+
+# %% tags=["guess"]
+guess("18 limits", fastest=..., blocks=..., percent_slower=...)
 
 # %% jupyter={"source_hidden": true}
 rows = []
@@ -592,7 +616,7 @@ show_table(
 #
 # Nobody finds such a kernel at the first try. Here are the attempts for this one, from the project's log (`docs/log/2026-11.md`, 2026-11-22; one H200, milliseconds, for 1, 8, 4096, 64 and 4, 16, 2048, 64). The first version took **1.26 and 1.79**. Our first estimate assumed that shared-memory bandwidth was the limit: 0.9 ms for the second shape. So most attempts reduce the bytes read from shared memory.
 #
-# **Predict** for each attempt: was it faster or slower? `___`
+# **Predict**: which of the five attempts were slower than the first version? `___`
 #
 # | | attempt | expected |
 # |---|---|---|
@@ -601,7 +625,11 @@ show_table(
 # | c | a and b | faster still |
 # | d | no barrier C for dK and dV; dW accumulated in two chains, because each `mma` waits for the previous one of its chain | 5 % |
 # | e | d, and a longer ring buffer, which saves barrier C in the other kernel too; its index wraps by a comparison instead of a mask | 5 % |
-#
+
+# %% tags=["guess"]
+guess("18 attempts", slower=...)
+
+# %% [markdown]
 # <details><summary>What they measured</summary>
 #
 # | | ms | |
@@ -666,7 +694,10 @@ show_table(
 # %% [markdown]
 # ## What is the next limit?
 #
-# An H200's tensor cores have a peak of 989 TFLOP/s in bfloat16. **Predict**: which fraction of this peak does the backward pass use, not counting halos and masked scores? `___` And that of `scaled_dot_product_attention`? `___` (Multiply-adds per score: 3d + 3 · 112 in the kernel of dQ and dW, 4d + 2 · 112 in that of dK and dV; without convolution 5d.)
+# An H200's tensor cores have a peak of 989 TFLOP/s in bfloat16. **Predict**: how many percent of this peak does the backward pass use for the first shape, not counting halos and masked scores? `___` And that of `scaled_dot_product_attention`? `___` (Multiply-adds per score: 3d + 3 · 112 in the kernel of dQ and dW, 4d + 2 · 112 in that of dK and dV; without convolution 5d.)
+
+# %% tags=["guess"]
+guess("18 fraction of the peak", kernels=..., sdpa=...)
 
 # %%
 d, band = 64, 7 * 16
@@ -689,6 +720,9 @@ for shape in dict.fromkeys(shape for shape, _ in backward_ms):
 # ## The ladder
 #
 # The gradient of the taps is the last rung so far. A block computes one tile of 32 × 32. On a GPU there are 8,192 tiles at a time, with your two functions, and the limit is the time to read the tiles once. **Predict**: more transactions than lesson 17b, or fewer? `___`
+
+# %% tags=["guess"]
+guess("18 ladder", transactions=...)
 
 # %% tags=["uses-exercise"]
 show_ladder("18", add_products, sum_diagonals)

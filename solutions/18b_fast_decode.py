@@ -29,7 +29,7 @@ from ml_dtypes import bfloat16
 from numba import cuda
 from numpy import float32, int16, uint32
 
-from course import check, show_figure, show_table
+from course import check, guess, show_figure, show_table
 from course.figures import BLUE, GREEN, ORANGE, RED
 from kernels import conv_attention_decode, reference
 from kernels.common.data import DATA
@@ -71,7 +71,10 @@ for shape in caches:
     print(f"cache {shape}: {read / 1e6:6.1f} MB, {1e6 * read / rate:6.1f} µs")
 
 # %% [markdown]
-# **Predict** the arithmetic. A tensor core takes 16 rows. The window has 7 queries, so 9 of 16 rows are zeros. `O` has only *one* row. Count the multiply-adds per key for d = 64 and 7 × 7 taps. What is required: (7 + 1) · 64 + 49 = `___`. What the padded products do, with 16 rows in both products and the convolution as bands of 16 in each of 4 warps: 2 · 16 · 64 + 4 · 7 · 16 = `___`. Will the extra work matter? (`mma.sync` reaches at most 642 TFLOP/s, about 65 % of the peak. A multiply-add is two operations.)
+# **Predict** the arithmetic. A tensor core takes 16 rows. The window has 7 queries, so 9 of 16 rows are zeros. `O` has only *one* row. Count the multiply-adds per key for d = 64 and 7 × 7 taps. What is required: (7 + 1) · 64 + 49 = `___`. What the padded products do, with 16 rows in both products and the convolution as bands of 16 in each of 4 warps: 2 · 16 · 64 + 4 · 7 · 16 = `___`. Will the extra work matter (yes or no)? `___` (`mma.sync` reaches at most 642 TFLOP/s, about 65 % of the peak. A multiply-add is two operations.)
+
+# %% tags=["guess"]
+guess("18b arithmetic", required=..., padded=..., matters=...)
 
 # %%
 d, c_q, c_k, warps = 64, 7, 7, 4
@@ -95,8 +98,12 @@ for shape in caches:
 #
 # Use rows of *keys*. 128 keys form 16 rows of 8: row m has keys 8m to 8m + 7. For row a of the window, row m of the left operand has the scores that these eight keys need: S0[a, 8m : 8m + 16]. The right operand is lesson 17b's band: B[x, y] = w[a, x − y] if 0 ≤ x − y < c_k, else 0. Then row m of the product is T of eight keys.
 #
-# Try it on paper, with 2 instead of 8 and 4 instead of 16: two keys per row, taps (1, 3), S0 = 1, 2, 0, 1, 4, 0, … **Predict** rows 0 and 1 of the left operand, four numbers each: `___` What do they have in common? `___` And T of keys 0 and 1: `___`
-#
+# Try it on paper, with 2 instead of 8 and 4 instead of 16: two keys per row, taps (1, 3), S0 = 1, 2, 0, 1, 4, 0, … **Predict** row 0 of the left operand, four numbers: `___` And row 1: `___` What do they have in common? And T of keys 0 and 1: `___`
+
+# %% tags=["guess"]
+guess("18b overlapping rows", row_0=..., row_1=..., T=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # (1, 2, 0, 1) and (0, 1, 4, 0). The right half of each row is the left half of the next. So this matrix need not exist in memory: its rows may **overlap**, and no score is stored twice. `ldmatrix` needs only the address of each row.
@@ -149,6 +156,8 @@ check.ex18_5(convolve)
 # %% [markdown]
 # Here is the left operand, drawn from your run: for each of its 16 rows, the columns of `scores` that your `ldmatrix` reads, labelled with the lane. Two lanes read each column, except the first eight and the last eight. **Predict**: is that a bank conflict? `___` (The count by `sim` is below the picture.)
 
+# %% tags=["guess"]
+guess("18b bank conflict", conflict=...)
 
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 load_taps = tap_loader("bfloat16", 3, 5)
@@ -238,6 +247,9 @@ print(f"on 132 multiprocessors: {slots} resident blocks")
 # %% [markdown]
 # **Predict**, for the cache 1, 8, 16384, 64 with its 8 heads: how many splits per head fill all block slots exactly once? `___` And for 8, 16, 16384, 64, with 128 heads? `___` The next cell shows the measured times, each in a CUDA graph:
 
+# %% tags=["guess"]
+guess("18b splits", heads_8=..., heads_128=...)
+
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
 for shape, colour in zip(caches, (BLUE, GREEN, RED)):
@@ -271,7 +283,10 @@ show_figure(
 #
 # A short cache is far from its lower bound, and no number of splits helps: two kernels have to start, one after the other, and each block has to wait for its first keys. This is latency, not bandwidth.
 #
-# **Predict**: how much longer does a token take if Python launches both kernels each time, instead of replaying a CUDA graph that was captured once? (A launch costs Python about 33 µs: lesson 07b.) `___`
+# **Predict**: with the shortest cache, how many times as long does a token take if Python launches both kernels each time, instead of replaying a CUDA graph that was captured once? (A launch costs Python about 33 µs: lesson 07b.) `___`
+
+# %% tags=["guess"]
+guess("18b launches", times=...)
 
 # %% jupyter={"source_hidden": true}
 rows = []
@@ -314,6 +329,9 @@ print("the package's token, in sim, is the last row within 2⁻⁷:", near)
 # ## What is the next limit?
 #
 # How many tokens per second is that, for the attention of a model with 32 layers? **Predict**, for the shortest cache, in a graph `___` and launched from Python `___`.
+
+# %% tags=["guess"]
+guess("18b tokens per second", in_a_graph=..., from_Python=...)
 
 # %%
 short = token[caches[0], "kernels"]

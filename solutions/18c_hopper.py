@@ -26,7 +26,7 @@ from ml_dtypes import bfloat16
 from numba import cuda
 from numpy import float32, int16, int64
 
-from course import check, show_table
+from course import check, guess, show_table
 from course.ladder import show_ladder, time_rung
 from course.swizzles import chunk_map
 from kernels.tensor_cores.bulk_copies import (
@@ -99,13 +99,11 @@ def exact(bits):
 # A row of a tile has 64 two-byte numbers, 128 bytes in total. That is one word in each of the 32 banks. Divide the row into eight **chunks** of 16 bytes, four banks each. A tensor core reads the same chunk of eight rows at once.
 #
 # **Predict.** If the rows lie one after another, how many wavefronts does it take to read chunk 2 of eight rows? `___`
-#
-# <details><summary>Answer</summary>
-#
-# Eight. Chunk 2 of every row lies in banks 8 to 11, and a bank delivers one word per wavefront.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("18c chunks", wavefronts=...)
+
+# %% [markdown]
 # In lesson 16b you padded the rows to avoid this. Padding is not possible here: the copy instruction of section 5 writes rows without gaps, and the tensor core expects them that way. Instead, the chunks of each row change places:
 #
 # > chunk j of row i is stored where chunk **j XOR (i mod 8)** would be.
@@ -113,13 +111,11 @@ def exact(bits):
 # XOR is Python's `^`: it compares two numbers bit by bit and sets the bits in which they differ. This permutation is the **swizzle** with 128 bytes, the length of a row. The copy unit and the tensor cores apply the same permutation themselves: you only tell them that the swizzle has 128 bytes. They take i mod 8 from the address, so a tile must begin at a multiple of 8 rows, or 1,024 bytes.
 #
 # **Predict.** Row 3 has its chunk 2 at which position? `___`
-#
-# <details><summary>Answer</summary>
-#
-# 2 ^ 3 = 0b010 ^ 0b011 = 0b001 = 1.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("18c swizzle", position=...)
+
+# %% [markdown]
 # ### Exercise 18.6 · place · one or two lines
 #
 # The device function `place(row, column)` returns the position within its row at which element (row, column) of a tile is stored. Both positions count elements, from 0 to 63. Only the chunk changes; an element keeps its position inside its chunk.
@@ -174,13 +170,11 @@ product = wgmma(COLUMNS, "bf16")  # product(total, of_a, of_b, add) -> total
 # - `add` says whether the product is added to `total`. If it is `False`, the product replaces it.
 #
 # **Predict.** How many accumulators has a thread, with 32 columns? `___`
-#
-# <details><summary>Answer</summary>
-#
-# 64 · 32 / 128 = 16. Warp w has the rows from 16 w on, and within them the layout of lesson 16: accumulators 4 j to 4 j + 3 are `d0` to `d3` for the columns from 8 j on.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("18c accumulators", accumulators=...)
+
+# %% [markdown]
 # `product` is asynchronous: it starts the work and returns. Three more calls go with it, and all 128 threads execute each of them:
 #
 # | call | meaning |
@@ -351,13 +345,11 @@ for kernel in (no_fence, fence_last, impatient):
 # A thread cannot wait for the number of a phase. It tests whether the phase with **parity** 0 (or 1) is complete. That is true if the barrier is now in a phase with the *other* parity. One bit is enough as long as no thread falls two phases behind, and the pipeline of section 6 guarantees that.
 #
 # **Predict.** A new barrier is in phase 0. Is the phase with parity 1 complete, before anything has happened? `___`
-#
-# <details><summary>Answer</summary>
-#
-# Yes: the current phase has parity 0, so "the phase with parity 1", which would be phase −1, counts as complete. Section 6 makes use of this.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("18c new barrier", complete=...)
+
+# %% [markdown]
 # ### Exercise 18.8 · TransactionBarrier · about twelve lines
 #
 # Build the barrier in plain Python. `TransactionBarrier(arrivals)` is a new barrier. `arrive()` is one arrival. `expect(nbytes)` adds expected bytes, and then arrives. `deliver(nbytes)` counts delivered bytes of a copy. `is_complete(parity)` returns whether the phase with this parity is complete. Bytes may be delivered before a thread expects them, as long as the phase has not ended.
@@ -443,8 +435,12 @@ check.ex18_8(TransactionBarrier)
 # | 3 | 1 | 1 | 1 | 0 |
 # | 4 | 0 | 2 | 2 | 1 |
 #
-# **Predict.** Which parity does the consumer wait for in round r? `___` And the producer? `___` What does that mean in round 0?
-#
+# **Predict.** Which parity does the consumer wait for in round 5? `___` And the producer? `___` What does that mean in round 0?
+
+# %% tags=["guess"]
+guess("18c parities", consumer=..., producer=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # The consumer waits for parity r % 2. The producer waits for phase r − 1, which has parity (r + 1) % 2. In round 0 that is parity 1 of a new barrier, which counts as complete: the producer does not wait. It needs no special case.
@@ -573,6 +569,9 @@ print("right:", bool(np.abs(c - exact(a) @ exact(b).T).max() < 1e-3))
 # %% [markdown]
 # The next figure shows what happened, in the order of events. A bar is a copy or a product, from its start to its end; the products of the four warps have a row each. **Predict**: how many copies have been started before the first product starts? `___` And which event lets the producer start the copies of step 2? `___`
 
+# %% tags=["guess"]
+guess("18c copies", started=..., lets_step_2_start=...)
+
 # %% tags=["uses-exercise"]
 pipeline(seen.events, "your pipeline: three steps, two stages")
 
@@ -646,6 +645,9 @@ for name, kernel in [
 # ## The ladder
 #
 # The last rung is the matmul of lesson 16b once more, now as a pipeline. On a GPU the same source runs with `COLUMNS, STAGES = 256, 4`, read from your saved notebook. The simulator counts only what the threads load and store themselves. **Predict**: does the number of transactions grow or shrink, compared with lesson 16b, and why? `___`
+
+# %% tags=["guess"]
+guess("18c ladder", transactions=...)
 
 # %% tags=["uses-exercise"]
 show_ladder("18c", matmul_of, produce, consume)

@@ -28,7 +28,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from course import check, show_figure
+from course import check, guess, show_figure
 from course.figures import BLUE, GREEN, ORANGE
 from kernels import reference
 from kernels.common.data import DATA
@@ -66,12 +66,9 @@ for variant in dict.fromkeys(run["variant"] for run in reversed(runs)):
 # | head 2, near | 0 | 1 | 2 | | new head 2 | 0 | ½ | 1 |
 #
 # Each new head is a weighted sum of old ones: `T'_g = Σ_h M[g, h] · T_h`. New head 0 is (4, 0, 4) + (0, 4, 4) = (4, 4, 8): *both*. **Predict** new head 1: `___` What does it look for? `___` New head 2: `___`
-#
-# <details><summary>Answer</summary>
-#
-# (4, 0, 4) − (0, 4, 4) = (4, −4, 0): black, and *not* a cat. ½ · (0, 4, 4) + (0, 1, 2) = (0, 3, 4): near, with a preference for cats.
-#
-# </details>
+
+# %% tags=["guess"]
+guess("19 new heads", new_head_1=..., looks_for=..., new_head_2=...)
 
 # %%
 t = torch.tensor([[4.0, 0, 4], [0, 4, 4], [0, 1, 2]])
@@ -84,7 +81,11 @@ for name, scores in [("T", t), ("M T", head_map @ t)]:
 # By themselves, the heads "black" and "cat" each give half of their weight to a wrong animal. The sum of the *scores* gives 96 % to the black cat, and the difference gives 98 % to the black dog. A sum of *probabilities* cannot do that: (½, 0, ½) and (0, ½, ½) add up to (½, ½, 1), so half of the weight is still on wrong animals.
 #
 # **And the mask?** Let the query now be token 1, so that key 2 is in its future. If you mask after the map, new head 1 is (4, −4, −∞). If you mask *before* the map, both old heads have −∞ at key 2. **Predict** new head 1 at key 2 in that case: `___` And with −1,000,000,000 instead of −∞? `___`
-#
+
+# %% tags=["guess"]
+guess("19 mask first", minus_infinity=..., minus_a_billion=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # −∞ − (−∞) is NaN. And −10⁹ + 10⁹ = 0: the future key gets a score of 0, as if it had not been masked. If a row of `M` sums to less than 0, such as (1, −2, 0), its score even becomes a large positive number and takes all of the weight.
@@ -134,8 +135,12 @@ check.ex19_1(mixed_tile)
 # | row 4 | 1 | 1 | 1 | 2 | 1/2 |
 # | row 5 | 3 | 3 | 1 | 4 | 3/4 |
 #
-# **Predict** `U[5, 0]` so far, and at the end: `___`, `___`. By which factor would the next tile have to multiply it?
-#
+# **Predict** `U[5, 0]`. So far: `___` At the end: `___` By which factor would the next tile have to multiply it?
+
+# %% tags=["guess"]
+guess("19 two rows", so_far=..., at_the_end=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # So far it is 1 + 1 = 2, and at the end it is 1/2 + 3/4 = 1.25. Row 4 needs the factor 1/2, and row 5 needs the factor 3/4. But the two parts are already added: from the 2 alone you cannot tell which part came from which row.
@@ -223,7 +228,10 @@ def first_pass(t_tile, heads, n, rows, columns):
 #
 # Two passes have a cost: both compute scores, and now for a larger halo. A tile of `U` needs `c_q2 − 1` more rows of `P` above it, where `c_q2` is the number of query taps of the second convolution. Each row of `P` needs `c_q1 − 1` more rows of scores, where `c_q1` belongs to the first convolution. Together that is `c_q1 + c_q2 − 2` rows. The number of columns grows in the same way, on both sides.
 #
-# **Predict**, for two convolutions of 6 × 11 taps: how many rows and columns of *scores* does a 16 × 16 tile of `U` need? `___` How many times as many scores as the tile has entries? `___`
+# **Predict**, for two convolutions of 6 × 11 taps: how many *scores* (rows times columns) does a 16 × 16 tile of `U` need? `___` How many times as many scores as the tile has entries? `___`
+
+# %% tags=["guess"]
+guess("19 halo", scores=..., times=...)
 
 # %%
 sizes = np.array([8, 16, 32, 64, 128])
@@ -332,12 +340,9 @@ print("equal to the reference, below 1e-12:", bool((o - wanted).abs().max() <= 1
 
 # %% [markdown]
 # **Predict.** Rows of `P` sum to 1. What do rows of `U` sum to? `___`
-#
-# <details><summary>Answer</summary>
-#
-# To any number: the taps can have any sum, and the mask removes a part of it. This is why the published layer normalises `O` afterwards, head by head.
-#
-# </details>
+
+# %% tags=["guess"]
+guess("19 sums", sum_of_a_row=...)
 
 # %% [markdown]
 # ## Validate

@@ -24,7 +24,7 @@
 # %%
 import torch
 
-from course import brought, check
+from course import brought, check, guess
 from course.check import lesson19
 from kernels import reference
 
@@ -42,13 +42,11 @@ o = forward(q, k, v, *layer)
 # ## 1. How few queries a decoder keeps
 #
 # For one new token, lesson 14's decoder kept all keys and values, and the last `c_q − 1` queries. Now the last row of `U` reads `c_q2` rows of `P`, and each of these reads `c_q1` rows of scores. **Predict** for c_q1 = c_q2 = 6: how many queries must you keep *in addition to* the new one? `___`
-#
-# <details><summary>Answer</summary>
-#
-# 6 + 6 − 2 = 10, the rows of the halo. It is not 36, because the windows overlap. The published code keeps all queries.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("19b kept queries", queries=...)
+
+# %% [markdown]
 # ### Exercise 19.3 · push · about four lines
 #
 # `kept` (H, r, d) has the queries kept so far, none at the beginning. `q` (H, m, d) has new queries: a prompt, a single token, or the next prompt of the same conversation. Several conversations may alternate, so `push` may use only its arguments, and only their values: it must store nothing elsewhere, not even as an attribute of a tensor. Return `(window, kept)`:
@@ -96,7 +94,11 @@ print(f"queries kept: {kept.shape[1]} of {n}")
 # You can easily miss this mistake. Summed over *all* rows and heads, both values are equal (`Σ P · dP = Σ U' · dU'`, because U' is linear in P). And if nothing follows the softmax, they are equal row by row.
 #
 # **Documents.** In training, several short documents are packed into one sequence, and no document may see another. In plain attention a mask is enough. With a convolution it is not. Take two documents, tokens 0–5 and 6–11. The score `S[5, 5]` is inside the first document, so the mask keeps it. **Predict**: with 3 × 3 taps, which entries of `T` in the *second* document read it? `___`
-#
+
+# %% tags=["guess"]
+guess("19b border", entries=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # `T[i, j]` reads rows i − 2 to i and columns j − 1 to j + 1. So `T[6, 6]` and `T[7, 6]` read `S[5, 5]`: rows 6 and 7, column 6. With only one row of taps, or without a column to the left (c_k ≤ 2), no entry of the second document reads it.
@@ -164,7 +166,10 @@ def faults():
 check.ex19_4(faults)
 
 # %% [markdown]
-# One layer with all parts shows all four faults, each with its own pattern: only gradients are wrong, or every row except the last, or the first rows after a border. **Predict** for the machine with the fault `"scores"`, with 3 × 3 taps before the softmax: which rows of `O` are wrong after the border at 6? `T[6, 6]` and `T[7, 6]` read the score across the border. So are rows 6 and 7 wrong? `___`
+# One layer with all parts shows all four faults, each with its own pattern: only gradients are wrong, or every row except the last, or the first rows after a border. **Predict** for the machine with the fault `"scores"`, with 3 × 3 taps before the softmax: which rows of `O` are wrong after the border at 6? `T[6, 6]` and `T[7, 6]` read the score across the border. So which of the rows 6 and 7 are wrong? `___`
+
+# %% tags=["guess"]
+guess("19b wrong rows", rows=...)
 
 # %% tags=["uses-exercise"]
 machine = next(name for name, fault in faults().items() if fault == "scores")

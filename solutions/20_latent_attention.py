@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numba import cuda
 
-from course import check, show_figure
+from course import check, guess, show_figure
 from course.figures import BLUE, GREEN, ORANGE, SKY
 from kernels import reference
 from kernels.reference import latent as latent_reference
@@ -86,13 +86,11 @@ check.ex20_1(cache_bytes)
 # **Absorb**: project the query into the latent space, and leave the latents alone. `q W_q` = (1, 2, 3), and (1, 2, 3) · (2, 1, 0) = 4.
 #
 # **Expand**: compute the head's own key from the latent. `W_q k̃` = (2, 1), and (1, 2) · (2, 1) = **?** `___`
-#
-# <details><summary>Answer</summary>
-#
-# 1 · 2 + 2 · 1 = 4. Only the order of the products differs: (q W_q) · k̃ = q · (W_q k̃).
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("20 expand", score=...)
+
+# %% [markdown]
 # The same choice exists for the values. To expand, compute `ṽ_j W_v` for each key, and then their weighted sum. To absorb, compute the weighted sum of the latents, `Σ_j p_j ṽ_j`, and multiply by `W_v` once at the end. Both ways give the same result, but they do not take the same work.
 #
 # ### Exercise 20.2 · multiply_adds · about four lines
@@ -124,7 +122,10 @@ def multiply_adds(n_q, n_k, heads, d, latent):
 check.ex20_2(multiply_adds)
 
 # %% [markdown]
-# **Predict**, for 128 heads of 128, latents of 512 and 4096 keys: which way is cheaper in prefill, with 4096 queries at once? `___` And in decoding, with one query? `___` By what factor, roughly? `___`
+# **Predict**, for 128 heads of 128, latents of 512 and 4096 keys: which way is cheaper in prefill, with 4096 queries at once? `___` And in decoding, with one query? `___` By what factor in decoding, roughly? `___`
+
+# %% tags=["guess"]
+guess("20 cheaper", prefill=..., decoding=..., factor=...)
 
 # %% tags=["uses-exercise"]
 for name, n_q in [("prefill, 4096 queries", 4096), ("decoding, 1 query", 1)]:
@@ -238,8 +239,12 @@ for name, function, given in [
 #
 #     S[i, j] = scale · ( q̃_i · k̃_j  +  α · [0 <= i − j < window] · q̃_j · k̃_i )        q̃ = q W_q
 #
-# Work through it by hand, with L = 1, scale = 1, α = 1/2, window = 2, q̃ = (1, 2, 3) and k̃ = (4, 5, 6). Row 2 without the band is q̃_2 k̃ = 3 · (4, 5, 6) = (12, 15, 18). The band covers j = 1 and j = 2. It adds ½ · q̃_1 k̃_2 = ½ · 2 · 6 = 6, and ½ · q̃_2 k̃_2 = ½ · 3 · 6 = 9. So row 2 is (12, 21, 27). **What is row 1?** `___`
-#
+# Work through it by hand, with L = 1, scale = 1, α = 1/2, window = 2, q̃ = (1, 2, 3) and k̃ = (4, 5, 6). Row 2 without the band is q̃_2 k̃ = 3 · (4, 5, 6) = (12, 15, 18). The band covers j = 1 and j = 2. It adds ½ · q̃_1 k̃_2 = ½ · 2 · 6 = 6, and ½ · q̃_2 k̃_2 = ½ · 3 · 6 = 9. So row 2 is (12, 21, 27). **What are the first two entries of row 1?** `___`
+
+# %% tags=["guess"]
+guess("20 band", row_1=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # 2 · (4, 5) = (8, 10), and the band adds ½ · 1 · 5 = 2.5 and ½ · 2 · 5 = 5. So row 1 is (10.5, 15, −∞): key 2 is in the future.
@@ -332,6 +337,9 @@ show_figure(
 # %% [markdown]
 # With your tile, the forward pass is the one from lesson 02, except that it processes the last columns first. **Predict** what goes wrong without the line under `if guard:`. `___`
 
+# %% tags=["guess"]
+guess("20 guard", result=...)
+
 
 # %% tags=["uses-exercise"]
 def forward(q, k, v, w_q, w_v, alpha, window, rows=4, columns=4, guard=True):
@@ -398,6 +406,9 @@ check.ex20_5(d_v_latent)
 
 # %% [markdown]
 # On a GPU each head is a block of its own. The blocks run at the same time, and all of them add to the same elements. The kernel below adds one number per head. **Predict** what the simulator reports: `___`
+
+# %% tags=["guess"]
+guess("20 heads add", finding=...)
 
 
 # %%

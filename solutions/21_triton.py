@@ -28,7 +28,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from course import brought, check, show_figure, show_table
+from course import brought, check, guess, show_figure, show_table
 from course.check import lesson21
 from course.figures import BLUE, ORANGE
 from course.ptx import spoken
@@ -76,12 +76,9 @@ show_table(
 # | 2 | `___` | `___` |
 #
 # **Predict** the last row.
-#
-# <details><summary>Answer</summary>
-#
-# 8, 9, 10, 11; true, true, false, false. Two elements are outside, and the mask is false for them. It corresponds to `if i < n:` in CUDA.
-#
-# </details>
+
+# %% tags=["guess"]
+guess("21 last program", i=..., mask=...)
 
 
 # %%
@@ -113,6 +110,9 @@ print(y.tolist())
 #
 # **Predict.** The next kernel is `twice` without its two masks. What will happen in program 2? `___`
 
+# %% tags=["guess"]
+guess("21 without masks", happens=...)
+
 
 # %%
 @triton.jit
@@ -140,7 +140,11 @@ except ProgramBug as bug:
 # ```
 #
 # **Predict**: the offset 9 occurs twice. Which one belongs to the row in which it is? `___` Which mask excludes the other? `___`
-#
+
+# %% tags=["guess"]
+guess("21 offset 9", element=..., mask=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # The second: row 3, column 0. The first would be row 2, column 3, which does not exist. The mask is `j < n`. You saw the same in lesson 05: memory is one long line.
@@ -215,6 +219,9 @@ check.ex21_1(softmax_rows)
 # Your kernel has no threads, but a GPU has nothing else. You choose their number at the launch: `num_warps=4` gives each program 128 threads. The compiler decides everything else. You can read its decisions in the PTX, which describes *one* thread.
 #
 # **Predict**, for `twice` with `BLOCK=64` and one warp of 32 threads: how many loads does each thread execute? `___` And how is the mask expressed, in a language without tiles? `___` Here is all of the PTX, grouped by source line, with lesson 07's explanations next to it:
+
+# %% tags=["guess"]
+guess("21 one thread", loads=..., mask=...)
 
 
 # %% jupyter={"source_hidden": true}
@@ -297,7 +304,12 @@ check.ex21_2(holders)
 # |---|---|---|---|
 # | 1 | `___` | `___` | `___` |
 # | 4 | `___` | `___` | `___` |
-#
+
+# %% tags=["guess"]
+guess("21 one warp", shuffles=..., barriers=..., shared_bytes=...)
+guess("21 four warps", shuffles=..., barriers=..., shared_bytes=...)
+
+# %% [markdown]
 # <details><summary>Hint</summary>
 #
 # Each warp stores one value in shared memory. These values are then combined by shuffles, too: how many does that take?
@@ -344,7 +356,11 @@ show_table(
 # | the O tile | `o_tile` | `___` |
 #
 # **Predict** the shapes, for tiles of KEYS keys.
-#
+
+# %% tags=["guess"]
+guess("21 shapes", scores=..., m=..., shrink=..., o_tile=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # (ROWS, KEYS); (ROWS,); (ROWS,); (ROWS, WIDTH). So `o_tile * shrink` does not fit: `shrink[:, None]` does.
@@ -463,6 +479,9 @@ print("the package's PTX, causal, below 1e-5:", below(mine, in_ptx(q, k, v)))
 
 # %% [markdown]
 # How many barriers did the compiler insert? Lesson 05 needs two for each tile: one when it is *loaded*, one when it is *used up*. **Predict** the number for the kernel above, with 3 programs of 16 queries that process 1, 2 and 3 tiles: 12? More? `___`
+
+# %% tags=["guess"]
+guess("21 barriers", barriers=...)
 
 # %%
 kernel = flash_forward_triton.flash_forward_kernel

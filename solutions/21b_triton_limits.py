@@ -27,7 +27,7 @@ from functools import partial
 
 import torch
 
-from course import brought, check, show_table
+from course import brought, check, guess, show_table
 from course.check import lesson21
 from kernels.conv.forward import conv_forward
 from kernels.triton import conv_forward as conv_forward_triton, small
@@ -129,6 +129,9 @@ for name in "ABCDE":
 #
 # Convolutional attention computes `T[i, j] = Σ_ab w[a, b] · S0[i + a, j + b]`, from a tile of scores that the program has just computed. In CUDA the tile is in shared memory, and a thread reads its neighbours' scores at `[i + a, j + b]`. **Predict** what happens to `s[1:, :]` in Triton: `___`
 
+# %% tags=["guess"]
+guess("21b slice", happens=...)
+
 
 # %%
 @triton.jit
@@ -152,7 +155,11 @@ except TypeError as error:
 # How can a convolution be a product? Work through one row of scores, (5, 6, 7, 8), with the taps (1, 2), so that T[j] = 1·S[j] + 2·S[j + 1]:
 #
 # **Predict** T[0], T[1], T[2]: `___` Then find the matrix B with S · B = T. What are the entries of its column 0? `___` Of column 1? `___`
-#
+
+# %% tags=["guess"]
+guess("21b band matrix", T=..., column_0=..., column_1=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # 17, 20, 23. Column 0 is (1, 2, 0, 0), column 1 is (0, 1, 2, 0): each column has the taps, one row lower than the column before. So `B[r, j] = w[r − j]` where 0 ≤ r − j < c_k, and 0 elsewhere. Such a matrix is called a **band matrix**.
@@ -214,6 +221,9 @@ check.ex21_5(convolved)
 # ### What each way costs
 #
 # The next table compares the three ways on a tile of 32 × 32, with 3 × 4 taps and four warps. The simulator counts their accesses in the PTX. **Predict**: which way has the most multiply–adds? `___` Which accesses global memory most often? `___`
+
+# %% tags=["guess"]
+guess("21b three ways", most_multiply_adds=..., most_global_accesses=...)
 
 # %%
 scores, taps = torch.randn(32, 32), torch.randn(3, 4)

@@ -29,7 +29,7 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from course import brought, check, show_figure, show_table
+from course import brought, check, guess, show_figure, show_table
 from course.check import cuda_kernels
 from course.cuda_cpp import cuda_cpp, ptx_of
 from course.figures import ORANGE, SKY
@@ -76,7 +76,10 @@ show_table(
 #
 # **You need no GPU.** NVIDIA's compiler NVRTC turns C++ into PTX on any Linux or Windows machine, and `sim` runs the PTX. There is no NVRTC for macOS. There, the lesson uses PTX that was recorded when the lesson was built. If your code differs from the solution, it cannot be checked on macOS, and the cell says so.
 #
-# Here is an example of its use: seven lines of C++ with a bug. Read them first. **Which two threads conflict, and at which lines?** (Line 1 is `extern`.) `___`
+# Here is an example of its use: seven lines of C++ with a bug. Read them first. **Which two threads conflict (name one pair)?** `___` And at which lines: the line that writes `___` and the line that reads `___`? (Line 1 is `extern`.)
+
+# %% tags=["guess"]
+guess("22 race", threads=..., writes=..., reads=...)
 
 # %%
 RACING = """
@@ -270,7 +273,11 @@ show_figure(
 
 # %% [markdown]
 # **Predict**, for columns = 4, rows = 3, d = 2, the index in `shared` at which each tile begins: K `___`, V `___`, Q `___`, O `___`
-#
+
+# %% tags=["guess"]
+guess("22 tiles", K=..., V=..., Q=..., O=...)
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # 0, 8, 16, 22. (You may choose another order.) The compiler does not notice if a pointer is off by a few elements. Then two tiles overlap, or the last tile ends after the end of the memory.
@@ -341,6 +348,9 @@ check.ex22_3(FLASH)
 #
 # Run both kernels on the same input: 64 queries and keys, d = 8, blocks of 16. In lesson 02 you calculated 5120 loads and stores of global memory before anything ran. **Predict** what `sim` counts in the PTX of your C++: the same, more, or fewer? `___`
 
+# %% tags=["guess"]
+guess("22 counted", loads_and_stores=...)
+
 # %%
 TILES = cuda_kernels.INFINITY + LOAD_TILE + VISIT
 n, d, rows = 64, 8, 16
@@ -375,8 +385,10 @@ traced[1, 3, 0, 4 * 28](*given, 3, 2, 4, float32(0.5)).memory_map("shared")
 # %% [markdown]
 # ### Two barriers, two races
 #
-# Now run your kernel as it is, and without each of its barriers (the cell looks for `__syncthreads();`). **Predict** for each barrier: which tile is affected, which line writes, which line reads? `___`
+# Now run your kernel as it is, and without each of its barriers (the cell looks for `__syncthreads();`). **Predict** which tile a fast thread reads too early, or overwrites, without the first barrier: `___` Without the second barrier: `___`
 
+# %% tags=["guess"]
+guess("22 barriers", first=..., second=...)
 
 # %%
 BARRIER = "__syncthreads();"
@@ -444,13 +456,11 @@ show_figure(
 
 # %% [markdown]
 # **Predict** the masks, for WIDTH = 8, in hexadecimal (a digit is four lanes): of lanes 0 to 7 `___`, of lanes 16 to 23 `___`, of all 32 `___`
-#
-# <details><summary>Answer</summary>
-#
-# `0x000000ff`, `0x00ff0000`, `0xffffffff`. `(1u << 8) - 1` has eight ones, and `<<` moves them to the row's first lane.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("22 masks", lanes_0_to_7=..., lanes_16_to_23=..., all_32=...)
+
+# %% [markdown]
 # This is `rows.cuh`. `weight` is lesson 11's: exp(a − b), and 0 if a is −∞. `#pragma unroll` asks the compiler to write out the loop. WIDTH is known at compile time, so no loop remains.
 
 # %%
@@ -541,7 +551,10 @@ print("equal, below 1e-6:", bool(np.abs(got[0] - got[1]).max() <= 1e-6))
 #
 # Numba, NVRTC and Triton all produce PTX, so you can read all three side by side, and run them in the same simulator. The third kernel is Triton's, from `kernels/triton/halo.py`. It has no shared array that it could index, so it passes `t` through global memory; otherwise it is the same. Triton compiled it for sm_80, and the package contains the PTX (`python -m kernels.triton.record`).
 #
-# The marked instructions come from one line of the source, `y[i] = left + t + right`. **Predict**: which language has the most instructions? In which one is an addition missing, and why? `___`
+# The marked instructions come from one line of the source, `y[i] = left + t + right`. **Predict**: which language has the most instructions? `___` In which one is an addition missing, and why? `___`
+
+# %% tags=["guess"]
+guess("22 three compilers", most_instructions=..., addition_missing=...)
 
 # %% tags=["nbval-ignore-output"]
 TRITON = recorded_ptx("triton")["neighbour_sums_kernel-N64-BARRIER1-warps2"]

@@ -25,7 +25,7 @@
 import numpy as np
 from numpy import float32
 
-from course import check, show_table
+from course import check, guess, show_table
 from course.check import cuda_kernels, lesson22
 from course.cuda_cpp import cuda_cpp, ptx_of, run_program
 from course.side_by_side import count
@@ -36,7 +36,7 @@ from sim import simulate
 #
 # Lesson 11b told the story of a published CUDA kernel that was correct for up to 26 tokens, where one tile was enough, and wrong from 27 on. Its tests stopped at 16. Here are four small kernels, written for this lesson, with four bugs of the kinds that the published code in this course has. Each works on some sizes.
 #
-# Read each one first. **Predict**: which ones will `sim` report, and which can only be found by comparing values? `___`
+# Read each one first:
 
 # %%
 for letter, text in cuda_kernels.HUNT.items():
@@ -44,6 +44,12 @@ for letter, text in cuda_kernels.HUNT.items():
     for number, line in enumerate(text.strip("\n").splitlines(), start=1):
         print(f"{number:3}  {line}")
     print()
+
+# %% [markdown]
+# **Predict**: which ones will `sim` report? (The others can only be found by comparing values.) `___`
+
+# %% tags=["guess"]
+guess("22b four kernels", sim_reports=...)
 
 # %% [markdown]
 # Now run each on a size that fits, and on one that does not:
@@ -124,8 +130,8 @@ check.ex22_5(fixes)
 #
 # So far, Python launched your kernels. Most CUDA files on the internet are whole programs, with a `main` that allocates memory on the GPU (`cudaMalloc`), copies (`cudaMemcpy`) and launches (`kernel<<<blocks, threads>>>`). `python -m sim run program.cu` compiles such a file with nvcc, runs `main` on the CPU, and simulates each launch. [Its guide](../docs/cuda_programs.md) lists the errors that it finds.
 #
-# This program has three bugs: two in the kernel, and one in `main`. **Predict** their lines before you run it. `___`
-#
+# This program has three bugs: two in the kernel, and one in `main`.
+
 # %%
 PROGRAM = """#include <cstdio>
 
@@ -151,6 +157,12 @@ int main() {
 }
 """
 
+# %% [markdown]
+# **Predict** the two lines at which `sim` will find them, before you run the program. (Two bugs meet in one line.) `___`
+
+# %% tags=["guess"]
+guess("22b program", lines=...)
+
 # %% tags=["nbval-ignore-output"]
 print(run_program(PROGRAM, "program.cu"))
 
@@ -168,6 +180,9 @@ print(run_program(PROGRAM, "program.cu"))
 # | `--use_fast_math` | use faster, less accurate instructions for `expf`, `/` and others; numbers below about 10⁻³⁸ become 0 |
 #
 # The next kernel computes a weight for each score; `m[0]` is the same for all. **Predict**: with the loop written out, how often does a thread load from global memory without `__restrict__`? `___` With it? `___` (Consider what a store to `p` may change.)
+
+# %% tags=["guess"]
+guess("22b restrict", without=..., with_it=...)
 
 # %% tags=["nbval-ignore-output"]
 WEIGHTS = """

@@ -27,7 +27,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from course import check, show_figure, show_table
+from course import check, guess, show_figure, show_table
 from course.check import lesson23
 from course.figures import BLUE, ORANGE, RED, SKY
 from course.ranks import run_ranks
@@ -119,13 +119,11 @@ show_figure(
 
 # %% [markdown]
 # **Predict.** Rank 1 also has to combine its own keys, 4 to 7, with its own queries, 4 to 7. Which rows of `Q` must it have fetched? `___` Which rows of `K`, in addition to its own? `___` And which rows of `V`? `___`
-#
-# <details><summary>Answer</summary>
-#
-# Query rows 2 and 3 from rank 0, key row 3 from rank 0, and key rows 8 and 9 from rank 2. (The causal mask hides the scores of keys 8 and 9 from these queries. But the keys travel on to ranks whose queries see them.) No row of `V`: the convolution reads a halo column, but the probability of that column belongs to another step.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("23 halo", rows_of_Q=..., rows_of_K=..., rows_of_V=...)
+
+# %% [markdown]
 # ### Exercise 23.1 · halo · about three lines
 #
 # A rank owns the tokens `start` to `start + length − 1` of `n`, at least one. Return three whole numbers, `(first_query, first_key, last_key)`:
@@ -159,13 +157,11 @@ check.ex23_1(halo)
 # Work through one query with two steps. The first step gives `L = 0` and `O = 10`, the second `L = log 3` and `O = 20`. The sums are 1 and 3, in total 4. So the weights are 1/4 and 3/4:
 #
 # **Predict** the merged `O`: `___` and `L`: `___`
-#
-# <details><summary>Answer</summary>
-#
-# `O` = 10 / 4 + 20 · 3 / 4 = 17.5, `L` = log 4.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("23 merge", O=..., L=...)
+
+# %% [markdown]
 # ### Exercise 23.2 · merge · about four lines
 #
 # `one` and `other` are pairs `(O, L)`, tensors of shape (n, d) and (n,). Return the pair for the keys of both. A row that has seen no key has `O = 0` and `L = −inf`; this may be so in either pair, or in both. Scores may be near ±10 000.
@@ -207,13 +203,11 @@ check.ex23_2(merge)
 # | step 4 | keys of 1 | keys of 2 | keys of 3 | keys of 0 |
 #
 # **Predict.** How often does each rank send, for R = 4? `___`
-#
-# <details><summary>Answer</summary>
-#
-# Three times. In step 1 it uses its own keys, and after step 4 no rank needs the block.
-#
-# </details>
-#
+
+# %% tags=["guess"]
+guess("23 ring", times=...)
+
+# %% [markdown]
 # ### Exercise 23.3 · ring · about six lines
 #
 # `mine` is this rank's own K/V block. `attend(block)` returns the pair `(O, L)` of one step. `exchange(block)` sends a block to the next rank, and returns the block from the rank before. `merge` is your function from above. Return the pair after all `ranks` steps.
@@ -398,6 +392,9 @@ def my_rank(n, d, c_q, c_k, halo, ring, merge):
 # %% [markdown]
 # **Predict** the bytes that a rank sends, for n = 64, d = 8, float64 and four ranks. Leave out halos and labels: each of the three blocks that it sends has 16 keys and 16 values of 8 elements of 8 bytes. `___` (The cell can take half a minute, mostly to start the processes.)
 
+# %% tags=["guess"]
+guess("23 bytes", number_of_bytes=...)
+
 # %% tags=["uses-exercise"]
 n, d, c_q, c_k = 64, 8, 6, 11
 results = run_ranks(my_rank, 4, n, d, c_q, c_k, halo, ring, merge)
@@ -480,6 +477,9 @@ print(
 # With a causal mask, the first tokens see only a few keys, and rank 0 has the first tokens. So the ranks do not have equal work. Count the scores on and below the diagonal that each of four ranks computes, for 4096 tokens.
 #
 # **Predict** the ratio of the last rank's work to the first's: 2? 4? 7? `___`
+
+# %% tags=["guess"]
+guess("23 balance", ratio=...)
 
 
 # %%
@@ -610,7 +610,11 @@ show_table(
 
 # %% [markdown]
 # **Predict.** Work grows with N², and bytes with N. Take 64 GPUs whose links carry 25 GB/s. At which N does sending take as long as computing: 1000 tokens? 10 000? 100 000? `___`
-#
+
+# %% tags=["guess"]
+guess("23 sending", tokens=...)
+
+# %% [markdown]
 # The next table is **calculated, not measured**. Computing one step takes (time of one GPU) / R². Sending a block takes a fixed time plus a time that grows with its bytes. The column *this rate* takes both from a straight line through the three ring times above. The column *25 GB/s*, typical between machines, uses the same fixed time. The slower of computing and sending determines the time of a step, and there are R steps.
 
 # %%

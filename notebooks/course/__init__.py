@@ -11,6 +11,7 @@ Read the files in this order:
     check/                  one module of checks per lesson, and the harness that runs them
     stubs, outdated         messages about unfinished exercises and outdated definitions
     progress, contents      the progress list, and the map of the lessons
+    guess                   the reader's guesses, and the answers to them (guesses/)
     brought, definitions    functions and definitions that another lesson defines
     live, record/           cells that need a GPU, and programs that record their output
     ladder, rungs           the speed of the learner's own kernels, lesson by lesson
@@ -26,12 +27,13 @@ Read the files in this order:
 
 import sys
 
-# Each of `brought`, `live`, `progress` and `progress_bar` is both a module and a function in that module.
-# These imports make the package attribute the function.
+# Each of `brought`, `guess`, `live`, `progress` and `progress_bar` is both a module and a function in that
+# module. These imports make the package attribute the function.
 try:
     from course import check
     from course.brought import brought
     from course.figures import show_figure
+    from course.guess import guess
     from course.live import live
     from course.outdated import watch_cells
     from course.progress import progress
@@ -47,7 +49,7 @@ except ModuleNotFoundError as missing:
         sys.exit(remedy)
     raise ModuleNotFoundError(remedy, name=missing.name) from None
 
-__all__ = ["brought", "check", "live", "progress", "progress_bar", "show_figure", "show_table"]
+__all__ = ["brought", "check", "guess", "live", "progress", "progress_bar", "show_figure", "show_table"]
 
 shorten_in_notebook()
 watch_cells()

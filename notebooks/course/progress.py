@@ -92,50 +92,58 @@ def how_far(number):
 
 
 def done():
-    """Return the finished exercises with the date of their first success, {"1.2": "2026-11-21", ...}.
-
-    A damaged file is renamed, a message names the new file, and an empty list is started.
-    """
-    path = ledger_path()
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("not a table of exercises")
-        return found
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        print(f"Your ledger of exercises could not be read ({error}); it is kept as {set_aside(path)}.")
-        return {}
+    """Return the finished exercises with the date of their first success, {"1.2": "2026-11-21", ...}."""
+    return load(ledger_path())
 
 
 def tick(number):
     """Mark exercise `number` ("1.2") as done. If the file cannot be written, print a message and continue."""
+    record(ledger_path(), number, datetime.date.today().isoformat(), replace=False)
+
+
+def load(path):
+    """Return the table in this file, or {} if there is no file.
+
+    A damaged file is renamed, a message names the new file, and an empty table is started.
+    """
     try:
-        with alone():
-            ledger = done()
-            if number not in ledger:
-                write({**ledger, number: datetime.date.today().isoformat()})
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("not a table")
+        return found
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        print(f"Your list of {path.stem} could not be read ({error}); it is kept as {set_aside(path)}.")
+        return {}
+
+
+def record(path, key, value, replace=True):
+    """Set one entry of the table in this file, unless it is set and `replace` is false. If that fails, print
+    a message and continue."""
+    try:
+        with alone(path):
+            table = load(path)
+            if replace or key not in table:
+                write(path, {**table, key: value})
     except OSError as error:
-        print(f"(Your ledger of exercises could not be saved: {error})")
+        print(f"(Your list of {path.stem} could not be saved: {error})")
 
 
-def alone():
-    """Lock the progress list, so that no entry is lost if two notebooks update it at the same time."""
+def alone(path):
+    """Lock a table, so that no entry is lost if two notebooks update it at the same time."""
     from filelock import FileLock  # imported here so that the doctor runs even if filelock is missing
 
-    path = ledger_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(path.with_suffix(".lock"), timeout=30)
 
 
-def write(ledger):
-    """Replace the progress list atomically."""
-    path = ledger_path()
+def write(path, table):
+    """Replace a table atomically."""
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".draft", text=True)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(ledger, file, indent=1, sort_keys=True)
+            json.dump(table, file, indent=1, sort_keys=True)
         os.replace(draft, path)
     except BaseException:
         os.unlink(draft)
@@ -143,11 +151,16 @@ def write(ledger):
 
 
 def ledger_path():
-    """Return the path of the progress list, in COURSE_STATE_DIR if that is set, else in my_lessons/.
+    """Return the path of the progress list."""
+    return stored("exercises")
+
+
+def stored(name):
+    """Return the path of the table `name`, in COURSE_STATE_DIR if that is set, else in my_lessons/.
 
     A copy of my_lessons/ thus includes the progress, and a new clone starts at the first lesson.
     """
-    return Path(os.environ.get("COURSE_STATE_DIR") or COPIES / ".progress") / "exercises.json"
+    return Path(os.environ.get("COURSE_STATE_DIR") or COPIES / ".progress") / f"{name}.json"
 
 
 def users_ledger():
@@ -171,7 +184,7 @@ def reset():
     """Start a new progress list, keep the old one next to it, and return a message."""
     if not done():
         return "No exercise is done yet: there is nothing to reset."
-    with alone():
+    with alone(ledger_path()):
         kept = set_aside(ledger_path(), "before-reset")
     return f"No exercise is done now. The old list is kept as {kept}; your notebooks are as they were."
 

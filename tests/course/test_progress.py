@@ -55,7 +55,7 @@ def test_a_damaged_ledger_is_set_aside_whole_with_a_message(state_dir, capsys, d
     assert kept.read_bytes() == damage
     assert set(json.loads(now.read_text())) == {"1.2"}
     said = capsys.readouterr().out
-    assert said.startswith("Your ledger of exercises could not be read (") and str(kept) in said
+    assert said.startswith("Your list of exercises could not be read (") and str(kept) in said
 
 
 def test_two_damaged_ledgers_are_both_kept(state_dir):
@@ -76,7 +76,7 @@ def test_a_write_that_breaks_off_leaves_the_old_ledger(state_dir, monkeypatch, c
     tick("1.2")
     assert set(done()) == {"1.1"}
     assert files(state_dir) == ["exercises.json"]
-    assert capsys.readouterr().out == "(Your ledger of exercises could not be saved: disk full)\n"
+    assert capsys.readouterr().out == "(Your list of exercises could not be saved: disk full)\n"
 
 
 def test_a_state_directory_that_cannot_be_made_costs_a_message_only(tmp_path, monkeypatch, capsys):
