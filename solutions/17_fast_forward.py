@@ -626,10 +626,13 @@ flash_kernel = flash_with(two_buffers)
 check.ex17_3(flash_kernel)
 
 # %% [markdown]
-# The next picture shows timelines of both loops, as the simulator recorded them for the block with the most keys. A tick is one collective instruction of a warp or block. Orange bars are copies in flight to a stage. Blue lines are products.
+# The next picture shows timelines of both loops, for the block with the most keys. The simulator recorded the order of copies and products. The lengths are a model: a product takes one tick, and a copy takes six. Orange bars are copies in flight to a stage. Blue lines are products. The hatched bars are **stalls**: the block waits for a copy, and nothing is multiplied.
 
 
 # %% jupyter={"source_hidden": true}
+TICKS_OF_A_COPY = 6
+
+
 def watched(loop, n=70):
     """Return the record of a loop's copies and products on n tokens."""
     flights, rng = Flights(), np.random.default_rng(17)
@@ -639,18 +642,48 @@ def watched(loop, n=70):
     return flights
 
 
+def timeline(flights):
+    """Return the copies, products and stalls of the block with the most events."""
+    block = max(flights.now, key=flights.now.get)
+    copies = {(row, *when) for b, _, row, *when in flights.times if b == block}
+    events = [(tick, 0, None) for tick in flights.ticks[block]]
+    events += [(sent, 1, row) for row, sent, _ in copies]
+    events += [(received, 2, row) for row, _, received in copies]
+    now, begin, bars, products, stalls = 0, {}, [], [], []
+    for _, kind, row in sorted(events, key=lambda event: event[:2]):
+        if kind == 0:
+            products.append(now)
+            now += 1
+        elif kind == 1:
+            begin[row] = now
+            bars.append((row // KEYS, now))
+        elif begin[row] + TICKS_OF_A_COPY > now:
+            stalls.append((now, begin[row] + TICKS_OF_A_COPY))
+            now = stalls[-1][1]
+    return bars, products, stalls
+
+
+# %% jupyter={"source_hidden": true}
 def draw_flights(every):
     figure, axes = plt.subplots(len(every), 1, figsize=(10, 4), layout="constrained")
-    for (name, flights), one in zip(every.items(), axes, strict=True):
-        block = max(flights.now, key=flights.now.get)
-        bars = {
-            (row // KEYS, *when) for b, _, row, *when in flights.times if b == block
-        }
-        for stage, begin, end in bars:
-            one.barh(1 - stage, end - begin + 0.7, left=begin, color=ORANGE, height=0.7)
-        one.vlines(flights.ticks[block], -1.4, -0.6, color=BLUE, linewidth=2)
+    drawn = {name: timeline(flights) for name, flights in every.items()}
+    end = max(products[-1] for _, products, _ in drawn.values())
+    for (name, (bars, products, stalls)), one in zip(drawn.items(), axes, strict=True):
+        for stage, begin in bars:
+            one.barh(1 - stage, TICKS_OF_A_COPY, left=begin, color=ORANGE, height=0.7)
+        one.vlines(np.add(products, 0.5), -1.4, -0.6, color=BLUE, linewidth=2)
+        for begin, until in stalls:
+            one.barh(
+                -1,
+                until - begin,
+                left=begin,
+                height=0.7,
+                color="none",
+                hatch="///",
+                edgecolor=RED,
+            )
         one.set_yticks([1, 0, -1], ["to stage 0", "to stage 1", "products"])
-        one.set(title=name, ylim=(-1.6, 1.6), xlim=(-2, flights.now[block] + 2))
+        one.set(title=name, ylim=(-1.6, 1.6), xlim=(-1, end + 2))
     axes[-1].set_xlabel("ticks")
     return figure
 
@@ -659,9 +692,9 @@ def draw_flights(every):
 every = {"one buffer": watched(one_buffer), "two buffers": watched(two_buffers)}
 show_figure(
     draw_flights(every),
-    "two timelines. With one buffer, copies happen between groups of products, never "
-    "during them. With two buffers, copies to the two stages alternate, and each "
-    "lasts as long as a tile's products.",
+    "two timelines. With one buffer, the block stalls for each copy, and then makes "
+    "the products of the tile. With two buffers, it stalls only for the first copy, "
+    "because each later copy is in flight during the products of the tile before.",
 )
 for name, flights in every.items():
     print(
