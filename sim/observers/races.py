@@ -42,11 +42,11 @@ from sim.observers.pairs import (
     unordered_pairs,
     write_equal_values,
 )
+from sim.observers.read_only import ReadOnlyLoads
 from sim.observers.replicas import replicated_loads
 
-# The maximum number of racy cells examined per block, and between blocks. Beyond this limit, only one cell
-# per pattern is examined, and the others are counted. A missing barrier in a loop, for example, causes the
-# same races in each epoch.
+# The maximum number of racy cells examined per block, and between blocks. Beyond it, one cell per pattern is
+# examined, because a missing barrier in a loop causes the same races in each epoch.
 MAX_CELLS_PER_BLOCK = 512
 MAX_EVENTS = 1 << 12  # the maximum number of events recorded to determine whether a fence is missing
 
@@ -71,6 +71,8 @@ class Races(OrderingObserver):
         self.performed = Performed() if context.clustered else self.order
         self.proxy = AsyncProxy(*parts, self.performed, self.flights) if context.asynchronous else None
         self.phases = MissedPhases(context, self.number, self.names) if context.mbarriers else None
+        if context.noncoherent:
+            ReadOnlyLoads(context)
         self.cluster = ClusterAccesses(context, self.number, self.names) if context.clustered else None
         # the events passed to `order`; (number of events replayed, order with a fence before every atomic)
         self.events, self.generous = [], (0, HappensBefore(generous=True))
@@ -264,8 +266,7 @@ class Races(OrderingObserver):
                     pairs[one, other] = tuple(map(rows.row, pair))
         if not pairs and racing_pair:
             pairs[racing_pair[0].site, racing_pair[1].site] = racing_pair
-        # A racy read can change the value that its thread writes. Equal values therefore excuse a race only
-        # if all racing accesses are stores.
+        # A racy read can change the value that its thread writes, so equal values excuse only racing stores.
         equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
             self.is_replicated_store(address, one, other)
             or write_equal_values(rows, party, (rows.site == one) | (rows.site == other), order)

@@ -7,6 +7,8 @@ from sim.isa.ptx_types import REALS
 from sim.isa.registers import HELPERS, WIDTHS, Missing, bits_of, find_operation
 from sim.isa.table import by_ptx
 
+PACKED = "f16x2", "bf16x2"  # two halves in one register, each of which is updated atomically
+
 
 def atomic_semantics(access):
     """Return (PTX type, function, whether the function ignores the old value) for an Access.
@@ -18,7 +20,7 @@ def atomic_semantics(access):
     width = WIDTHS.get(access.type, 0)
     if access.count > 1:
         raise Missing(access.opcode)
-    if access.type in ("f16x2", "bf16x2"):
+    if access.type in PACKED:
         return "u32", on_two_halves(access), False
     try:
         entry = by_ptx(f"atom.{access.operation}.{access.type}")

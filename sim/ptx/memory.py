@@ -20,6 +20,7 @@ from sim.ptx.subwords import Word
 from sim.ptx.undefined import LocalMemory
 
 WORD = 4  # size in bytes of the word on which libcu++ emulates smaller atomics
+HALF = 2  # size in bytes of an element of a packed atomic
 
 
 class Memory(RegionTable):
@@ -158,7 +159,7 @@ class Memory(RegionTable):
     # --- atomics --------------------------------------------------------------------------------------------
 
     def make_atomic(
-        self, ptx_type, space, site, reach, combine, writes=True, releases=False, replaces=False, nbytes=None
+        self, ptx_type, space, site, reach, combine, writes, releases, replaces, nbytes=None, packed=False
     ):
         """Return the function (address, operand, ...) that performs an atomic and returns the old element.
 
@@ -169,18 +170,20 @@ class Memory(RegionTable):
         replaces: whether the new element is independent of the old one.
         nbytes: the bytes at the address to which the atomic on the word around them applies (see
             sim.ptx.subwords); None if it applies to the whole element.
+        packed: whether the element contains two halves, each of which is updated atomically.
         """
         if replaces:
             self.context.overwriting.add(site)
-        rest = site, reach, combine, writes, releases, nbytes
+        rest = site, reach, combine, writes, releases, nbytes, packed
         make = lambda name: self.make_atomic_in(ptx_type, name, *rest)  # noqa: E731
         return self.dispatch_by_space(make, space, site, "changed")
 
-    def make_atomic_in(self, ptx_type, space, site, reach, combine, writes=True, releases=False, nbytes=None):
+    def make_atomic_in(self, ptx_type, space, site, reach, combine, writes, releases, nbytes, packed=False):
         """Return the atomic function for one state space."""
         width = np.dtype(VIEWS[ptx_type]).itemsize  # in bytes; an emulated element is a part of the access
         element = f"u{8 * nbytes}" if nbytes else ptx_type
         size, _, window, log, code, shift = self.access_layout(element, space, 1, site)
+        half_code = code - (1 << ADDRESS_BITS)  # a log entry contains log2 of the size
         context, place = self.context, self.place
         if reach == "block":
             context.block_scoped[site] = STORE if writes else LOAD
@@ -204,7 +207,10 @@ class Memory(RegionTable):
                 view, position = region.view(ptx_type, size), (address + window - region.base) >> shift
             old = view[position]
             new = combine(old, *operands)
-            if log is not None:
+            if log is not None and packed:
+                log.extend((half_code + address, half_code + address + HALF))
+                values.extend((new & 0xFFFF, new >> 16))
+            elif log is not None:
                 log.append(code + address)
                 values.append(new >> 8 * (address % width) & (1 << 8 * size) - 1 if nbytes else new)
             wrote = writes if isinstance(writes, bool) else writes(old, *operands)
@@ -214,6 +220,8 @@ class Memory(RegionTable):
                 self.scheduler.let_retry()
             context.thread.failed_atomic = FailedAtomic(key, view, position, old) if new == old else None
             context.announce_ordering("atomic_done", address + window, wrote, reach)
+            if packed:
+                context.announce_ordering("atomic_done", address + window + HALF, wrote, reach)
             # An atomic on a part of a word also reads the value written by an earlier atomic on the whole
             # word.
             if size < WORD:

@@ -180,7 +180,7 @@ class Kernel(base.Kernel):
         context.synchronizes, context.stores = program.synchronizes, program.stores
         context.kernel, context.language = self.__name__, self.module.origin.language
         context.outline, context.timed = self.module.origin.outline, program.timed
-        context.hoisted = program.hoisted
+        context.hoisted, context.noncoherent = program.hoisted, program.noncoherent
         context.mbarriers = "mbarrier_init" in program.used
         context.invalidates = "mbarrier_inval" in program.used
         context.registers_at_launch = entry_registers(self.registers_at_launch(), program.used)

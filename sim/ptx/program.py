@@ -49,6 +49,7 @@ class Program:
         # and whether the source stores to memory.
         self.used, self.synchronizes, self.stores = set(), False, False
         self.timed = {}  # Python name of a function -> its variables that contain times
+        self.noncoherent = set()  # the sites of ld.global.nc
         self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
         self.counter, self.missing = itertools.count(1), []
         self.source = self.translate()
@@ -73,11 +74,8 @@ class Program:
         if self.missing:
             raise LaunchError(refusal_message(self.entry, self.missing))
         if self.calls_pointers:
-            lines.append(
-                calls.function_table(
-                    self.text, {name: done[name] for name in sorted(self.text.addressable_functions)}
-                )
-            )
+            table = {name: done[name] for name in sorted(self.text.addressable_functions)}
+            lines.append(calls.function_table(self.text, table))
         return "\n".join(lines)
 
     def translate_function(self, function, by_pointer):
@@ -245,6 +243,7 @@ class Program:
         """Return the name of the function that performs a load."""
         site = self.site("load")
         rest = ptx_type, space, count, site, not self.tracks
+        self.noncoherent |= {site} if "nc" in self.item.names else set()
         return self.new_name("load", lambda run: run.memory.make_load(*rest))
 
     def store(self, ptx_type, space, count):
@@ -298,7 +297,7 @@ class Program:
         ptx_type, combine, replaces = atomics.atomic_semantics(access)
         site, writes = self.site("atomic"), atomics.write_condition(access)
         rest = access.space, site, access.reach, combine, writes, access.release, replaces
-        rest += (nbytes_of(self.subword(self.item)),)
+        rest += nbytes_of(self.subword(self.item)), access.type in atomics.PACKED
         name = self.new_name("atomic", lambda run: run.memory.make_atomic(ptx_type, *rest))
         return ptx_type, name
 

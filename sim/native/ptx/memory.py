@@ -15,7 +15,10 @@ from sim.native.codegen.int64 import byte, int64_helper, set_byte, variant
 from sim.native.codegen.shadow import (
     BARE,
     BOUNDS,
+    EMPTY,
+    GLOBAL,
     LOCAL,
+    RACE,
     SHARED,
     UNWRITTEN,
     add_reader,
@@ -128,11 +131,12 @@ def locate(table, site, address, thread, state, size, writes, width, check):
 def make_locator(watched, size):
     """Return the helper (table, site, address, thread, state) that returns the address on the host.
 
-    watched: the check of the access, which is watch_ptx_load, watch_store or watch_atomic.
+    watched: the check of the access, which is one of LOADS, watch_store, watch_atomic or watch_packed_atomic.
     size: the number of bytes of the access.
     """
-    name, writes = f"{watched.helper.name}_{size}", watched is not watch_ptx_load
-    width = ATOMIC_SIZES.index(size) if watched is watch_atomic else -1
+    name, writes = f"{watched.helper.name}_{size}", watched not in LOADS
+    element = {watch_atomic: size, watch_packed_atomic: size // 2}.get(watched)
+    width = ATOMIC_SIZES.index(element) if element else -1
     check = variant(check_granules, name, size=size, watched=watched)
     return variant(locate, name, size=size, writes=writes, width=width, check=check)
 
@@ -143,6 +147,23 @@ def watch_ptx_load(watch, shadow, flat, state):
     is."""
     if watch != LOCAL:
         watch_load(watch, shadow, flat, state)
+
+
+@int64_helper
+def watch_read_only_load(watch, shadow, flat, state):
+    """Check a load through the read-only cache, which no write of the launch may precede."""
+    watch_ptx_load(watch, shadow, flat, state)
+    if GLOBAL <= watch <= EMPTY and shadow[2 * flat] != 0:
+        set_error(state, RACE)
+
+
+@int64_helper
+def watch_packed_atomic(watch, shadow, flat, state):
+    """Check an atomic on two packed halves. It is one atomic per half."""
+    watch_atomic(watch, shadow, flat, state)
+
+
+LOADS = watch_ptx_load, watch_read_only_load
 
 
 @int64_helper(inline=False)

@@ -11,7 +11,7 @@ from sim.isa.table import Like
 from sim.native.codegen import cache
 from sim.native.lower.liveness import exposed_reads, names_assigned, names_read
 from sim.native.lower.module import CannotLower, GeneratedModule
-from sim.native.ptx.runs import PACKED, SPECIAL, numba_type_of
+from sim.native.ptx.runs import SPECIAL, numba_type_of
 from sim.native.ptx.values import HALF
 from sim.native.split.fission import Fission
 from sim.native.split.program import CompiledKernel, Lowered, kernel_text
@@ -26,7 +26,7 @@ from sim.ptx.warps import form_of
 
 COPY_SIZES = {f"cp_async_{size}": size for size in (4, 8, 16)}
 WAITS = {"cp_async_commit": "commit", "cp_async_wait": "receive", "cp_async_wait_all": "receive_all"}
-COMPILED_ATOMICS = {*VIEWS, *HALF, *PACKED}  # the PTX types whose atomics are compiled
+COMPILED_ATOMICS = {*VIEWS, *HALF, *atomics.PACKED}  # the PTX types whose atomics are compiled
 
 
 class Lowering(Program):
@@ -115,8 +115,7 @@ class Lowering(Program):
     # --- memory ---------------------------------------------------------------------------------------------
 
     def number_access(self, ptx_type, space):
-        """Return the index of a new memory access, and update the narrowest access width seen in its state
-        space.
+        """Return the index of a new access, and update the narrowest width seen in its state space.
 
         A generic access can address shared or local memory.
         """
@@ -138,7 +137,8 @@ class Lowering(Program):
 
     def load(self, ptx_type, space, count):
         """Return the name of a function that loads `count` elements."""
-        return self.add_call("load", ptx_type, space, count, self.number_access(ptx_type, space))
+        operation = "load_read_only" if "nc" in self.item.names else "load"
+        return self.add_call(operation, ptx_type, space, count, self.number_access(ptx_type, space))
 
     def store(self, ptx_type, space, count):
         """Return the name of a function that stores `count` elements."""
@@ -164,7 +164,7 @@ class Lowering(Program):
         if access.type not in COMPILED_ATOMICS or access.reach == "block" and access.space != "shared":
             raise Missing
         ptx_type, *_ = atomics.atomic_semantics(access)
-        self.atomic_widths.add(WIDTHS[ptx_type])
+        self.atomic_widths.add(16 if access.type in atomics.PACKED else WIDTHS[ptx_type])
         name, site = f"atom.{access.operation}.{access.type}", self.number_access(ptx_type, access.space)
         return ptx_type, self.add_call("atomic", name, ptx_type, access.space, site)
 

@@ -14,8 +14,17 @@ from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.shadow import DIVERGED, UNWRITTEN, set_error, watch_atomic, watch_store
 from sim.native.ptx.copies import commit, make_sender, receive
 from sim.native.ptx.evaluate import Evaluator, parse_expression
-from sim.native.ptx.memory import is_undefined, make_locator, mark_undefined, reset_local, watch_ptx_load
+from sim.native.ptx.memory import (
+    is_undefined,
+    make_locator,
+    mark_undefined,
+    reset_local,
+    watch_packed_atomic,
+    watch_ptx_load,
+    watch_read_only_load,
+)
 from sim.native.ptx.values import FLOATS, HALF, I64, Integer, Predicate
+from sim.ptx.atomics import PACKED
 from sim.ptx.regions import WINDOWS
 
 # PTX type -> Numba type. All integer registers are int64.
@@ -24,7 +33,6 @@ NUMBA = {"f32": float32, "f64": float64, "pred": boolean, "index": int32}
 SPECIAL = {f"{name}_{axis}": f"{operation}.{axis}" for axis in "xyz" for name, operation in (
     ("tid", "threadIdx"), ("ctaid", "blockIdx"), ("ntid", "blockDim"), ("nctaid", "gridDim"))}  # fmt: skip
 SPECIAL |= {"linear": "thread"}
-PACKED = "f16x2", "bf16x2"  # two halves in one register
 
 
 def numba_type_of(ptx_type):
@@ -119,7 +127,15 @@ class RunCompiler(Evaluator):
 
     def do_load(self, ptx_type, space, count, site, address):
         """Emit a load of `count` elements."""
-        pointers = self.locate(watch_ptx_load, ptx_type, space, count, site, address)
+        return self.load(watch_ptx_load, ptx_type, space, count, site, address)
+
+    def do_load_read_only(self, ptx_type, space, count, site, address):
+        """Emit a load of `count` elements through the read-only cache."""
+        return self.load(watch_read_only_load, ptx_type, space, count, site, address)
+
+    def load(self, watched, ptx_type, space, count, site, address):
+        """Emit a load of `count` elements. The arguments are those of `locate`."""
+        pointers = self.locate(watched, ptx_type, space, count, site, address)
         values = tuple(self.of_code(self.builder.load(pointer), ptx_type) for pointer in pointers)
         return values[0] if count == 1 else values
 
@@ -176,7 +192,8 @@ class RunCompiler(Evaluator):
 
         Threads run one after another, so a plain load and a plain store suffice.
         """
-        (pointer,) = self.locate(watch_atomic, ptx_type, space, 1, site, address)
+        watched = watch_packed_atomic if operation.endswith(PACKED) else watch_atomic
+        (pointer,) = self.locate(watched, ptx_type, space, 1, site, address)
         old = self.of_code(self.builder.load(pointer), ptx_type)
         new = self.combine(operation, [old, *operands])
         self.builder.store(self.code_of(new, ptx_type), pointer)

@@ -74,3 +74,36 @@ def test_compare_and_swap_of_two_bytes(launch, engine):
     assert launch("swap_from_zero", count).findings == () and count.tolist() == [64, 0]
     (finding,) = launch("swap", np.zeros(2, np.uint16)).findings
     assert finding.kind == "race-global"  # the kernel reads the first value with a plain load
+
+
+# The first half of the block adds to a pair, and the second half accesses one of its elements.
+PAIR_AND_ELEMENT = """
+.visible .entry add(.param .u64 a_x)
+{{ .reg .b16 %h<3>; .reg .b32 %r<3>; .reg .b64 %d<3>; .reg .pred %p;
+   ld.param.u64 %d1, [a_x]; cvta.to.global.u64 %d1, %d1;
+   mov.u32 %r1, %tid.x; mov.b32 %r2, 0x3C003C00; mov.b16 %h1, 0x3C00;
+   setp.ge.u32 %p, %r1, 16;
+   @%p bra OTHER;
+   red.global.add.noftz.f16x2 [%d1], %r2;
+   ret;
+OTHER:
+   {other};
+   ret; }}
+"""
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("other", "races"),
+    [
+        ("red.global.add.noftz.f16 [%d1+2], %h1", False),
+        ("st.global.u16 [%d1+2], %h1", True),
+        ("red.global.add.u32 [%d1], 1", True),
+    ],
+)
+def test_a_packed_atomic_is_one_atomic_per_half(engine, other, races):
+    kernel = load_ptx(HEAD + PAIR_AND_ELEMENT.format(other=other))["add"]
+    x = np.zeros(2, np.float16)
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 32](x)
+    assert {finding.kind for finding in report.findings} == ({"race-global"} if races else set())
+    assert races or x.tolist() == [16, 32]
