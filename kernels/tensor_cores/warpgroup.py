@@ -75,6 +75,7 @@ def wgmma(n, kind, kind_b=None, result="f32", a_in_registers=False, mn_major_a=F
     types_of = result, kind, kind_b or kind
     variant = Variant(n, a_in_registers, mn_major_a, mn_major_b, negate_a, negate_b)
     entry = product(types_of, variant)
+    name, shape = entry.name, entry.shape
     number_type, count = ACCUMULATORS[result], entry.count
     llvm, letter = REGISTERS[number_type]
     a_count = 4 if a_in_registers else 1
@@ -85,7 +86,7 @@ def wgmma(n, kind, kind_b=None, result="f32", a_in_registers=False, mn_major_a=F
         constants += ("" if a_in_registers else f", {int(mn_major_a)}") + f", {int(mn_major_b)}"
     text = (
         f"{{ .reg .pred scaled; setp.ne.b32 scaled, {scale}, 0;"
-        f" wgmma.mma_async.sync.aligned.{entry.shape}.{'.'.join(types_of)}"
+        f" wgmma.mma_async.sync.aligned.{shape}.{'.'.join(types_of)}"
         f" {{{numbered(0, count)}}}, {a_text}, {b_text}, scaled{constants}; }}"
     )
     constraints = [f"={letter}"] * count + [str(i) for i in range(count)]
@@ -98,7 +99,7 @@ def wgmma(n, kind, kind_b=None, result="f32", a_in_registers=False, mn_major_a=F
         a_type = types.UniTuple(types.uint32, 4) if a_in_registers else types.uint64
 
         def code(context, builder, signature, arguments):
-            check_gpu(entry.name)
+            check_gpu(name)
             values = cgutils.unpack_tuple(builder, arguments[0], count)
             values += cgutils.unpack_tuple(builder, arguments[1], 4) if a_in_registers else [arguments[1]]
             values += [arguments[2], builder.zext(arguments[3], I32)]
