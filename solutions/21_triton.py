@@ -139,7 +139,7 @@ except ProgramBug as bug:
 #                                                  9 10 11 12
 # ```
 #
-# **Predict**: the offset 9 occurs twice. Which one belongs to the row in which it is? `___` Which mask excludes the other? `___`
+# **Predict**: the offset 9 occurs twice, in both rows of the tile. Which of the two is the address of an element of that row? `___` Which mask excludes the other one? `___`
 
 # %% tags=["guess"]
 guess("21 offset 9", element=..., mask=...)
@@ -257,18 +257,18 @@ for place, (width, warps) in zip(axes, [(256, 4), (64, 1), (64, 4)]):
     loaded = lesson21.loaded_by(width, warps)
     dots = [(j, thread) for j, threads in loaded.items() for thread in threads]
     place.scatter(*zip(*dots), s=7, color=BLUE)
-    place.set(title=f"{width} numbers, num_warps={warps}", xlabel="number of the row")
+    place.set(title=f"{width} elements, num_warps={warps}", xlabel="element of the row")
     place.set(ylabel="thread", ylim=(-4, 32 * warps + 3))
 show_figure(
     figure,
-    "threads over numbers of a row. 256 numbers, 128 threads: a line that rises from "
-    "thread 0 to 127, and again from the number 128 on. 64 numbers, 32 threads: it "
-    "rises from 0 to 31 twice. 64 numbers, 128 threads: two lines, so that each number "
-    "is loaded by two threads, 64 apart.",
+    "threads over elements of a row. 256 elements, 128 threads: a line that rises from "
+    "thread 0 to 127, and again from element 128 on. 64 elements, 32 threads: it rises "
+    "from 0 to 31 twice. 64 elements, 128 threads: two lines, so that each element is "
+    "loaded by two threads, 64 apart.",
 )
 for width, warps, j in [(256, 4, 130), (64, 1, 33), (64, 4, 33)]:
     threads = lesson21.loaded_by(width, warps)[j]
-    print(f"{width} numbers, num_warps={warps}: number {j} by {threads}")
+    print(f"{width} elements, num_warps={warps}: element {j} by threads {threads}")
 
 # %% [markdown]
 # ### Exercise 21.2 · holders · one to three lines
@@ -298,7 +298,7 @@ check.ex21_2(holders)
 #
 # How does a program compute the sum or the maximum of a row? Each thread first combines its own elements. Then, as in lesson 06, five shuffles combine the lanes of a warp. Values of different warps have to pass through shared memory, with barriers.
 #
-# **Predict** for a row of 256 numbers, maximum and sum together:
+# **Predict** for a row of 256 elements, maximum and sum together:
 #
 # | num_warps | shuffles | barriers | bytes of shared memory |
 # |---|---|---|---|
@@ -312,7 +312,7 @@ guess("21 four warps", shuffles=..., barriers=..., shared_bytes=...)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Each warp stores one value in shared memory. These values are then combined by shuffles, too: how many does that take?
+# Each warp stores one value in shared memory. These values are then combined by shuffles, too: how many more shuffles is that?
 #
 # </details>
 
@@ -335,7 +335,7 @@ show_table(
         [warps, *counts(small.softmax_row_kernel, warps, WIDTH=256)]
         for warps in (1, 2, 4, 8)
     ),
-    title="softmax of 256 numbers: what is in the PTX of one thread",
+    title="softmax of 256 elements: what is in the PTX of one thread",
 )
 
 # %% [markdown]
@@ -395,7 +395,7 @@ def flash(
     q, k, v, scale, o, n, d,
     CAUSAL: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """o = attention of n rows of d numbers; tiles of ROWS queries and KEYS keys."""
+    """o = attention of n rows of d elements; tiles of ROWS queries and KEYS keys."""
     i0 = tl.program_id(0) * ROWS
     q_tile = scale * load_rows(q, i0, n, d, ROWS, WIDTH)
     # BEGIN SOLUTION 21.3
@@ -478,7 +478,7 @@ mine = flash_here(q, k, v, causal=True)
 print("the package's PTX, causal, below 1e-5:", below(mine, in_ptx(q, k, v)))
 
 # %% [markdown]
-# How many barriers did the compiler insert? Lesson 05 needs two for each tile: one when it is *loaded*, one when it is *used up*. **Predict** the number for the kernel above, with 3 programs of 16 queries that process 1, 2 and 3 tiles: 12? More? `___`
+# How many barriers did the compiler insert? Lesson 05 needs two for each tile: one after it is *loaded*, one after it is *used*. **Predict** the number for the kernel above, with 3 programs of 16 queries that process 1, 2 and 3 tiles: 12? More? `___`
 
 # %% tags=["guess"]
 guess("21 barriers", barriers=...)

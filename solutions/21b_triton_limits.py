@@ -51,7 +51,7 @@ def counting(*launched, **constants):
 
 
 # %% [markdown]
-# ## 1. Whose bug is it now?
+# ## 1. Bugs that remain yours
 #
 # The compiler synchronises the threads of a program. It does not synchronise *programs* with each other, nor accesses to global memory. Read the following five kernels: which ones are correct?
 
@@ -103,7 +103,7 @@ check.ex21_4(verdicts)
 
 
 # %%
-def said(run, name):
+def first_finding(run, name):
     """Return the first finding of a run of kernel `name`."""
     try:
         small.planted(name, run=run)
@@ -114,8 +114,8 @@ def said(run, name):
 
 in_simulator = partial(simulated, compiled=recorded)
 for name in "ABCDE":
-    print(f"--- {name}, by programs: {said(interpreted, name)}\n")
-    print(f"{name}, by threads: {said(in_simulator, name)}\n")
+    print(f"--- {name}, by programs: {first_finding(interpreted, name)}\n")
+    print(f"{name}, by threads: {first_finding(in_simulator, name)}\n")
 
 # %% [markdown]
 # Both find the first three. To fix B, use
@@ -328,8 +328,8 @@ print(f"{'1 × 1 taps: flash':48} below 1e-5: {below(one, flash_here(q, k, v, Tr
 
 # %% [markdown]
 # ## In three lines
-# - A Triton kernel is one program on tiles. The compiler chooses threads, shared memory and barriers, and you can read its choices in the PTX.
-# - You cannot say what a single thread does, nor slice a tile: products are easy, halos are not.
+# - In Triton you can neither give a single thread its own work nor slice a tile. So matrix products are easy, and halos are not.
+# - A convolution along rows is a product with a band matrix, which contains mostly zeros.
 # - Programs race as blocks do. Through global memory, even the threads of one program can race. The simulator reports both from the PTX, by line.
 #
 # **You can now** read and write kernels like those in `kernels/triton`, and check a Triton kernel of your own without a GPU: if Triton is installed, `simulated(kernel, grid, *arguments, num_warps=4, …)` compiles it, runs its PTX, and names the line of each finding.

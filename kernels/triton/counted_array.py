@@ -40,9 +40,9 @@ class Array:
         outside = at[(at < 0) | (at >= self.numbers.size)]
         if outside.size:
             more = f". {outside.size - 1} more in this tile" if outside.size > 1 else ""
-            does = (
-                f"{DOES[what]} {self.name}[{outside[0]}]; {self.name} has {self.numbers.size} elements{more}"
-            )
+            size = self.numbers.size
+            has = f"{size} element{'s' * (size != 1)}"
+            does = f"{DOES[what]} {self.name}[{outside[0]}]; {self.name} has {has}{more}"
             raise Found("out-of-bounds", does, "a mask that is False there, such as mask=i < n.")
         # on a GPU, programs run concurrently, so no two of them are ordered, although here they run one after
         # another

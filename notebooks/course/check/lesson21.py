@@ -33,7 +33,7 @@ ROUNDED = (
 def jitted(kernel, name):
     """Reject a plain function where a Triton kernel is required."""
     if not (hasattr(kernel, "fn") and hasattr(kernel, "arg_names")):
-        fail(f"{name} is a plain Python function", hint="@triton.jit belongs in the line above its def.")
+        fail(f"{name} is a plain Python function", hint="Write @triton.jit in the line above its def.")
 
 
 def copies(arguments):
@@ -67,7 +67,7 @@ def at_most(arrays, name, what, limit, call, hint, by="counts"):
     if over.size:
         element, times = arrays[name].element(over[0]), found[over[0]]
         who = "all programs together" if by == "counts" else "one program"
-        fail(f"right values, but {who}: {times} {what} of {element}", call=call, hint=hint)
+        fail(f"correct values, but {who} made {times} {what} of {element}", call=call, hint=hint)
 
 
 def in_tiles(arrays, name, what, largest, call, hint, most=None):
@@ -76,15 +76,14 @@ def in_tiles(arrays, name, what, largest, call, hint, most=None):
     for number, size in arrays[name].tiles[what]:
         if size > largest:
             said = (
-                f"right values, but program {number} {what} a tile of {size} numbers of {name}, not {largest}"
+                f"correct values, but program {number} {what} a tile of {size} elements of {name},"
+                f" not {largest}"
             )
             fail(said, call=call, hint=hint)
     for number, limit in enumerate(most or ()):
         times = sum(program == number for program, _ in arrays[name].tiles[what])
         if times > limit:
-            said = (
-                f"right values, but program {number} {what} {times} tiles of {name}, where {limit} would do"
-            )
+            said = f"correct values, but program {number} {what} {times} tiles of {name}; {limit} are enough"
             fail(said, call=call, hint=hint)
 
 
@@ -94,8 +93,10 @@ def owned(arrays, name, owners, call):
     over = np.flatnonzero(found != owners)
     if over.size:
         element, does, should = arrays[name].element(over[0]), found[over[0]], owners[over[0]]
-        hint = "Program p has ROWS rows, from ROWS * p on: that is how the programs share the work."
-        fail(f"right values, but program {does} stores {element}, not program {should}", call=call, hint=hint)
+        hint = "Program p computes the ROWS rows from ROWS * p on."
+        fail(
+            f"correct values, but program {does} stores {element}, not program {should}", call=call, hint=hint
+        )
 
 
 def by_triton(kernel, grid, arguments, output, wanted, call, *, tolerance=1e-5, **constants):
@@ -109,7 +110,7 @@ def by_triton(kernel, grid, arguments, output, wanted, call, *, tolerance=1e-5, 
     except Exception as error:  # whatever Triton raises is about the kernel
         while type(error.__cause__) is type(error):  # of a function called by another, the last has the line
             error = error.__cause__
-        fail("right in the interpreter, but Triton cannot compile it", call=call, hint=reason(error))
+        fail("correct in the interpreter, but Triton cannot compile it", call=call, hint=reason(error))
     said = f"compiles for sm_80 by Triton {triton.__version__}"
     how = dict(compiled=lambda *_, **__: made, options=dict(on_finding="report"))
     try:
@@ -160,12 +161,19 @@ def ex21_1(softmax_rows, rng):
         arrays = judged(
             softmax_rows, grid, given, 1, wanted, rng, call, tolerance=near, hint=hint, **constants
         )
-        at_most(arrays, "x", "loads", 1, call, "A tile is a value: load it once, and use it three times.")
+        at_most(
+            arrays, "x", "loads", 1, call, "A tile is a value: load it once, and use it as often as you like."
+        )
         in_tiles(
-            arrays, "x", "loads", tall * wide, call, "A tile has ROWS × WIDTH numbers, whatever those are."
+            arrays,
+            "x",
+            "loads",
+            tall * wide,
+            call,
+            "A tile has ROWS × WIDTH elements, for any ROWS and WIDTH.",
         )
         at_most(arrays, "y", "loads", 0, call, "y is an output.")
-        at_most(arrays, "y", "stores", 1, call, "One store of the whole tile.")
+        at_most(arrays, "y", "stores", 1, call, "Store the whole tile once.")
         owned(arrays, "y", np.arange(rows * n) // (n * tall), call)
     said = by_triton(softmax_rows, grid, given, 1, wanted, call, tolerance=near, **constants)
     tried(said)
@@ -174,11 +182,14 @@ def ex21_1(softmax_rows, rng):
 
 def softmax_hint(x, wanted, got):
     if np.isnan(got).any():
-        return "NaN: is the maximum each row's own? And what does a masked load give where it has no other?"
+        return (
+            "NaN: take the maximum of each row separately. The masked elements of a load are undefined"
+            " without other=."
+        )
     return explained(
         got,
-        {"Each row by itself: the axis along a row is 1.": wanted * 0 + 1 / max(1, len(x))},
-        "e = exp(s - its row's maximum), divided by its row's sum; what is masked must count as -inf.",
+        {"Compute each row separately: the axis along a row is 1.": wanted * 0 + 1 / max(1, len(x))},
+        "e = exp(s - the row's maximum), divided by the row's sum of e. Masked elements must count as -inf.",
     )
 
 
@@ -234,8 +245,8 @@ def right_threads(holders, j, width, num_warps, wanted, source):
             call=call,
             wanted=str(wanted),
             got=str(mine),
-            hint="Threads are numbered on over all warps. Two cases: a row wider than the program, and one"
-            " narrower.",
+            hint="Threads are numbered across all warps. Distinguish two cases: the row has more elements"
+            " than the program has threads, or fewer.",
         )
 
 
@@ -272,7 +283,16 @@ def ex21_3(flash, rng):
             f" {', '.join(f'{a}={b}' for a, b in constants.items())}"
         )
         given = q, k, v, scale, np.full_like(q, 7), n, d
-        hint = partial(flash_hint, wanted, causal)
+        mistakes = {
+            "Multiply the scores by scale.": attended(q, k, v, 1.0, seen)[1],
+            "The scores are multiplied by scale twice: q_tile already contains it.": attended(
+                q, k, v, scale**2, seen
+            )[1],
+            "Later keys are masked without CAUSAL, too." if not causal else "Mask later keys with CAUSAL.": (
+                attended(q, k, v, scale, np.tri(n, dtype=bool) if not causal else np.True_)[1]
+            ),
+        }
+        hint = partial(flash_hint, wanted, causal, mistakes)
         near = 1e-5 if scores == "scores about 0" else 1e-3  # log2(e) · 1000 has lost four digits
         arrays = judged(flash, grid, given, 4, wanted, rng, call, tolerance=near, hint=hint, **constants)
         ends = [min(n, (p + 1) * rows) if causal else n for p in range(grid[0])]
@@ -281,11 +301,11 @@ def ex21_3(flash, rng):
         needed = [-(-end // keys) for end in ends]
         at_most(arrays, "q", "loads", 1, call, "A program's queries are loaded once, before the loop.")
         for name in "kv":
-            once = "Each tile of keys once: the loop steps by KEYS."
+            once = "Load each tile of keys once: the loop steps by KEYS."
             at_most(arrays, name, "loads", 1, call, once, by="most")
-            late = "With CAUSAL no tile that lies behind the program's last query: the loop ends there."
+            late = "With CAUSAL, load no tile after the program's last query: the loop ends there."
             at_most(arrays, name, "loads", visits, call, late)
-            stepped = "The loop goes over the keys in tiles of KEYS, whatever that is."
+            stepped = "The loop goes over the keys in tiles of KEYS, for any KEYS."
             in_tiles(arrays, name, "loads", keys * width, call, stepped, needed)
         at_most(arrays, "o", "loads", 0, call, "o_tile stays in the program until the loop is done.")
         at_most(arrays, "o", "stores", 1, call, "One store, after the loop.")
@@ -295,13 +315,18 @@ def ex21_3(flash, rng):
     return f"{len(FLASHES)} launches, causal and not, the programs in a random order"
 
 
-def flash_hint(wanted, causal, got):
+def flash_hint(wanted, causal, mistakes, got):
     if np.isnan(got).any():
-        return "NaN: a score that is masked must be -inf, and m must be the maximum of all seen so far."
+        return "NaN: masked scores must be -inf, and m must be the maximum of all scores so far."
     if agree(got, wanted, 5e-3).all():
-        return 'Nearly: tl.dot keeps all bits of a float32 with input_precision="ieee" alone.'
-    last = " and that no later key is seen with CAUSAL" if causal else ""
-    return f"Look that keys behind the last have a score of -inf{last}; that o and l shrink alike."
+        return 'Nearly correct: tl.dot keeps all 24 bits of a float32 only with input_precision="ieee".'
+    later = ", and with CAUSAL so do keys after the query" if causal else ""
+    return explained(
+        got,
+        mistakes,
+        f"Keys after the last one need a score of -inf{later}. Multiply l and o_tile by the same shrink.",
+        tolerance=1e-4,
+    )
 
 
 # 21.4 -------------------------------------------------------------------------------------------------------
@@ -379,22 +404,22 @@ def correlated(x, taps):
 
 def convolved_hint(x, taps, wanted, got):
     if agree(got, wanted, 2e-2).all():
-        return 'Nearly: tl.dot keeps all bits of a float32 with input_precision="ieee" alone.'
+        return 'Nearly correct: tl.dot keeps all 24 bits of a float32 only with input_precision="ieee".'
     if np.isnan(got).any():
-        return "NaN: what a mask keeps out of a load is undefined, unless other= says what it is."
+        return "NaN: the masked elements of a load are undefined, unless you pass other=."
     return explained(
         got,
         {
             "Each row of taps reads its own row of s: row i + a, for T's row i.": correlated(
                 x[: len(x) - len(taps) + 1], taps.sum(0, keepdims=True)
             ),
-            "The taps are turned round: T reads to the right of j and below i.": correlated(
+            "The taps are flipped in both directions: T reads to the right of j and below i.": correlated(
                 x, taps[::-1, ::-1]
             ),
-            "Turned round from left to right.": correlated(x, taps[:, ::-1]),
-            "Turned round from top to bottom.": correlated(x, taps[::-1]),
+            "The taps are flipped from left to right.": correlated(x, taps[:, ::-1]),
+            "The taps are flipped from top to bottom.": correlated(x, taps[::-1]),
         },
-        "On paper, 4 × 4 and taps (1, 2): which entries of the band matrix make column j of the product?",
+        "Try 4 × 4 and taps (1, 2) on paper: which entries of the band matrix produce column j?",
         tolerance=1e-4,
     )
 
