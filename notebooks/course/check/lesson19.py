@@ -15,6 +15,8 @@ from course.check.tensors import WATCHING, global_memory, within
 from course.check.trial import tried
 from course.check.words import ROUNDED
 from kernels import reference
+from kernels.reference.multi_token_tiled import convolved as convolved_tile
+from kernels.reference.multi_token_tiled import halo
 from sim.nouns import plural
 
 # Drawing ----------------------------------------------------------------------------------------------------
@@ -58,7 +60,7 @@ def ex19_1(mixed_tile, rng):
         bound = size if size < heads * t.numel() else None
         kept = 7 * t.numel() + head_map.numel() if heads >= 6 else None  # the map itself counts
         given = t, head_map, i0, j0
-        got = within(mixed_tile, given, call=call, largest=bound, kept=kept, hint=ONE_PRODUCT)
+        got = within(mixed_tile, given, call=call, largest=bound, kept=kept, allowed=(), hint=ONE_PRODUCT)
         mixed = (head_map @ t.flatten(1)).view_as(t)
         other = (head_map.T @ t.flatten(1)).view_as(t)
         i, j = positions(i0, rows)[:, None], positions(j0, columns)
@@ -183,7 +185,14 @@ def ex19_2(second_pass, rng):
         )
         kept = 12 * heads * most + heads * (n + 16) * (d + 2)  # v and log_sum count where parts are read
         got = within(
-            second_pass, given, call=call, largest=bound, kept=kept, hint=NO_ROWS, refused={"softmax"}
+            second_pass,
+            given,
+            call=call,
+            largest=bound,
+            kept=kept,
+            hint=NO_ROWS,
+            refused={"softmax"},
+            allowed=(convolved_tile, halo),
         )
         alone = torch.zeros_like(p)
         alone[:, mine] = p[:, mine]

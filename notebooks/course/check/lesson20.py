@@ -128,6 +128,7 @@ def ex20_3(decode, rng):
                 call=call,
                 largest=bound,
                 refused={"scaled_dot_product_attention"},
+                allowed=(),
                 hint=ABSORB,
             )
         expand, absorb = costs(1, n, heads, d, latent)
@@ -193,7 +194,7 @@ def ex20_4(tile_scores, rng):
             f" {first_column + columns - 1}, first_query {first_query}, window {window}"
         )
         given = held[own], k[own], held[those], k[those], w_q, (first_row, first_column, first_query)
-        got = within(tile_scores, (*given, alpha, window, scale), call=call)
+        got = within(tile_scores, (*given, alpha, window, scale), call=call, allowed=())
         i, j = torch.arange(n)[own, None], torch.arange(n)[those]
         straight, back = (q[own] @ w_q) @ k[those].T, (q[those] @ w_q @ k[own].T).T
 
@@ -261,6 +262,7 @@ def ex20_5(d_v_latent, rng):
             largest=most if most < all_heads else None,
             kept=all_heads if heads > 4 else None,
             refused=AUTOGRAD,
+            allowed=(),
             hint=ADD,
         )
         hint = explained(

@@ -7,6 +7,7 @@ from collections import deque
 import torch
 from torch.nn.functional import conv2d
 
+from kernels.reference import mix_heads
 from kernels.reference.multi_token_tiled import convolved, halo
 from power.lessons import from_solutions
 
@@ -203,6 +204,7 @@ def by_experiments(layers=LAYERS):
 WRONG = {
     "ex19_1": [
         ("a score of 0 is masked", zero_is_masked),
+        ("the package's map over heads", tile(lambda t, head_map: mix_heads(t[None], head_map)[0])),
         ("all products, kept in lists", tile(all_products_kept)),
         ("capped at 50", tile(lambda t, head_map: mixed(t, head_map).clamp(-50, 50))),
         ("mask before the map, NaN to -inf", nan_is_masked),
