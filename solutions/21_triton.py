@@ -252,7 +252,7 @@ read_aloud(small.twice, 1, BLOCK=64)
 # The compiler also chooses which thread has which elements. A softmax shows more of that; `small.softmax_row_kernel` is yours with one row per program. The pictures show three launches. For each element of the row you see the threads that load it, as the simulator recorded them. (This PTX was compiled without information on the alignment of the arrays. On a GPU, Triton checks it: if an array begins at a multiple of 16 bytes, each thread may load four neighbouring elements at a time.)
 
 # %% jupyter={"source_hidden": true}
-figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
 for place, (width, warps) in zip(axes, [(256, 4), (64, 1), (64, 4)]):
     loaded = lesson21.loaded_by(width, warps)
     dots = [(j, thread) for j, threads in loaded.items() for thread in threads]

@@ -182,7 +182,7 @@ guess("21b band matrix", T=..., column_0=..., column_1=...)
 # SIZE), and SIZE is at least 16. `taps` points to c_q rows of c_k elements, row-major.
 # Load the array with a mask: the memory past its end is not allocated.
 #
-# A function decorated with `@triton.jit` may `return` a tile. Keep full precision with `input_precision="ieee"`.
+# A function decorated with `@triton.jit` may `return` a tile. Keep full precision with `input_precision="ieee"`. Do not call the package's own convolution.
 #
 # <details><summary>Hint 1: a plan</summary>
 #

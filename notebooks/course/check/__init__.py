@@ -8,6 +8,7 @@ is imported on first use. Read the files in this order:
     words                 the messages of verdicts, and the comparison of values
     inputs                test inputs that expose subtle errors
     kernels, contract     launches of a learner's kernel, and limits on its accesses
+    triton_kernels        launches of Triton kernels
     dialect, trial        rejection of Python that no GPU supports, and the compilation of a correct kernel
     tensors               instrumentation for answers in PyTorch
     patience              time limits

@@ -6,6 +6,7 @@ import linecache
 
 from course.check.lesson21 import VERDICTS
 from kernels.triton.optional import tl, triton
+from kernels.triton.small import by_products
 from kernels.triton.tiles import convolved as moved_tiles
 from kernels.triton.tiles import load_rows, store_rows
 from power.lessons import from_solutions
@@ -232,6 +233,12 @@ def loads(j, width, num_warps):
     return list(range(j, threads, width))
 
 
+@triton.jit
+def by_the_package(s, taps, c_q, c_k, SIZE: tl.constexpr):
+    """Wrong: calls the package's own convolution."""
+    return moved_tiles(s, taps, c_q, c_k, False)
+
+
 MUTANTS = {
     "ex21_1": [
         ("a plain function", plain_function),
@@ -375,13 +382,9 @@ MUTANTS = {
             ("six rows at most", ("range(c_q)", "range(min(c_q, 6))")),
             ("gives nothing back", ("    return total\n", "")),
         ],
-    ),
+    )
+    + [("the package's convolution", by_the_package), ("the package's products", by_products)],
 }
-
-
-@triton.jit
-def by_the_package(s, taps, c_q, c_k, SIZE: tl.constexpr):
-    return moved_tiles(s, taps, c_q, c_k, False)
 
 
 RIGHT = {
@@ -394,11 +397,5 @@ RIGHT = {
     ],
     "ex21_3": [variant(FLASH), variant(FLASH_OTHERWISE), variant(ON_ITS_SIDE), variant(FLASH, TWO_LOOPS)],
     "ex21_4": [lambda: dict(reversed(VERDICTS.items()))],
-    "ex21_5": [
-        variant(CONVOLVED),
-        variant(BY_MOVES),
-        variant(ROWS_FIRST),
-        variant(THREE_SIDES),
-        by_the_package,
-    ],
+    "ex21_5": [variant(CONVOLVED), variant(BY_MOVES), variant(ROWS_FIRST), variant(THREE_SIDES)],
 }
