@@ -290,6 +290,7 @@ guess("22 tiles", K=..., V=..., Q=..., O=...)
 #
 # - Thread t of block b owns the query b · rows + t.
 # - Each thread loads its part of each tile once, and writes its own row of `o`.
+# - Use no shared memory except the array `shared`: its size is known only at the launch.
 # - The arrays may be longer than n rows. Use no `double`.
 #
 # <details><summary>Hint 1: pointers</summary>
@@ -440,7 +441,7 @@ def draw_lanes(width, absent):
         axes.add_patch(plt.Rectangle((lane, 0), 0.92, 0.9, facecolor=colour))
         axes.text(lane + 0.46, 0.45, lane, ha="center", va="center", fontsize=10)
     for row in range(32 // width):
-        words = "elsewhere" if row in absent else "shuffles"
+        words = "no shuffle" if row in absent else "shuffles"
         middle = row * width + width / 2
         axes.text(middle, 1.15, f"row {row}: {words}", ha="center", fontsize=11)
     axes.set(xlim=(0, 32), ylim=(-0.1, 1.6))
@@ -451,7 +452,7 @@ def draw_lanes(width, absent):
 show_figure(
     draw_lanes(8, {1, 3}),
     "the 32 lanes of a warp in a line, four rows of 8 lanes. Row 0, lanes 0 to 7, "
-    "and row 2, lanes 16 to 23, shuffle. The rows 1 and 3 are elsewhere.",
+    "and row 2, lanes 16 to 23, shuffle. The rows 1 and 3 do not.",
 )
 
 # %% [markdown]
@@ -549,7 +550,7 @@ print("equal, below 1e-6:", bool(np.abs(got[0] - got[1]).max() <= 1e-6))
 # %% [markdown]
 # ## 5. Three compilers, one PTX
 #
-# Numba, NVRTC and Triton all produce PTX, so you can read all three side by side, and run them in the same simulator. The third kernel is Triton's, from `kernels/triton/halo.py`. It has no shared array that it could index, so it passes `t` through global memory; otherwise it is the same. Triton compiled it for sm_80, and the package contains the PTX (`python -m kernels.triton.record`).
+# Numba, NVRTC and Triton all produce PTX, so you can read all three side by side, and run them in the same simulator. The third kernel is Triton's, from `kernels/triton/halo.py`. Triton has no shared array that a kernel could index, so this one passes `t` through global memory. Otherwise it is the same. Triton compiled it for sm_80, and the package contains the PTX (`python -m kernels.triton.record`).
 #
 # The marked instructions come from one line of the source, `y[i] = left + t + right`. **Predict**: which language has the most instructions? `___` In which one is an addition missing, and why? `___`
 
@@ -574,7 +575,7 @@ show_ptx("y[i] = left + t + right", languages)
 # %% [markdown]
 # Notice three differences:
 #
-# - **Numba** has the most. `setp.lt … 0` and `selp` before an address implement negative indices: `x[-1]` is the last element, so each access tests its index (lesson 07). `bar.sync`, `add.f32` and `st.global` are the same as in C++. An array is passed as seven values, a pointer as one.
+# - **Numba** has the most instructions. `setp.lt … 0` and `selp` before an address implement negative indices: `x[-1]` is the last element, so each access tests its index (lesson 07). `bar.sync`, `add.f32` and `st.global` are the same as in C++. An array is passed as seven values, a pointer as one.
 # - **C++** has a jump (`bra`) around each guarded load. So has Numba.
 # - **Triton** has no jump: `@%p1 ld.global` is a conditional load. And instead of adding `t` and `left`, it has an `fma`: it merged the square into the sum, `x · x + left`, with one rounding instead of two.
 #

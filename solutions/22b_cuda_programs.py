@@ -25,7 +25,7 @@
 import numpy as np
 from numpy import float32
 
-from course import check, guess, show_table
+from course import check, guess, progress_bar, show_table
 from course.check import cuda_kernels, lesson22
 from course.cuda_cpp import cuda_cpp, ptx_of, run_program
 from course.side_by_side import count
@@ -164,10 +164,12 @@ int main() {
 guess("22b program", lines=...)
 
 # %% tags=["nbval-ignore-output"]
-print(run_program(PROGRAM, "program.cu"))
+with progress_bar(total=1, desc="compile with nvcc, run in sim", leave=False):
+    report = run_program(PROGRAM, "program.cu")
+print(report)
 
 # %% [markdown]
-# The kernel has no barrier between lines 6 and 7. In the last block, threads beyond `n` also read elements of `tile` that no thread has written. And line 19 copies 128 floats from an array of 100, which would also overwrite the memory after `y`. Fix all three in `PROGRAM` and run the cells again, until the last line reports `1 clean` and no findings. (`cudaMemcpy` waits for the kernel, so the program needs no other wait.)
+# The kernel has no barrier between lines 6 and 7. In the last block, threads beyond `n` also read elements of `tile` that no thread has written. And line 19 copies 128 floats from an array of 100, which would also overwrite the memory after `y`. Fix all three in `PROGRAM` and run the cells again, until the line `sim: program.cu: …` reports `1 clean; no findings`. (`cudaMemcpy` waits for the kernel, so the program needs no other wait.)
 
 # %% [markdown]
 # ## 3. Promises to the compiler
@@ -214,7 +216,7 @@ show_table(
 )
 
 # %% [markdown]
-# "As it is", the two loads are in a loop, so a thread executes 8. Written out there are still 8: `p` might point to `m`, and then each store would change `m[0]`. With `__restrict__`, one load of `m[0]` is enough. **It is a promise**: if you pass the same array twice, the result is wrong, without any error message.
+# "As it is", the two loads are in a loop, so a thread executes 8. Written out, there are still 8: `p` might point to `m`, and then each store would change `m[0]`. With `__restrict__`, one load of `m[0]` is enough. **It is a promise**: if you pass the same array twice, the result is wrong, without any error message.
 #
 # `--use_fast_math` reduces each `expf` to a multiplication and one `ex2.approx`. The product x · log₂ e is rounded, and that rounding error is proportional to |x|. So the relative error of the result grows with |x|: it is small for the scores here, and larger for scores near −80.
 
@@ -223,7 +225,7 @@ show_table(
 #
 # - `sim` reports a race, an unwritten element or a bad index with its line. It cannot report an element that is counted twice, so compare values too, on sizes that do not divide evenly.
 # - `python -m sim run program.cu` runs a whole program on the CPU, and checks its `main` too.
-# - `__restrict__` saves loads because you promise that two pointers never meet. Nothing checks the promise.
+# - `__restrict__` saves loads because you promise that two pointers never point to the same element. Nothing checks the promise.
 #
 # **You can now** read the CUDA C++ that others publish, run it without a GPU, and find its bugs by line.
 #

@@ -13,8 +13,8 @@ __device__ void load_tile(float* tile, const float* array, int start, int length
 }
 """
 VISIT = """
-// Row `row` of the Q tile meets the first `keys` keys:
-// its row of the O tile changes, and m and l.
+// Process the first `keys` keys of the tile for row `row` of the Q tile:
+// update that row of the O tile, m and l.
 __device__ void visit(int row, const float* q_tile, const float* k_tile,
                       const float* v_tile, float* o_tile, int keys, int d, float scale,
                       float& m, float& l) {
@@ -42,7 +42,7 @@ __device__ float weight(float score, float maximum) {
     return score == MINUS_INFINITY ? 0.0f : expf(score - maximum);
 }
 
-// The largest value among the WIDTH lanes of a row; all of them get it.
+// Return the largest value of the WIDTH lanes of a row, in all of them.
 // mask: a bit for each lane of the row.
 __device__ float row_max(float value, unsigned mask) {
     #pragma unroll
@@ -133,7 +133,7 @@ extern "C" __global__ void add_rows(const float* x, float* o, float shrink,
 """,
     "c": """
 // out[j] = row j of k times row j of v, both (n, d).
-// A block of 32 takes 8 rows, and has 16 * d numbers of shared memory.
+// A block of 32 computes 8 rows, and has 16 * d floats of shared memory.
 extern "C" __global__ void row_products(const float* k, const float* v, float* out,
                                         int n, int d) {
     extern __shared__ float shared[];
@@ -155,7 +155,7 @@ extern "C" __global__ void row_products(const float* k, const float* v, float* o
 """,
     "d": """
 // *l += sum over j < n of exp(x[j - 1] + x[j] + x[j + 1]), and x = 0 outside.
-// A block of 32 loads 32 numbers and owns the middle 30.
+// A block of 32 loads 32 elements and owns the middle 30.
 extern "C" __global__ void row_sum(const float* x, float* l, int n) {
     __shared__ float tile[32];
     int t = threadIdx.x, j = int(blockIdx.x) * 30 + t - 1;
@@ -169,8 +169,8 @@ extern "C" __global__ void row_sum(const float* x, float* l, int n) {
 """,
 }
 
-# other correct replacements for the faulty line that test readers wrote
-COMMON_MENDS = {
+# replacements for the faulty line, correct and wrong ones, that test readers wrote
+COMMON_FIXES = {
     "a": [
         ("if (t < n) p[t] = expf(s[t]);", "p[t] = t < n ? expf(s[t]) : 0.0f;"),
         ("l += p[j];", "if (j < n) l += p[j];"),

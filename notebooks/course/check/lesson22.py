@@ -4,6 +4,7 @@ contracts as the Python kernels."""
 import math
 import os
 import re
+from dataclasses import replace
 
 import numpy as np
 from numpy import float32
@@ -12,6 +13,7 @@ from course.check import cuda_kernels, inputs, kernels, lesson05
 from course.check.contract import Contract
 from course.check.harness import NotChecked, agree, exercise, fail, instance
 from course.check.inputs import normal
+from course.progress_bar import progress_bar
 from sim import LaunchError, load_ptx, simulate
 from sim.nouns import plural
 
@@ -67,8 +69,8 @@ def ex22_2(text, rng):
                 max_per_thread={"array": -(-length // threads)},
                 max_total={"array": blocks * length},
                 barriers=(1, 1),
-                hint="Each number is loaded by one thread: thread t of T loads t, t + T, t + 2T, ... The"
-                " barrier is the caller's business.",
+                hint="One thread loads each element: thread t of T loads the elements t, t + T, t + 2T, ..."
+                " The caller executes the barrier.",
             )
             kernels.judge(
                 kernel,
@@ -82,7 +84,7 @@ def ex22_2(text, rng):
                 tolerance=0,
                 what="the tile holds something else",
             )
-    return "tiles of 2 to 140 numbers, more and fewer threads than numbers, arrays longer than `size`"
+    return "tiles of 2 to 140 elements, more and fewer threads than elements, arrays longer than `size`"
 
 
 # 22.3 -------------------------------------------------------------------------------------------------------
@@ -95,12 +97,12 @@ TILES = cuda_kernels.INFINITY + cuda_kernels.LOAD_TILE + cuda_kernels.VISIT
 @exercise("22.3", "flash_kernel")
 def ex22_3(text, rng):
     kernel = compiled(text, "flash.cu", "flash_kernel", tiles=TILES)
-    for n, d, rows, columns in SHAPES:
+    for n, d, rows, columns in progress_bar(SHAPES, desc="shapes", leave=False):
         for longer in (False, True):
             numbers = 2 * (rows + columns) * d
-            lesson05.verify(kernel, rng, n, d, rows, columns, numbers, lesson05.loads_shared, longer=longer)
+            lesson05.verify(kernel, rng, n, d, rows, columns, numbers, of_launch, longer=longer)
     for scores in lesson05.LOUD:
-        lesson05.verify(kernel, rng, 11, 2, 4, 3, 28, lesson05.loads_shared, scores)
+        lesson05.verify(kernel, rng, 11, 2, 4, 3, 28, of_launch, scores)
     return (
         f"{len(SHAPES)} shapes, from 1 row to {max(n for n, *_ in SHAPES)}, d to 131, blocks of up to 64"
         f" threads, ragged tiles of queries and of keys, up to {lesson05.most_tiles(SHAPES)} key tiles,"
@@ -108,15 +110,15 @@ def ex22_3(text, rng):
     )
 
 
+def of_launch(n, d, rows, columns):
+    """Return lesson 05's contract, without shared memory beyond what the launch provides."""
+    size = 4 * 2 * (rows + columns) * d
+    return replace(lesson05.loads_shared(n, d, rows, columns), shared_bytes=size)
+
+
 # 22.4 -------------------------------------------------------------------------------------------------------
 
 BLOCK = 64
-ABSORBED = {
-    "m": "m is the largest of the old m and of the row's scores, in all lanes of the row.",
-    "l": "l shrinks by exp(old m - new m), and the p of all lanes of the row are added.",
-    "shrink": "shrink is exp(old m - new m); 0 where the old m is minus infinity (weight knows).",
-    "p": "p is exp(t - new m); 0 where t is minus infinity (weight knows).",
-}
 
 
 @exercise("22.4", "absorb")
@@ -130,17 +132,17 @@ def ex22_4(text, rng):
             behind=cuda_kernels.ABSORBS,
             rows=cuda_kernels.ROWS,
         )
-        for rows, offset, alike in [
-            (2 * BLOCK // width, 0, True),
-            (BLOCK // width + 1, 0, False),
-            (BLOCK // width + 3, inputs.FAR, False),
-            (3, -inputs.FAR, True),
+        for rows, offset, alike, block in [
+            (2 * BLOCK // width, 0, True, BLOCK),
+            (BLOCK // width + 1, 0, False, 32 + width),  # the second block does not begin at a multiple of 32
+            (BLOCK // width + 3, inputs.FAR, False, BLOCK),
+            (3, -inputs.FAR, True, BLOCK),
         ]:
-            check_rows(kernel, width, rows, offset, alike, rng)
+            check_rows(kernel, width, rows, offset, alike, block, rng)
     return "rows of 4, 8 and 16 lanes, some without a query, some with fewer tiles; scores to ±1000"
 
 
-def check_rows(kernel, width, rows, offset, alike, rng):
+def check_rows(kernel, width, rows, offset, alike, block, rng):
     """Check the update of every row with its tiles of scores, in order: 3 tiles for each row, or 0 to 3."""
     tiles = np.full(rows, 3) if alike else rng.permutation(np.arange(rows) % 4)
     t = np.round(8 * (rng.normal(0, 3, (3, rows, width)) + offset)) / 8
@@ -150,22 +152,22 @@ def check_rows(kernel, width, rows, offset, alike, rng):
     m[::3], l[::3] = -math.inf, 0  # has read nothing before
     t, m, l = (x.astype(float32) for x in (t, m, l))
     wanted = absorbed(t, m, l, tiles)
-    blocks = -(-rows * width // BLOCK)
+    blocks = -(-rows * width // block)
     kernels.judge(
         kernel,
-        (blocks, BLOCK),
+        (blocks, block),
         (t, m, l, tiles.astype(np.int32), rows),
         tuple(np.full(x.shape, np.nan, float32) for x in wanted),
         wanted,
         rng,
-        f"absorb(t, m, l, shrink) with WIDTH = {width} in blocks of {BLOCK} threads;"
+        f"absorb(t, m, l, shrink) with WIDTH = {width} in blocks of {block} threads;"
         f" {plural(rows, 'row')} have a"
         f" query, and {'3 tiles each' if alike else '0 to 3 tiles'}; scores about {offset}",
         Contract(
             max_total={"shared": 0},
             shuffles=(2, 2 * int(math.log2(width)) * int(tiles.sum())),
             atomics=(0, 0),
-            hint="row_max has as many shuffles as WIDTH has halvings; the sum needs no more.",
+            hint="The sum needs as many shuffles as row_max: one for each halving of WIDTH.",
         ),
         tolerance=2e-5,
         what="m, l, shrink and p of every row",
@@ -177,9 +179,9 @@ def check_rows(kernel, width, rows, offset, alike, rng):
 
 STATE = (
     "m is the largest of the old m and the row's scores, l = old l * exp(old m - m) + the sum of the row's p,"
-    " shrink = exp(old m - m), p = exp(t - m); m and l alike in all lanes of the row."
+    " shrink = exp(old m - m), p = exp(t - m); m and l are equal in all lanes of the row."
 )
-UNGUARDED = "NaN: -inf - (-inf), where a row has seen nothing yet. weight(a, b) knows; or shrink was not set."
+UNGUARDED = "NaN: shrink was not set, or -inf - (-inf) in a row without any score so far: use weight(a, b)."
 
 
 def absorbed(t, m, l, tiles):
@@ -293,7 +295,7 @@ def hunted(letter, n, d=5):
 
 @exercise("22.5", "fixes")
 def ex22_5(fixes, rng):
-    remember_common_mends()
+    record_common_fixes()
     said = fixes()
     if not isinstance(said, dict) or said.keys() != NAMES.keys():
         wanted = '{"a": {"wrong line": "right line"}, "b": ..., "c": ..., "d": ...}'
@@ -301,29 +303,29 @@ def ex22_5(fixes, rng):
     missing = {}
     for letter, name in NAMES.items():
         try:
-            kernel = compiled(mended(letter, said[letter]), f"{name}.cu", name)
+            kernel = compiled(fixed(letter, said[letter]), f"{name}.cu", name)
         except NotChecked as error:
             missing[letter] = error
             continue
         for n in SIZES[letter]:
             for d in (3, 5, 17) if letter == "c" else (5,):
-                check_mended(kernel, letter, n, d, rng)
+                check_fixed(kernel, letter, n, d, rng)
     if missing:
-        right = "".join(f" {letter} is right." for letter in NAMES if letter not in missing)
+        right = "".join(f" {letter} is correct." for letter in NAMES if letter not in missing)
         raise NotChecked(f"{', '.join(missing)}: {next(iter(missing.values()))}{right}")
     return "all four on sizes that fit and sizes that do not"
 
 
-def remember_common_mends():
-    """Compile, while a lesson is built, the repairs that readers write other than the solution's, right and
-    wrong. Their PTX is then recorded for machines without NVRTC."""
+def record_common_fixes():
+    """Compile other fixes that readers write, correct and wrong ones, while a lesson is built. Their PTX is
+    then recorded for machines without NVRTC."""
     if "COURSE_RECORD_PTX" in os.environ:
         for letter, name in NAMES.items():
-            for wrong, right in cuda_kernels.COMMON_MENDS[letter]:
-                compiled(mended(letter, {wrong: right}), f"{name}.cu", name)
+            for wrong, right in cuda_kernels.COMMON_FIXES[letter]:
+                compiled(fixed(letter, {wrong: right}), f"{name}.cu", name)
 
 
-def check_mended(kernel, letter, n, d, rng):
+def check_fixed(kernel, letter, n, d, rng):
     configuration, given, outputs, place, wanted, contract = hunt_launch(letter, n, rng, d)
     kernels.judge(
         kernel,
@@ -334,12 +336,12 @@ def check_mended(kernel, letter, n, d, rng):
         rng,
         f"{letter}: {NAMES[letter]} on n = {n}" + f", d = {d}" * (letter in "ac"),
         contract,
-        what=f"{letter} is not right yet",
+        what=f"{letter} is not correct yet",
         place=place,
     )
 
 
-def mended(letter, changes):
+def fixed(letter, changes):
     """Return the kernel's text with each wrong line of `changes` {wrong: right} replaced, ignoring
     indentation."""
     if not isinstance(changes, dict) or not all(isinstance(x, str) for pair in changes.items() for x in pair):

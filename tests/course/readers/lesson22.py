@@ -71,6 +71,16 @@ WRONG = {
             .replace("v_tile, o_tile, keys", "v_tile, row, keys")
             .replace("o_tile[t * d + c] / l", "row[c] / l"),
         ),
+        (
+            "shared memory of a fixed size",
+            FLASH.replace("extern __shared__ float shared[];", "__shared__ float shared[4096];"),
+        ),
+    ],
+    "ex22_4": [
+        (
+            "the lane from the index in the grid",
+            absorb("threadIdx.x % 32", "(blockIdx.x * blockDim.x + threadIdx.x) % 32"),
+        )
     ],
     "ex22_5": [
         ("a: one more barrier", mend("a", f"__syncthreads(); {MENDS['a'][1]}")),
