@@ -35,9 +35,9 @@ PATIENCE_FACTOR, SEARCH_FACTOR, MAX_LOGGED = 8, 1.5, 1 << 23
 LEAST_ITERATIONS, MOST_ITERATIONS = 32, 1 << 18
 # CPU seconds for which the barriers that open in a loop can extend its time limit.
 BARRIER_PATIENCE = 300.0
-# Hooks that are called for each atomic or fence and only record the order. Reading the clock twice would take
-# longer than the hook.
-QUICK = {"atomic_done", "fenced"}
+# Hooks that are called for each atomic, fence, arrival or warp operation and only record the order. Reading
+# the clock twice would take longer than the hook.
+QUICK = set("atomic_done fenced arrived passed copies_tracked warp_synchronized warp_exchanged".split())
 # A comparison of the threads may prove that nothing changes any more, so it may exceed the limit by this
 # factor.
 COMPARING = 1.5
@@ -81,6 +81,8 @@ class Context:
             unwritten=bool(self.listeners["unwritten"]),
             branches=bool(self.listeners["branches"]),
         )
+        self.orderer = None  # the first observer that keeps the happens-before order (sim.observers.order)
+        self.coverage = None  # a Coverage, if it determines whether the launch runs again
         self.in_observer = False  # Whether a hook is running. A hook may be slow, but it returns.
         self.silent = {}  # hook that is not called, or not for every event -> the reason
         self.notes: dict[str, None] = {}  # notes for the report, stored as keys so that each appears once
@@ -94,7 +96,9 @@ class Context:
         self.values = []  # values written by the logged stores and atomics, in order
         # branch entry, from the lowest bit: 1 bit taken, 12 bits thread, then the site's number
         self.decisions = array("q") if self.listeners["branches"] else None
-        self.segments, self.last_segment = [], -1  # (first log position, thread) of each; index of the last
+        # The segments since the last flush: the log position at which each begins, and its thread. The number
+        # of earlier segments.
+        self.starts, self.owners, self.earlier = array("q"), [], 0
         self.logged = 0  # number of accesses flushed so far
         # For loads that copy a structure, by log position: (first byte, end) of the structure relative to the
         # address, the line in the PTX, and the bytes with which the kernel computes. For stores: sources as
@@ -187,12 +191,18 @@ class Context:
 
     def begin_segment(self, thread):
         """Start a segment of the log: all accesses logged after this call belong to `thread`."""
-        if self.log is None:
+        log = self.log
+        if log is None:
             return
-        if len(self.log) > FLUSH_AT:
+        if len(log) > FLUSH_AT:
             self.flush()
-        self.last_segment += 1
-        self.segments.append((len(self.log), thread))
+        self.starts.append(len(log))
+        self.owners.append(thread)
+
+    @property
+    def last_segment(self):
+        """The number of the last segment."""
+        return self.earlier + len(self.owners) - 1
 
     def moment(self):
         """Return the Moment of the current thread."""
@@ -220,7 +230,9 @@ class Context:
         if self.log:
             for batch in self.batches():
                 self.announce("accesses", batch)
-        self.segments.clear()
+        self.earlier += len(self.owners)
+        del self.starts[:]
+        self.owners.clear()
         if self.decisions:
             entries = np.array(self.decisions, np.int64)
             del self.decisions[:]
@@ -230,17 +242,22 @@ class Context:
 
     def batches(self):
         """Return the logged accesses as Batches, one per block, and clear the log."""
-        entries, values = np.array(self.log, np.int64), self.values[:]
-        positions, threads = zip(*self.segments)
-        starts = np.array(positions)
-        # number of accesses in each segment, and the index of the first segment
-        lengths, first = np.diff(starts, append=len(entries)), self.last_segment - len(starts) + 1
-        segment = np.repeat(np.arange(first, self.last_segment + 1), lengths)
-        thread = np.repeat(np.array([thread.linear for thread in threads], np.int32), lengths)
-        position, site = np.arange(len(entries)) + self.logged, (entries >> SITE_SHIFT).astype(np.int32)
+        entries, values = np.frombuffer(self.log, np.int64).copy(), self.values[:]
+        starts, owners = np.frombuffer(self.starts, np.int64), self.owners
+        lengths = np.empty_like(starts)
+        np.subtract(starts[1:], starts[:-1], lengths[:-1])
+        lengths[-1] = len(entries) - starts[-1]
+        used = lengths.nonzero()[0]  # Many threads make no access between two barriers.
+        lengths, threads = lengths[used], [owners[number] for number in used.tolist()]
+        segment = (used + self.earlier).repeat(lengths)
+        thread = np.array([thread.linear for thread in threads], np.int32).repeat(lengths)
+        position = np.arange(self.logged, self.logged + len(entries))
+        site = (entries >> SITE_SHIFT).astype(np.int32)
         columns = thread, segment, position, site, entries & ADDRESS_MASK, 1 << (entries >> ADDRESS_BITS & 15)
+        if self.coverage is not None and self.coverage.left:
+            self.coverage.add(site)
         self.logged += len(entries)
-        del self.log[:]
+        del starts, self.log[:]  # An array cannot be resized while numpy refers to it.
         self.values.clear()
         return split_by_block([thread.block for thread in threads], lengths, columns, values)
 

@@ -33,15 +33,18 @@ class ArrayDeclaration:
     """The namespace `cuda.shared` or `cuda.local`, with its function `array`.
 
     declare: maps (shape, dtype, frame, alignment) to the array for a call to `array` in this frame.
+    find: returns the array for a call that was made before, or None.
     maker: for local memory, maps (site, shape, dtype) to a function that creates the array. Rewritten code
         calls it.
     """
 
-    def __init__(self, declare, maker=None):
-        self.declare, self.maker = declare, maker
+    def __init__(self, declare, find=lambda shape, frame: None, maker=None):
+        self.declare, self.find, self.maker = declare, find, maker
 
     def array(self, shape, dtype, alignment=None):
-        return self.declare(shape, as_dtype(dtype), sys._getframe(1), alignment)
+        frame = sys._getframe(1)
+        found = self.find(shape, frame)
+        return self.declare(shape, as_dtype(dtype), frame, alignment) if found is None else found
 
 
 class Cuda:
@@ -57,8 +60,9 @@ class Cuda:
         self.scheduler, self.context = scheduler, scheduler.context
         self.threadIdx, self.blockIdx = scheduler.thread_index, scheduler.block_index
         self.blockDim, self.gridDim = Dim3(*block), Dim3(*grid)
-        self.shared = ArrayDeclaration(declarations.shared)
-        self.local = ArrayDeclaration(declarations.local, declarations.local_maker)
+        self.sizes = tuple(n * m for n, m in zip(grid, block))  # the number of threads along each axis
+        self.shared = ArrayDeclaration(declarations.shared, declarations.known_shared)
+        self.local = ArrayDeclaration(declarations.local, maker=declarations.local_maker)
         self.atomic = Atomic(scheduler)
         self.syncthreads = syncthreads_function(self.context, declarations)
         all_blocks = SimpleNamespace(sync=lambda: wait_for_others(scheduler, GRID, sys._getframe(1)))
@@ -80,8 +84,7 @@ class Cuda:
         return tuple(b * n + t for b, n, t in zip(block, size, thread))[:ndim]
 
     def gridsize(self, ndim):
-        size = [n * m for n, m in zip(self.gridDim, self.blockDim)]
-        return size[0] if ndim == 1 else tuple(size[:ndim])
+        return self.sizes[0] if ndim == 1 else self.sizes[:ndim]
 
     # --- instructions ---------------------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ class Scheduler:
 
     def run_block(self, block):
         """Run `block` until it is FINISHED, PARKED at a grid barrier, or all its threads have YIELDED."""
+        enter = self.enter
         try:
             while block.alive:
                 # 1. Each runnable thread runs until it waits, in the order of the schedule.
@@ -87,7 +88,7 @@ class Scheduler:
                     if thread.failed_atomic is not None and self.should_skip(thread, len(block.round) == 1):
                         block.ready.append(thread)
                         continue
-                    self.enter(thread)
+                    enter(thread)
                     thread.fiber.resume()
                     if thread.done:
                         self.end_thread(thread)
@@ -123,9 +124,9 @@ class Scheduler:
 
     def enter(self, thread):
         """Make `thread` the current thread."""
+        context, index = self.context, self.thread_index
         if thread.block is not self.block:
             self.enter_block(thread.block)
-        index, context = self.thread_index, self.context
         index.x, index.y, index.z = thread.index
         context.thread = thread
         context.entered += 1
@@ -133,8 +134,7 @@ class Scheduler:
         # polls between two votes would never let the blocks run that could end its wait.
         if self.atomics_yield and thread.waits in (None, TURN):
             thread.turns_left, thread.retries = context.schedule.patience, False
-        if context.log is not None:
-            context.begin_segment(thread)
+        context.begin_segment(thread)
 
     def enter_block(self, block):
         if not self.context.mixes_blocks:

@@ -95,6 +95,8 @@ def lane_ended(context, thread):
     """Remove a lane that has returned, and complete the operations that waited only for it."""
     block = thread.block
     block.lanes_alive[thread.warp] &= ~(1 << thread.lane)
+    if not block.warp_groups:
+        return
     for key, group in list(block.warp_groups.items()):
         if key[0] == thread.warp and not group.missing(block, thread.warp):
             complete(context, block, key)

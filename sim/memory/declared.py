@@ -45,9 +45,7 @@ class Declarations:
         shape = as_shape(shape)
         if shape == (0,):
             return self.dynamic(dtype, frame)
-        block, code = self.context.thread.block, frame.f_code
-        # As in Numba, a device function declares one buffer per specialisation.
-        key = id(code), frame.f_lasti, None if code is self.kernel_code else argument_types(frame)
+        block, key = self.context.thread.block, self.key_of(frame)
         array = block.shared.get(key)
         if array is None and dtype.hasobject:
             array = block.shared[key] = self.objects(shape, "shared", frame)
@@ -59,6 +57,19 @@ class Declarations:
         elif array.shape != shape:
             shapes = f"with shape {list(array.shape)} and now with {list(shape)}"
             raise ValueError(f"shared array {array.name} was declared {shapes}; its shape must be a constant")
+        return array
+
+    def key_of(self, frame):
+        """Return the key of the declaration of shared memory that a frame executes."""
+        code = frame.f_code
+        # As in Numba, a device function declares one buffer per specialisation.
+        return id(code), frame.f_lasti, None if code is self.kernel_code else argument_types(frame)
+
+    def known_shared(self, shape, frame):
+        """Return the current block's array if another thread has made the same call, and None otherwise."""
+        array = self.context.thread.block.shared.get(self.key_of(frame))
+        if array is None or array.shape != (shape if type(shape) is tuple else (shape,)):
+            return None
         return array
 
     def dynamic(self, dtype, frame):

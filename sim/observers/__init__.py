@@ -9,10 +9,12 @@ Read the files in this order:
 
     bounds         out-of-bounds accesses, and negative indices
     misuse         a launch without any effect, a value of the wrong type for an atomic
-    uninitialized  reads of memory never written
-    order          happens-before between threads, with vector clocks
-    races          unordered accesses to the same byte by two threads; cells groups accesses by byte, pairs
-                   selects the pairs that race, and copies checks asynchronous copies
+    uninitialized  reads of memory never written; written has the masks of written bytes
+    order          happens-before between threads, with vector clocks; ordering is the base class of the
+                   observers that need it
+    races          unordered accesses to the same byte by two threads; quick_test settles most epochs, cells
+                   groups accesses by byte, pairs selects the pairs that race, and copies checks asynchronous
+                   copies
     advice         the cause and the likely fix of a race: a table of patterns over facts; access_pair,
         extents, statements and tickets determine the facts, and fixes contains the sentences of the fixes
     poison         findings that are consequences of an earlier finding

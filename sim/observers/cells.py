@@ -189,10 +189,12 @@ def sorted_distinct(column):
 
     np.unique uses a hash table, and takes three to ten times as long.
     """
-    if len(column) and (column == column[0]).all():
+    if len(column) and np.count_nonzero(column == column[0]) == len(column):
         return column[:1]
     column = np.sort(column)
-    return column[np.concatenate([column[:1] == column[:1], column[1:] != column[:-1]])]
+    first = np.ones(len(column), bool)
+    np.not_equal(column[1:], column[:-1], first[1:])
+    return column[first]
 
 
 def is_among(column, numbers):
@@ -201,7 +203,7 @@ def is_among(column, numbers):
 
     np.isin takes several times as long for the few accesses of an epoch.
     """
-    return numbers[np.searchsorted(numbers, column).clip(max=len(numbers) - 1)] == column
+    return numbers[np.minimum(numbers.searchsorted(column), len(numbers) - 1)] == column
 
 
 def has_shared_cell(cell, party):
@@ -209,10 +211,15 @@ def has_shared_cell(cell, party):
 
     If the packed numbers exceed 64 bits, the result can be a false positive, but never a false negative.
     """
-    bits = int(party.max(initial=0)).bit_length()
+    if not len(cell):
+        return False
+    bits = int(party.max()).bit_length()
     # If the highest bits are lost, different cells can become equal, but equal cells cannot become different.
-    both = np.sort(cell << bits | party)
-    return bool(((both[1:] != both[:-1]) & (both[1:] >> bits == both[:-1] >> bits)).any())
+    both = cell << bits | party
+    both.sort()
+    # Two neighbours differ by 0 if they are equal. As an unsigned number, 0 - 1 is the largest.
+    unlike = (both[1:] ^ both[:-1]) - 1
+    return np.count_nonzero(unlike.view(np.uint64) < (1 << bits) - 1) > 0
 
 
 def racy_cells(rows, party):

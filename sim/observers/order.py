@@ -23,10 +23,8 @@ be reported as a race.
 
 from bisect import bisect_left
 
-from sim.events import ATOMIC, SHARED, SPACE_SHIFT, Observer
-from sim.observers.batches import without_reserved
+from sim.events import ATOMIC, SHARED, SPACE_SHIFT
 from sim.observers.clocks import MAX_PARTS, merge, widen
-from sim.sites import cluster_rank, local_address
 
 GRID, BLOCK, ANY = "grid", "block", "any scope"  # the reach of a fence or of a release
 MAX_UNIONS = 256  # the maximum number of unions of clocks in the cache
@@ -48,9 +46,10 @@ class HappensBefore:
         self.active = False  # whether any event so far can order accesses
         # (block, thread) -> {source: clock acquired from it}. A new clock from the same source contains the
         # earlier ones, so it replaces them.
-        self.acquired = {}
-        # block -> {thread: {reach: the thread's clock at its last fence}}. The key None has the clocks
-        # released by any thread before the last barrier.
+        self.acquired, self.acquirers = {}, {}  # block -> the threads with an entry in `acquired`
+        # block -> {thread: {reach: clocks whose union is the thread's clock at its last fence}}. The key None
+        # has the clocks released by any thread before the last barrier. The clocks are merged only once an
+        # atomic publishes them, because often all threads execute a fence, and a single one an atomic.
         self.released = {}
         # element -> {GRID or a block: the clock published by atomics to all blocks or to this block}
         self.published = {}
@@ -70,10 +69,10 @@ class HappensBefore:
         self.active = True
         if observed := self.unfenced.pop((block, thread), None):
             self.acquire(block, thread, segment, observed)
-        clock = self.clock(block, epoch, thread, segment)
+        clocks = self.clocks_now(block, epoch, thread, segment)
         released = self.released.setdefault(block, {})
-        before = released.get(thread, {}) if reach == BLOCK else {GRID: clock}
-        released[thread] = {**before, BLOCK: clock}
+        before = released.get(thread, {}) if reach == BLOCK else {GRID: clocks}
+        released[thread] = {**before, BLOCK: clocks}
 
     def clock(self, block, epoch, thread, segment):
         """Return the current clock of a thread, which includes its own accesses."""
@@ -86,14 +85,18 @@ class HappensBefore:
         acquired the same clocks. The second clock contains the thread's own accesses.
         """
         acquired = (*self.block_clocks.get(block, ((), ((),)))[1][-1], *self.thread_clocks(block, thread))
+        return self.union(acquired), {block: epoch, (block, thread): segment}
+
+    def union(self, clocks):
+        """Return the union of a tuple of clocks. The threads of a block often acquire the same ones."""
         # A clock is never modified once it is stored, so equal ids imply equal clocks.
-        key = tuple(map(id, acquired))
+        key = tuple(map(id, clocks))
         if key not in self.unions:
             if len(self.unions) >= MAX_UNIONS:
                 self.unions.clear()
             # Keep the clocks alive, so that their ids stay valid.
-            self.unions[key] = acquired, merge(acquired)
-        return self.unions[key][1], {block: epoch, (block, thread): segment}
+            self.unions[key] = clocks, merge(clocks)
+        return self.unions[key][1]
 
     def arrive(self, block, epoch, thread, segment, phase, reach=GRID):
         """Release at a barrier for a part of a block: add the clock of the thread to the phase of the
@@ -105,8 +108,8 @@ class HappensBefore:
         if reach is None:
             released = self.released.get(block, {})
             for part in (released[one] for one in (thread, None) if one in released):
-                for home, clock in part.items():
-                    self.gather(block, phase, home, [clock])
+                for home, clocks in part.items():
+                    self.gather(block, phase, home, clocks)
         else:
             self.gather(block, phase, reach, self.clocks_now(block, epoch, thread, segment))
 
@@ -186,10 +189,14 @@ class HappensBefore:
         }
         for home in homes & published.keys():
             self.last_acquired[block, thread, address, home] = published[home]
-        if wrote and (own := [released[who] for who in (thread, None) if who in released]):
+        if wrote and released:
             published = dict(published)
             for reach, home in ((GRID, GRID), (BLOCK, block)):
-                if home in homes and (clocks := [part[reach] for part in own if reach in part]):
+                # The clock of the thread's own fence contains everything released before the last barrier.
+                clocks = next(
+                    (released[who][reach] for who in (thread, None) if reach in released.get(who, ())), ()
+                )
+                if home in homes and clocks:
                     published[home] = widen(published.get(home, {}), clocks)
             self.published[element] = published
         if acquired:
@@ -214,9 +221,12 @@ class HappensBefore:
         valid for the atomics of every thread after it.
         """
         if block in self.released:
-            clocks = [part[GRID] for part in self.released[block].values() if GRID in part]
-            self.released[block] = {None: {GRID: merge(clocks)}} if clocks else {}
-        keys = [key for key in self.acquired if key[0] == block]
+            released = self.released.pop(block)
+            before = released.pop(None, {})
+            clocks = [clock for part in released.values() for clock in part.get(GRID, ())]
+            if clocks := tuple({id(clock): clock for clock in clocks}.values()) or before.get(GRID):
+                self.released[block] = {None: {GRID: clocks}}
+        keys = [(block, thread) for thread in self.acquirers.pop(block, ())]
         acquired = [part for key in keys for part in self.acquired.pop(key).values()]
         if acquired:
             epochs, before = self.block_clocks.setdefault(block, ([-1], [()]))
@@ -230,8 +240,9 @@ class HappensBefore:
         """
         by_source = {**self.acquired.get((block, thread), {}), **clocks}
         if len(by_source) > MAX_PARTS:
-            by_source = {"merged": merge(by_source.values())}
+            by_source = {"merged": self.union(tuple(by_source.values()))}
         self.acquired[block, thread] = by_source
+        self.acquirers.setdefault(block, set()).add(thread)
         segments, clocks_after = self.history.setdefault((block, thread), ([], []))
         segments.append(segment)
         clocks_after.append(tuple(by_source.values()))
@@ -309,78 +320,7 @@ for _name in (
     setattr(Invalidation, _name, forward_event(_name))
 
 
-class OrderingObserver(Observer):
-    """The base class for observers that need the happens-before order.
-
-    It keeps `order` (a HappensBefore) up to date. When an epoch ends, it passes the accesses of the block to
-    `epoch_ended`, overridden by subclasses. Local memory is ignored.
-    """
-
-    local = False
-
-    def launch_started(self, context):
-        self.context, self.order = context, Invalidation(context) if context.invalidates else HappensBefore()
-        if not context.invalidates:
-            context.listeners["warp_exchanged"].remove(self.warp_exchanged)
-        self.epoch = {}  # block -> its batches since the last barrier
-        if context.ticking and not context.synchronizes:  # atomics cannot order anything
-            context.listeners["atomic_done"].remove(self.atomic_done)
-
-    def accesses(self, batch):
-        self.epoch.setdefault(batch.block, []).append(without_reserved(batch, self.context.space))
-
-    def barrier_opened(self, block, epoch):
-        self.record_event("sync_block", block, epoch)
-        return self.epoch_ended(block)
-
-    def block_ended(self, block, epoch):
-        return self.epoch_ended(block)
-
-    def record_event(self, name, block, *facts):
-        getattr(self.order, name)(block, *facts)
-
-    def fenced(self, at, reach):
-        self.record_event("release", *at, reach)
-
-    def atomic_done(self, at, address, wrote, reach):
-        if self.context.clustered and address >> SPACE_SHIFT == SHARED:
-            address = element_key(self.context, at.block, address)
-        self.record_event("perform_atomic", *at, address, wrote, reach)
-
-    def warp_synchronized(self, block, threads, segment):
-        self.record_event("sync_warp", block, threads, segment)
-
-    def warp_exchanged(self, block, threads, segment):
-        self.record_event("exchange", block, threads, segment)
-
-    def copies_tracked(self, at, phase, copies):
-        self.record_event("track_copies", *at, phase)
-
-    def arrived(self, at, phase, reach=GRID):
-        self.record_event("arrive", *at, phase, reach)
-
-    def passed(self, at, phase, reach=GRID):
-        self.record_event("pass_barrier", *at, phase, reach)
-
-    def async_issued(self, operation):
-        self.record_event("issue", *operation.issued)
-
-    def async_tracked(self, operation, phase):
-        at = operation.issued
-        self.record_event("complete", at.block, at.thread, at.segment, phase)
-
-    def async_done(self, at, operations, sources):
-        moments = [(one.issued.thread, one.issued.segment) for one in operations]
-        self.record_event("observe", at.block, at.thread, at.segment, moments)
-
-
 NOTHING = (), ()
-
-
-def element_key(context, block, address):
-    """Return the key of an element of shared memory for atomics: (index of its block, address within it)."""
-    rank = cluster_rank(address)
-    return block if rank is None else context.cluster_blocks(block)[rank], local_address(address)
 
 
 def phase_key(block, phase):

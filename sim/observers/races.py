@@ -31,7 +31,8 @@ from sim.observers.extents import Extents
 from sim.observers.facts import Facts
 from sim.observers.lifetimes import Performed
 from sim.observers.missed_phases import MissedPhases
-from sim.observers.order import GRID, HappensBefore, OrderingObserver
+from sim.observers.order import GRID, HappensBefore
+from sim.observers.ordering import OrderingObserver
 from sim.observers.pairs import (
     both_store,
     closeness,
@@ -42,8 +43,9 @@ from sim.observers.pairs import (
     unordered_pairs,
     write_equal_values,
 )
+from sim.observers.quick_test import global_rows, may_share_cell
 from sim.observers.read_only import ReadOnlyLoads
-from sim.observers.replicas import replicated_loads
+from sim.observers.replicas import is_replicated_store, replicated_loads
 
 # The maximum number of racy cells examined per block, and between blocks. Beyond it, one cell per pattern is
 # examined, because a missing barrier in a loop causes the same races in each epoch.
@@ -146,7 +148,7 @@ class Races(OrderingObserver):
                 self.fences.setdefault((self.number(block), thread), []).append((segment, fence))
 
     def number(self, block):
-        """Return the number of a block. Numbers are assigned from 0 in the order of first use."""
+        """Return the number of a block, in the order of first use."""
         if block not in self.blocks:
             self.blocks[block] = len(self.names)
             self.names.append(block)
@@ -160,20 +162,25 @@ class Races(OrderingObserver):
         batches = self.epoch.pop(block, ())
         if self.proxy:
             self.proxy.process()
-        # A line without writes cannot have a race, so loads of such lines are dropped.
+        number = self.number(block)
+        if not self.flights.under_way.get(number) and not may_share_cell(batches):
+            # Most epochs end here. Only the accesses to global memory can still race, with other blocks.
+            self.global_accesses += global_rows(batches, number, once=not self.order_matters)
+            return []
+        # Loads of lines without writes are dropped.
         lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
-        lines.append(self.flights.lines(self.number(block)))
+        lines.append(self.flights.lines(number))
         written = sorted_distinct(np.concatenate(lines))
-        rows = [Rows.of(batch, written, self.number(block)) for batch in batches]
+        rows = [Rows.of(batch, written, number) for batch in batches]
         rows = Rows.joined(rows) if sum(map(len, rows)) else None
-        findings = self.flights.epoch_ended(self.number(block), rows, self.order)
+        findings = self.flights.epoch_ended(number, rows, self.order)
         if rows is None:
             return findings
         self.global_accesses.append(rows.of_global_memory(once=not self.order_matters))
         if self.allow_replicas:
             rows = rows[~replicated_loads(rows)]
         several = len(written) and (rows.thread != rows.thread[0]).any()
-        return findings + self.races(rows, rows.thread, self.number(block)) if several else findings
+        return findings + self.races(rows, rows.thread, number) if several else findings
 
     def block_ended(self, block, epoch):
         findings = super().block_ended(block, epoch)
@@ -268,21 +275,14 @@ class Races(OrderingObserver):
             pairs[racing_pair[0].site, racing_pair[1].site] = racing_pair
         # A racy read can change the value that its thread writes, so equal values excuse only racing stores.
         equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
-            self.is_replicated_store(address, one, other)
+            self.allow_replicas
+            and is_replicated_store(address, one, other)
             or write_equal_values(rows, party, (rows.site == one) | (rows.site == other), order)
             for one, other in pairs
         )
         for pair in pairs.values():
             if not (equal and self.allow_equal_writes):
                 yield self.finding(address, *pair, rows, equal, pairs)
-
-    def is_replicated_store(self, address, one, other):
-        """Return whether two stores write replicas of one sum, as code from Triton's compiler does.
-
-        All lanes that hold a sum store it. If the last product is fused into the sum, the lanes' values can
-        differ in their last bits.
-        """
-        return self.allow_replicas and one == other and address >> SPACE_SHIFT == SHARED
 
     # --- findings -------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ uses its own load.
 
 import numpy as np
 
-from sim.events import ATOMIC, GLOBAL, LOAD, SPACE_SHIFT, STORE
+from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SPACE_SHIFT, STORE
 
 
 def replicated_loads(rows):
@@ -67,3 +67,13 @@ def judge(rows, members):
         if others:
             same = ((loads.get((site, writer), ()), written) for writer, written in others)
             yield members[at], all(turn < len(own) and own[turn] < written for own, written in same)
+
+
+def is_replicated_store(address, one, other):
+    """Return whether two stores to shared memory, at these sites, write replicas of one sum, as code from
+    Triton's compiler does.
+
+    All lanes that hold a sum store it. If the last product is fused into the sum, the lanes' values can
+    differ in their last bits.
+    """
+    return one == other and address >> SPACE_SHIFT == SHARED

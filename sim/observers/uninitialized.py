@@ -31,14 +31,15 @@ from sim.events import (
 )
 from sim.observers.batches import chosen, remote
 from sim.observers.cells import sorted_distinct
-from sim.observers.order import OrderingObserver
+from sim.observers.ordering import OrderingObserver
 from sim.observers.padding import Padding
+from sim.observers.quick_test import joined_columns
 from sim.observers.words import LOCAL_VARIABLE, NUMBA
+from sim.observers.written import all_written, loads_with_equal_store, mark_written, stores_by_byte
 from sim.sites import cluster_rank, local_address
 
 MAX_READS = 256  # the maximum number of loads reported per site and epoch; further ones are only counted
 
-WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 MEMORY = {
     GLOBAL: "An array without initial values",
     CONST: "The rest of this constant memory",
@@ -64,10 +65,12 @@ class Uninitialized(OrderingObserver):
     Reads of local memory are reported one by one, through `unwritten`.
     """
 
+    shares_order = True
+
     def launch_started(self, context):
         super().launch_started(context)
         # block, or (block, base of an array from sim.empty) -> mask of the bytes written in earlier epochs
-        self.on_chip = {}
+        self.on_chip, self.layout = {}, (0, (), ())  # the latter: see shared_layout
         # (site, array) -> (the lowest read as (position, access, address, use), the number of reads)
         self.local_reads = {}
         self.empty = [a for a in context.space.allocations if a.unwritten is not None]
@@ -112,11 +115,12 @@ class Uninitialized(OrderingObserver):
         if not batches:
             return []
         names = "thread", "site", "address", "size", "segment", "position"
-        columns = [np.concatenate([getattr(batch, name) for batch in batches]) for name in names]
+        columns = joined_columns(batches, names)
         address, epoch = columns[2], batches[0].epoch
         parts, inside = [], np.flatnonzero(address >> SPACE_SHIFT == SHARED)
         if len(inside):
-            parts.append((self.shared_epoch, self.shared_part(block, epoch, *(c[inside] for c in columns))))
+            columns_inside = columns if len(inside) == len(address) else [c[inside] for c in columns]
+            parts.append((self.shared_epoch, self.shared_part(block, epoch, *columns_inside)))
         for allocation in self.empty:
             base = allocation.base
             inside = np.flatnonzero((address >= base) & (address < base + allocation.root.size))
@@ -156,13 +160,21 @@ class Uninitialized(OrderingObserver):
 
     def shared_epoch(self, part):
         """Return the findings for the accesses of a block to shared memory in one epoch."""
-        suspects = self.unstored(part)
+        suspects = () if self.loads_written(part) else self.unstored(part)
         self.mark_written(part)
         return self.findings(part.block, part.thread, part.site, part.address, suspects)
 
+    def loads_written(self, part):
+        """Return whether earlier epochs wrote all bytes that are loaded, as is usual. True is certain."""
+        width = int(part.size[0])
+        if self.context.copied_loads or np.count_nonzero(part.size != width):
+            return False
+        loads = (part.site & 3 != STORE).nonzero()
+        return np.count_nonzero(all_written(part.written, part.offset[loads], width)) == len(loads[0])
+
     def mark_written(self, part):
         """Mark the bytes stored in an epoch as written, except for copied unwritten bytes."""
-        stores, holes = np.flatnonzero(part.site & 3 != LOAD), self.padding.holes
+        stores, holes = (part.site & 3 != LOAD).nonzero()[0], self.padding.holes
         mark_written(part.written, part.offset[stores], part.size[stores])
         if not holes:
             return
@@ -194,11 +206,20 @@ class Uninitialized(OrderingObserver):
         The mask contains the allocations one after another. Their addresses can be far apart, so a mask of
         the whole address range would need too much memory.
         """
+        if self.layout[0] != len(self.context.space.allocations):
+            self.layout = self.shared_layout()
+        _, base, shift = self.layout
+        if len(base) == 1:
+            return address - base[0]
+        return address + shift[np.searchsorted(base, address, "right") - 1]
+
+    def shared_layout(self):
+        """Return the number of all allocations, the first address of each shared one, and the differences
+        between offsets and addresses in each."""
         allocations = [a for a in self.context.space.allocations if a.space == "shared"]
         base = np.array([a.base for a in allocations])
-        ends = np.cumsum([-(-a.root.size // 16) * 16 for a in allocations])
-        which = np.searchsorted(base, address, "right") - 1
-        return address - base[which] + np.concatenate([[0], ends])[which]
+        ends = np.cumsum([0, *(-(-a.root.size // 16) * 16 for a in allocations)])
+        return len(self.context.space.allocations), base, ends[:-1] - base
 
     def window(self, block, size):
         """Return the mask of written bytes in the shared memory of a block, extended to `size` bytes."""
@@ -252,11 +273,17 @@ class Uninitialized(OrderingObserver):
         written, offset, size, site, thread = part.written, part.offset, part.size, part.site, part.thread
         sets, holes = self.sets(site), self.padding.holes
         loads = np.flatnonzero(~sets)
-        missing = np.zeros(len(loads), bool)
-        for width in sorted_distinct(size[loads]):
-            of_width = size[loads] == width
-            missing[of_width] = ~all_written(written, offset[loads[of_width]], width)
+        widths = sorted_distinct(size[loads])
+        if len(widths) == 1:
+            missing = ~all_written(written, offset[loads], int(widths[0]))
+        else:
+            missing = np.zeros(len(loads), bool)
+            for width in widths.tolist():
+                of_width = size[loads] == width
+                missing[of_width] = ~all_written(written, offset[loads[of_width]], width)
         suspects = loads[missing]
+        if not len(suspects):
+            return []
         whole = np.ones(len(site), bool) if not holes else ~np.isin(part.position, list(holes))
         stored_once = loads_with_equal_store(
             suspects, offset, size, np.where(whole, site, LOAD), thread, self.order.active
@@ -273,7 +300,8 @@ class Uninitialized(OrderingObserver):
         writes = site & 3 != LOAD
 
         def moment(i):
-            return Moment(part.block, part.epoch, int(thread[i]), int(part.segment[i]))
+            block = self.orderer.number(part.block)
+            return Moment(block, part.epoch, int(thread[i]), int(part.segment[i]))
 
         def stored(i, byte):
             """Return whether a byte is stored before the load i.
@@ -351,50 +379,3 @@ class EpochPart(NamedTuple):
 
 def line_of(access):
     return access.site.function, access.site.line
-
-
-def all_written(written, offset, width):
-    """Return a mask with, for each `offset`, whether all `width` bytes from there on are set."""
-    word = WORDS.get(width)
-    if word is None or len(written) % width or (offset % width).any():
-        return written[offset[:, None] + np.arange(width)].all(1)
-    # Compare a whole element at a time.
-    return written.view(word)[offset // width] == np.ones(width, bool).view(word)[0]
-
-
-def mark_written(written, offset, size):
-    """Set `size` bytes from each `offset` on."""
-    for width in sorted_distinct(size):
-        at = offset[size == width]
-        written[(at[:, None] + np.arange(width)).ravel()] = True
-
-
-def loads_with_equal_store(loads, offset, size, site, thread, ordered):
-    """Return a mask of the loads for which there is a plain store to exactly the same bytes.
-
-    The first such store must precede the load. If nothing is `ordered`, the store can also belong to another
-    thread. This cheap test settles most loads.
-    """
-    stores = np.flatnonzero(site & 3 == STORE)
-    if not len(stores):
-        return np.zeros(len(loads), bool)
-    # Pack each byte range into one key. The widest access has 16 bytes, which fits into 5 bits.
-    bytes_of = offset << 5 | size
-    place, first = np.unique(bytes_of[stores], return_index=True)
-    at = np.searchsorted(place, bytes_of[loads]).clip(max=len(place) - 1)
-    store = stores[first[at]]
-    sure = (store < loads) | (thread[store] != thread[loads]) & (not ordered)
-    return (place[at] == bytes_of[loads]) & sure
-
-
-def stores_by_byte(offset, size, site, near):
-    """Return {byte: [positions of the stores to it]} for stores that begin within 16 bytes of a byte in
-    `near`."""
-    wanted = {byte + shift for byte in near for shift in range(-16, 17)}
-    stores = {}
-    for i in np.flatnonzero(site & 3 != LOAD).tolist():
-        begin = int(offset[i])
-        if begin in wanted:
-            for byte in range(begin, begin + int(size[i])):
-                stores.setdefault(byte, []).append(i)
-    return stores

@@ -1,0 +1,69 @@
+"""Masks of the written bytes of a memory, and the stores of an epoch to single bytes."""
+
+import numpy as np
+
+from sim.events import LOAD, STORE
+from sim.observers.cells import sorted_distinct
+
+WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+# width in bytes -> the number whose bytes are all True
+ALL_SET = {width: np.ones(width, bool).view(word)[0] for width, word in WORDS.items()}
+
+
+def all_written(written, offset, width):
+    """Return a mask with, for each `offset`, whether all `width` bytes from there on are set."""
+    words = as_words(written, offset, width)
+    if words is None:
+        return written[offset[:, None] + np.arange(width)].all(1)
+    # Compare a whole element at a time.
+    return words[offset // width] == ALL_SET[width]
+
+
+def as_words(written, offset, width):
+    """Return the mask as an array of one number per element of `width` bytes. Return None if some `offset` is
+    not aligned, or if there is no such number."""
+    if width not in WORDS or len(written) % width or np.count_nonzero(offset & width - 1):
+        return None
+    return written.view(WORDS[width])
+
+
+def mark_written(written, offset, size):
+    """Set `size` bytes from each `offset` on."""
+    for width in sorted_distinct(size).tolist():
+        at = offset[size == width]
+        words = as_words(written, at, width)
+        if words is None:
+            written[(at[:, None] + np.arange(width)).ravel()] = True
+        else:
+            words[at // width] = ALL_SET[width]
+
+
+def loads_with_equal_store(loads, offset, size, site, thread, ordered):
+    """Return a mask of the loads for which there is a plain store to exactly the same bytes.
+
+    The first such store must precede the load. If nothing is `ordered`, the store can also belong to another
+    thread. This cheap test settles most loads.
+    """
+    stores = np.flatnonzero(site & 3 == STORE)
+    if not len(stores):
+        return np.zeros(len(loads), bool)
+    # Pack each byte range into one key. The widest access has 16 bytes, which fits into 5 bits.
+    bytes_of = offset << 5 | size
+    place, first = np.unique(bytes_of[stores], return_index=True)
+    at = np.searchsorted(place, bytes_of[loads]).clip(max=len(place) - 1)
+    store = stores[first[at]]
+    sure = (store < loads) | (thread[store] != thread[loads]) & (not ordered)
+    return (place[at] == bytes_of[loads]) & sure
+
+
+def stores_by_byte(offset, size, site, near):
+    """Return {byte: [positions of the stores to it]} for stores that begin within 16 bytes of a byte in
+    `near`."""
+    wanted = {byte + shift for byte in near for shift in range(-16, 17)}
+    stores = {}
+    for i in np.flatnonzero(site & 3 != LOAD).tolist():
+        begin = int(offset[i])
+        if begin in wanted:
+            for byte in range(begin, begin + int(size[i])):
+                stores.setdefault(byte, []).append(i)
+    return stores
