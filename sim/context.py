@@ -35,8 +35,7 @@ PATIENCE_FACTOR, SEARCH_FACTOR, MAX_LOGGED = 8, 1.5, 1 << 23
 LEAST_ITERATIONS, MOST_ITERATIONS = 32, 1 << 18
 # CPU seconds for which the barriers that open in a loop can extend its time limit.
 BARRIER_PATIENCE = 300.0
-# Hooks that are called for each atomic, fence, arrival or warp operation and only record the order. Reading
-# the clock twice would take longer than the hook.
+# Hooks that only record the order of threads. Reading the clock twice would take longer than such a hook.
 QUICK = set("atomic_done fenced arrived passed copies_tracked warp_synchronized warp_exchanged".split())
 # A comparison of the threads may prove that nothing changes any more, so it may exceed the limit by this
 # factor.
@@ -96,8 +95,7 @@ class Context:
         self.values = []  # values written by the logged stores and atomics, in order
         # branch entry, from the lowest bit: 1 bit taken, 12 bits thread, then the site's number
         self.decisions = array("q") if self.listeners["branches"] else None
-        # The segments since the last flush: the log position at which each begins, and its thread. The number
-        # of earlier segments.
+        # of each segment since the last flush: first log position, thread; number of earlier segments
         self.starts, self.owners, self.earlier = array("q"), [], 0
         self.logged = 0  # number of accesses flushed so far
         # For loads that copy a structure, by log position: (first byte, end) of the structure relative to the

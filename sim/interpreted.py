@@ -8,6 +8,7 @@ from enum import Enum
 import numpy as np
 
 from sim.context import Context
+from sim.coverage import Coverage
 from sim.dialect import Cuda
 from sim.engine.base import Kernel, Outcome
 from sim.engine.collector import collect_rarely
@@ -104,7 +105,7 @@ class Interpreted:
             values = [keep_int32(argument, value) for argument, value in zip(given, values)]
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
         # A thread may spin until another thread acts. Yielding at atomics lets the others run first.
-        scheduler.atomics_yield = (binder.any("loops") or schedule.interleaves) and bool(
+        scheduler.atomics_yield = (binder.any("polls") or schedule.interleaves) and bool(
             binder.used & YIELDING
         )
         context.cooperative = "this_grid" in binder.used
@@ -113,6 +114,8 @@ class Interpreted:
         context.registers_at_launch = entry_registers(launch.registers, binder.used)
         for fact in ("synchronizes", "stores", "counts_iterations"):
             setattr(context, fact, binder.any(fact))
+        if context.synchronizes:
+            context.coverage = Coverage(number for code in binder.codes for number in code.accessed)
         context.kernel = launch.function.__name__
         context.outline = of_codes(lambda: [copy.__code__ for copy in binder.functions.values()])
         # 3. the blocks

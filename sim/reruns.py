@@ -24,12 +24,15 @@ from sim.engine.schedules import FEW, Seeded, adversarial_schedules
 from sim.errors import SimulatorError
 from sim.events import Observer
 from sim.isa.table import INSTRUCTIONS
+from sim.nouns import plural
 from sim.observers import DEFAULT
 from sim.observers.races import Races
 
 # Budget for all schedules together, in turns: thread resumptions, atomics and fences. It is the maximum of
 # MAX_TURNS and of the number in the first run, so a large launch takes about twice as long as its first run.
 MAX_TURNS = 40_000
+# A longer run is not repeated if it executed every access in the kernel's source.
+MANY_TURNS = 120_000
 MAX_LATER_TURNS = 6_000  # the budget after the first FEW schedules, if they found nothing
 # Initial values of unwritten memory: first the usual initial values of flags, states and keys, because loops
 # that wait for them end soonest; then large positive and negative values.
@@ -119,6 +122,8 @@ class Reruns:
         """Run under adversarial schedules until the budget is spent, and add their findings to `findings`.
         Return notes."""
         tried, left, last = 1, max(MAX_TURNS, turns(self.context)), 0
+        if turns(self.context) > MANY_TURNS and self.context.coverage and not self.context.coverage.left:
+            left = 0
         for schedule in adversarial_schedules(self.context.counters["threads"]):
             if tried == FEW + 1:
                 left = 0 if findings else min(left, MAX_LATER_TURNS)
@@ -200,6 +205,6 @@ def restore(memory):
 
 def format_undecided(tried):
     """Return the note that not all schedules were tried. `tried` is 0 if the kernel cannot run again."""
-    under = f"{tried} schedules" if tried else "this schedule only, as the kernel prints"
+    under = plural(tried, "schedule") if tried else "this schedule only, as the kernel prints"
     judged = f"threads act on the results of atomics: judged under {under}"
     return f"{judged}; whether other schedules show more is not decided"

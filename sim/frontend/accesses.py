@@ -10,7 +10,7 @@ from math import prod
 
 from sim.events import LOAD, SITE_SHIFT, SITES, STORE
 from sim.frontend.loop_counts import loops_to_count
-from sim.frontend.resolve import GEOMETRY, referent_of
+from sim.frontend.resolve import ATOMIC, GEOMETRY, referent_of
 from sim.frontend.tree import from_end, indices_of, is_of_shape
 from sim.frontend.types import ANY, ArrayType, Number, Record, View, bits
 from sim.memory.indices import FromEnd
@@ -55,6 +55,8 @@ class Accesses(ast.NodeTransformer):
         self.unassigned = set()  # Ids of Name nodes that may be read before an assignment.
         self.constants, self.calls, self.makers, self.temporaries = {}, {}, {}, 0
         self.counting = loops_to_count(source)
+        # numbers of the sites that access an element
+        self.accessed = {SITES.add(source.site("atomic", call)) for call in source.calls(ATOMIC)}
 
     # --- node construction ----------------------------------------------------------------------------------
 
@@ -66,7 +68,10 @@ class Accesses(ast.NodeTransformer):
 
     def site(self, action, node):
         """Return a constant node that holds the number of the site at `node`."""
-        return ast.copy_location(ast.Constant(SITES.add(self.source.site(action, node))), node)
+        number = SITES.add(self.source.site(action, node))
+        if action in ("load", "store") and isinstance(node, ast.Subscript | ast.Attribute):
+            self.accessed.add(number)
+        return ast.copy_location(ast.Constant(number), node)
 
     def temporary(self, node):
         """Return the name of a new temporary variable."""

@@ -32,6 +32,7 @@ from sim.frontend.names import (
     only_signature,
     python_function,
 )
+from sim.frontend.polling import can_poll
 from sim.frontend.resolve import GEOMETRIES, referent_of, source_of
 from sim.frontend.rewrite import Rewriter
 from sim.frontend.tree import as_list, located
@@ -100,11 +101,12 @@ class Code:
         self.rewritten = source is not None
         self.constants, self.calls, self.makers = {}, {}, {}
         self.used = set(names_in(function.__code__))
-        self.code, self.loops, self.synchronizes, self.stores = function.__code__, True, False, False
+        self.code, self.polls, self.synchronizes, self.stores = function.__code__, True, False, False
         self.counts_iterations, self.as_generator, self.comparison_constants = False, None, set()
+        self.accessed = set()  # numbers of the sites that access an element
         if self.rewritten:
             self.comparison_constants = comparison_constants(function, source.tree)
-            self.loops = any(isinstance(node, ast.While) for node in ast.walk(source.tree))
+            self.polls = can_poll(source.tree, parameters)
             self.synchronizes, self.stores = source.acts_on_atomics, source.stores_elsewhere
             self.code = self.rewrite(function, source, parameters, enabled, block)
 
@@ -121,7 +123,7 @@ class Code:
         # raising.
         names = sorted({node.id for node in unassigned})
         unset = ast.parse("\n".join(f"{name} = {PREFIX}unset" for name in names)).body
-        self.counts_iterations = bool(rewriter.counting)
+        self.counts_iterations, self.accessed = bool(rewriter.counting), rewriter.accessed
         unset += ast.parse(f"{ITERATIONS} = ()").body if self.counts_iterations else []
         body = [statement for part in tree.body for statement in as_list(rewriter.visit(part))]
         tree.body = [*located(unset, tree), *body]
@@ -237,7 +239,7 @@ class Binder:
         return copy
 
     def any(self, fact):
-        """Return whether any function of the launch has this Code attribute set, such as "loops" or
+        """Return whether any function of the launch has this Code attribute set, such as "polls" or
         "stores"."""
         return any(getattr(code, fact) for code in self.codes)
 

@@ -167,7 +167,6 @@ class Races(OrderingObserver):
             # Most epochs end here. Only the accesses to global memory can still race, with other blocks.
             self.global_accesses += global_rows(batches, number, once=not self.order_matters)
             return []
-        # Loads of lines without writes are dropped.
         lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
         lines.append(self.flights.lines(number))
         written = sorted_distinct(np.concatenate(lines))

@@ -23,6 +23,7 @@ from sim.isa.registers import WIDTHS, Missing
 from sim.ptx import translate
 from sim.ptx.flow import Loop, assign_homes, blocks_in, blocks_of, first_instruction, order_blocks
 from sim.ptx.hoisted import hoisted_load
+from sim.ptx.polling import can_poll
 from sim.ptx.register_kinds import read_and_written, register_kinds
 from sim.ptx.struct_copies import StructCopies
 from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable, python_name
@@ -59,6 +60,7 @@ class Writer:
         self.blocks = blocks_of(self.function)
         parts = order_blocks(self.blocks)
         assign_homes(parts, None, self.home, self.heads)
+        self.module.polls |= any(can_poll(part) for part in parts if isinstance(part, Loop))
         self.emit_prologue()
         self.emit_region(parts, None)
         body = self.lines

@@ -7,6 +7,7 @@ from os import PathLike
 from typing import Any
 
 from sim.context import Context
+from sim.coverage import Coverage
 from sim.engine import base
 from sim.engine.named_barrier import NAMED_BARRIER
 from sim.engine.scheduler import Scheduler
@@ -174,10 +175,15 @@ class Kernel(base.Kernel):
         )
         program, code = self.program(context.decisions is not None, context.enabled.unwritten)
         scheduler = Scheduler(context)
-        scheduler.atomics_yield, scheduler.counts_arrivals = bool(program.used & YIELDING), True
+        tests_phases = any(name.startswith("mbarrier_test") for name in program.used)
+        may_yield = program.polls or tests_phases or schedule.interleaves
+        scheduler.atomics_yield = may_yield and bool(program.used & YIELDING)
+        scheduler.counts_arrivals = True
         # A grid barrier requires that all blocks are resident at the same time.
         context.cooperative = "this_grid" in program.used
         context.synchronizes, context.stores = program.synchronizes, program.stores
+        if context.synchronizes:
+            context.coverage = Coverage(program.accessed)
         context.kernel, context.language = self.__name__, self.module.origin.language
         context.outline, context.timed = self.module.origin.outline, program.timed
         context.hoisted, context.noncoherent = program.hoisted, program.noncoherent

@@ -13,15 +13,17 @@ from sim.isa.ptx_types import FLOATS, REALS
 from sim.isa.registers import HELPERS, WIDTHS, Missing
 from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics, calls, device_runtime, special_registers
+from sim.ptx.effects import effects_of
 from sim.ptx.emit import Writer
 from sim.ptx.grid_sync import GridSync
-from sim.ptx.register_kinds import read_and_written
 from sim.ptx.subwords import Subwords, nbytes_of
-from sim.ptx.syntax import Instruction, python_name
+from sim.ptx.syntax import python_name
 from sim.ptx.timed import timed_registers
 from sim.ptx.undefined import needs_origins
 from sim.ptx.unsupported import refusal_message, refuse
 from sim.ptx.volatile import Uses
+
+PRIVATE = {"const", "local", "param"}  # state spaces whose accesses are not in the access log
 
 
 class Program:
@@ -48,6 +50,8 @@ class Program:
         # The names of the sim.isa entries that the source uses; whether threads act on results of atomics;
         # and whether the source stores to memory.
         self.used, self.synchronizes, self.stores = set(), False, False
+        self.accessed = set()  # numbers of the sites that access global or shared memory
+        self.polls = False  # whether some loop can wait for another thread (sim.ptx.polling)
         self.timed = {}  # Python name of a function -> its variables that contain times
         self.noncoherent = set()  # the sites of ld.global.nc
         self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
@@ -118,20 +122,8 @@ class Program:
     def note_effects(self, function):
         """Record whether threads act on the results of atomics, and whether the function stores to memory."""
         self.used |= {"this_grid"} if self.grid_sync.needed else set()
-        # The atomic of a grid barrier is executed as a barrier, so threads do not act on its result.
-        barriers = self.grid_sync.arrivals | self.grid_sync.waits
-        instructions = [
-            item for item in function.body if isinstance(item, Instruction) and id(item) not in barriers
-        ]
-        read = set().union(*(read_and_written(item)[0] for item in instructions))
-        for item in instructions:
-            parts = item.names
-            self.stores |= (
-                parts[0] in ("st", "atom", "red") and "shared" not in parts and "local" not in parts
-            )
-            # Threads can act on an atomic only if an instruction reads its result.
-            if parts[0] == "atom" and getattr(item.operands[0], "name", None) in read:
-                self.synchronizes = True
+        stores, acts = effects_of(function, self.grid_sync.arrivals | self.grid_sync.waits)
+        self.stores, self.synchronizes = self.stores | stores, self.synchronizes | acts
 
     # --- names ----------------------------------------------------------------------------------------------
 
@@ -233,6 +225,13 @@ class Program:
         """Return the site number of the current instruction, for an action such as "load"."""
         return self.origin.site(self.function, self.item, action)
 
+    def access_site(self, action, space):
+        """Return the site number of an access to a state space."""
+        number = self.site(action)
+        if space not in PRIVATE:
+            self.accessed.add(number)
+        return number
+
     def wait_point(self):
         """Return (identity, site number) of the current instruction, at which threads wait."""
         return (self.entry.name, next(self.counter)), self.site("call")
@@ -241,14 +240,14 @@ class Program:
 
     def load(self, ptx_type, space, count):
         """Return the name of the function that performs a load."""
-        site = self.site("load")
+        site = self.access_site("load", space)
         rest = ptx_type, space, count, site, not self.tracks
         self.noncoherent |= {site} if "nc" in self.item.names else set()
         return self.new_name("load", lambda run: run.memory.make_load(*rest))
 
     def store(self, ptx_type, space, count):
         """Return the name of the function that performs a store."""
-        site = self.site("store")
+        site = self.access_site("store", space)
         return self.new_name("store", lambda run: run.memory.make_store(ptx_type, space, count, site))
 
     def origin_of_load(self, space, nbytes):
@@ -276,7 +275,8 @@ class Program:
         self.used.add("atomic")
         relied_on = access.volatile and action == "load" and self.uses.relies_on(self.item)
         self.synchronizes |= action == "load" and not relied_on and self.acts_on(space, access)
-        rest = ptx_type, space, access, self.site(f"atomic {action}"), self.site(action), relied_on
+        sites = self.site(f"atomic {action}"), self.access_site(action, space)
+        rest = ptx_type, space, access, *sites, relied_on
         rest += (nbytes_of(self.subword(self.item)),)
         return self.new_name(action, lambda run: run.memory.make_strong(action, *rest))
 
@@ -295,7 +295,7 @@ class Program:
             return "u32", self.shared_name("arrive_at_grid", lambda run: run.arrive_at_grid)
         self.used.add("atomic")
         ptx_type, combine, replaces = atomics.atomic_semantics(access)
-        site, writes = self.site("atomic"), atomics.write_condition(access)
+        site, writes = self.access_site("atomic", access.space), atomics.write_condition(access)
         rest = access.space, site, access.reach, combine, writes, access.release, replaces
         rest += nbytes_of(self.subword(self.item)), access.type in atomics.PACKED
         name = self.new_name("atomic", lambda run: run.memory.make_atomic(ptx_type, *rest))

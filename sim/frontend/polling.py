@@ -1,0 +1,71 @@
+"""Recognition of loops that can wait for another thread.
+
+Such a loop reads memory, or communicates in another way, and a decision in the loop depends on the value that
+it has read. Any other loop runs equally long, whatever other threads do.
+"""
+
+import ast
+
+from sim.frontend.resolve import BUILTIN, DTYPE, FUNCTION, LANES, MEMBER, POSITION, referent_of
+from sim.frontend.types import Record
+
+COMPUTING = {FUNCTION, DTYPE, POSITION, LANES}  # roles of calls whose results depend on their operands alone
+BUILTINS = {"abs", "bool", "complex", "float", "int", "len", "max", "min", "range", "round"}
+SIZES = {"ndim", "shape", "size"}  # attributes of an array that do not change
+ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr
+
+
+def can_poll(function, parameters):
+    """Return whether some `while` loop of a function can wait for another thread. False is certain.
+
+    function: an annotated FunctionDef (sim.frontend.resolve).
+    parameters: (name, type) of its parameters with known types.
+    """
+    arrays = {one.arg for one in ast.walk(function) if isinstance(one, ast.arg)}
+    arrays -= {node.id for node in ast.walk(function) if is_name(node, ast.Store)}
+    arrays -= {name for name, type_ in parameters if isinstance(type_, Record)}
+    return any(isinstance(node, ast.While) and depends_on_memory(node, arrays) for node in ast.walk(function))
+
+
+def depends_on_memory(loop, arrays):
+    """Return whether a decision in a loop depends on a value that it reads from memory.
+
+    arrays: the names of parameters that are never assigned and are no records.
+    """
+    nodes, read, before = list(ast.walk(loop)), set(), None  # read: variables that depend on such a value
+    # A `for` loop assigns the items of what it iterates over.
+    assigned = [(node, node.value) for node in nodes if isinstance(node, ASSIGNMENTS) and node.value]
+    assigned += [(node.target, node.iter) for node in nodes if isinstance(node, ast.For)]
+    while read != before:
+        before = set(read)
+        for target, value in assigned:
+            if reads_memory(value, read, arrays):
+                read |= {part.id for part in ast.walk(target) if is_name(part, ast.Store)}
+    decisions = [node.test for node in nodes if isinstance(node, ast.While | ast.If)]
+    decisions += [node.iter for node in nodes if isinstance(node, ast.For)]
+    return any(reads_memory(decision, read, arrays) for decision in decisions)
+
+
+def reads_memory(expression, read, arrays):
+    """Return whether an expression depends on memory, on another thread or on one of the variables in
+    `read`."""
+    return any(is_read(node, read, arrays) for node in ast.walk(expression))
+
+
+def is_read(node, read, arrays):
+    """Return whether a node of an expression reads something that can change while a loop runs."""
+    if isinstance(node, ast.Name):
+        return node.id in read
+    if isinstance(node, ast.Call):
+        builtin = node.calls == BUILTIN and node.func.referent.name in BUILTINS
+        return not builtin and node.calls not in COMPUTING
+    if isinstance(node, ast.Attribute):
+        known = node.attr in SIZES and isinstance(node.value, ast.Name) and node.value.id in arrays
+        return referent_of(node).role == MEMBER and not known
+    return isinstance(node, ast.Subscript) and not (
+        isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+    )
+
+
+def is_name(node, context):
+    return isinstance(node, ast.Name) and isinstance(node.ctx, context)

@@ -1,0 +1,163 @@
+"""Tests that a large launch, whose first run has executed all accesses, is not run again, and that planted
+bugs are still found. The kernels synchronise blocks by atomics and fences."""
+
+import numpy as np
+import pytest
+from numba import cuda, float32, int32
+
+from ptx.edited_kernels import Corpus
+from sim import load_ptx, reruns, simulate
+from sim.ptx.nvrtc import compile_ptx
+
+BLOCKS, THREADS, NUMBERS = 4, 64, 512
+KERNELS = {
+    "last block": r"""
+extern "C" __global__ void k(const float *x, volatile float *parts, unsigned *count, float *out) {
+    __shared__ float sums[64];
+    __shared__ bool is_last;
+    unsigned t = threadIdx.x, i = blockIdx.x * 64 + t;
+    sums[t] = x[i] + x[i + 256];
+    __syncthreads();  // each sum
+    for (unsigned half = 32; half > 0; half /= 2) {
+        if (t < half) sums[t] += sums[t + half];
+        __syncthreads();  // each half
+    }
+    if (t == 0) {
+        parts[blockIdx.x] = sums[0];
+        __threadfence();  // publish
+        is_last = atomicAdd(count, 1) == gridDim.x - 1;
+    }
+    __syncthreads();  // the ticket
+    if (is_last && t == 0) {
+        float sum = 0;
+        for (unsigned b = 0; b < gridDim.x; b++) sum += parts[b];
+        *out = sum;
+    }
+}
+""",
+    "flag": r"""
+extern "C" __global__ void k(const float *x, volatile float *parts, unsigned *count, float *out) {
+    if (blockIdx.x == 0) {
+        if (threadIdx.x < 4) parts[threadIdx.x] = x[threadIdx.x];
+        __syncthreads();  // all parts
+        if (threadIdx.x == 0) {
+            __threadfence();  // publish
+            *(volatile unsigned *)count = 1;
+        }
+    } else if (threadIdx.x == 0 && blockIdx.x == 1) {
+        while (*(volatile unsigned *)count == 0);
+        __threadfence();
+        *out = parts[0] + parts[1] + parts[2] + parts[3];
+    }
+}
+""",
+}
+
+
+def numbers():
+    return (np.arange(NUMBERS) % 7).astype(np.float32)
+
+
+def arguments():
+    return numbers(), np.zeros(BLOCKS, np.float32), np.zeros(1, np.uint32), np.zeros(1, np.float32)
+
+
+LAUNCHES = {
+    name: ((BLOCKS, THREADS), arguments, 3, numbers()[:last].sum(keepdims=True))
+    for name, last in (("last block", NUMBERS), ("flag", 4))
+}
+RACE = ["race-global"]
+PAIRS = {
+    "without a fence": ("last block", RACE, ("__threadfence();  // publish", "")),
+    "without an atomic": (
+        "last block",
+        RACE,
+        ("atomicAdd(count, 1) == gridDim.x - 1", "(*count)++ == gridDim.x - 1"),
+    ),
+    "without a barrier before halves": ("last block", ["race-shared"], ("__syncthreads();  // each sum", "")),
+    "without a barrier between halves": (
+        "last block",
+        ["race-shared"],
+        ("__syncthreads();  // each half", ""),
+    ),
+    "without a barrier after the ticket": (
+        "last block",
+        ["race-shared", "uninitialized-read?"],
+        ("__syncthreads();  // the ticket", ""),
+    ),
+    "one block too early": ("last block", RACE, ("gridDim.x - 1;", "gridDim.x - 2;")),
+    "flag without a fence": ("flag", RACE, ("__threadfence();  // publish", "")),
+    "flag without a barrier": ("flag", RACE, ("__syncthreads();  // all parts", "")),
+    "flag that is not volatile": (
+        "flag",
+        ["no-progress?", "race-global?"],
+        ("while (*(volatile unsigned *)count == 0);", "while (*count == 0);"),
+    ),
+}
+CORPUS = Corpus("", KERNELS, LAUNCHES, PAIRS)
+ENGINES = "fibers", "threads", "native"
+
+
+@pytest.fixture(autouse=True)
+def every_launch_is_large(monkeypatch):
+    monkeypatch.setattr(reruns, "MANY_TURNS", 0)
+
+
+def run(name, engine, seed=0):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    text = CORPUS.source(name)
+    return CORPUS.run(name, load_ptx(compile_ptx(text, "k.cu"), text), engine=engine, seed=seed)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_covered_launch_is_not_run_again(name, few):
+    for engine in few(ENGINES, 1):
+        report, right = run(name, engine)
+        assert right and not report.findings and report.counters["schedules"] == 1
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_bug_is_found(name, few):
+    wanted = PAIRS[name][1]
+    for engine, seed in few([(engine, seed) for seed in range(3) for engine in ENGINES], 1):
+        found = {finding.kind for finding in run(name, engine, seed)[0].findings}
+        assert found and {kind for kind in wanted if kind[-1] != "?"} <= found
+        assert found <= {kind.rstrip("?") for kind in wanted}
+
+
+@cuda.jit
+def last_block(x, parts, count, out):
+    sums = cuda.shared.array(THREADS, float32)
+    is_last = cuda.shared.array(1, int32)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    sums[t] = x[i]
+    cuda.syncthreads()
+    half = THREADS // 2
+    while half > 0:
+        if t < half:
+            sums[t] += sums[t + half]
+        cuda.syncthreads()
+        half //= 2
+    if t == 0:
+        parts[cuda.blockIdx.x] = sums[0]
+        cuda.threadfence()
+        is_last[0] = cuda.atomic.add(count, 0, 1) == cuda.gridDim.x - 1
+    cuda.syncthreads()
+    if is_last[0] and t == 0:
+        for block in range(cuda.gridDim.x):
+            out[0] += parts[block]
+
+
+@cuda.jit
+def elects(count, out):
+    """Let one thread of the grid, whose number depends on the schedule, write past the end."""
+    if cuda.atomic.add(count, 0, 1) == 5 and cuda.threadIdx.x % 2:
+        out[cuda.gridsize(1)] = 1
+
+
+def test_a_python_launch_is_run_again_only_if_accesses_are_left():
+    x, parts, count, out = arguments()
+    report = simulate(last_block)[BLOCKS, THREADS](x, parts, count.astype(np.int32), out)
+    assert out[0] == x[: BLOCKS * THREADS].sum() and report.counters["schedules"] == 1
+    report = simulate(elects, on_finding="report", seed=1)[1, 32](np.zeros(1, np.int32), np.zeros(32))
+    assert report.counters["schedules"] > 1 and [f.kind for f in report.findings] == ["out-of-bounds"]
