@@ -6,6 +6,7 @@ starts with `tick(19)`. The literal 0.5 becomes a numpy float64. Line numbers st
 """
 
 import ast
+import functools
 import itertools
 
 import numpy as np
@@ -179,9 +180,15 @@ class Rewriter(Accesses):
         node.values = self.unify(node.values, self.types.of(node))
         return node
 
+    @functools.cached_property
+    def result(self):
+        """The type of the function's result. It is inferred before the first `return` is rewritten, because
+        the types of rewritten expressions are not known."""
+        return self.types.result()
+
     def visit_Return(self, node):
         if node.value is not None:
-            (node.value,) = self.unify([node.value], join(self.types.of(node.value), self.types.result()))
+            (node.value,) = self.unify([node.value], join(self.result, self.types.of(node.value)))
         return node
 
     def is_instance(self, node):

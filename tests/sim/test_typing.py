@@ -159,6 +159,24 @@ def test_float64_and_integers():
     np.testing.assert_array_equal(out, [0, 1, 0, 1, 29, -1, 1])
 
 
+@cuda.jit(device=True)
+def several_returns(x):
+    """Call a function of the GPU in the tuple of each return."""
+    if cuda.threadIdx.x == 1:
+        return cuda.fma(x, x, x), x
+    return x, cuda.fma(x, x, float32(1))
+
+
+@pytest.mark.parametrize("engine", ("fibers", "threads", "native"))
+def test_returns_of_tuples(engine):
+    def kernel(out):
+        out[cuda.threadIdx.x, 0], out[cuda.threadIdx.x, 1] = several_returns(float32(3))
+
+    out = np.zeros((2, 2), np.float32)
+    simulate(kernel, engine=engine)[1, 2](out)
+    np.testing.assert_array_equal(out, [[3, 10], [12, 3]])
+
+
 def test_views():
     def kernel(x, out):
         row, column = x[1], x[:, 2]
