@@ -116,6 +116,7 @@ def ex17_1(as_left, rng):
                 max_total={"shared": 0},
                 shuffles=(0, 0),
                 barriers=(0, 0),
+                warp_barriers=(0, 0),
                 hint="Every lane has its numbers already.",
             ),
             tolerance=0,
@@ -191,9 +192,7 @@ def check_values(value_operands, rows, width, pitch, first, column, rng):
         float64=0,
     )
     each = {"ldmatrix_x4_trans": 3}
-    used(
-        report, each, call, "Three warps: one ldmatrix_x4_trans brings all four registers of a warp's lanes."
-    )
+    used(report, each, call, "Three warps: one ldmatrix_x4_trans loads all four registers of a warp's lanes.")
 
 
 def what_value(out, wanted, block, first, column):
@@ -207,8 +206,8 @@ def what_value(out, wanted, block, first, column):
     holds = f"V[{first + same[0][0]}, {column + same[0][1]}]" if len(same) == 1 else "a number from elsewhere"
     return (
         f"Warp {thread // 32}, lane {lane}, b{r}, {which_half(half)} half: wanted V[{first + key},"
-        f" {column + c}], got {holds}. Lane l says where row l % 8 of matrix l // 8 begins; matrix r goes to"
-        " b{r}."
+        f" {column + c}], got {holds}. Lane l supplies the address of row l % 8 of matrix l // 8, and"
+        " register b{r} receives a word of matrix {r}."
     )
 
 
@@ -366,7 +365,7 @@ def ex17_4(routes, rng):
 
 
 COUNTS = {
-    "plain": "d for the score, and c_q · c_k for the convolution, each of which counts 12 times.",
+    "plain": "d for the score, and c_q · c_k multiply-adds for the convolution, each of which counts as 12.",
     "toeplitz": (
         "d · rows / strip, where rows = strip + c_q - 1, and one more if that is odd; then 16 for each row of"
         " taps, 24 if c_k is more than 9."
@@ -416,6 +415,7 @@ def ex17_5(band, rng):
                 max_total={"shared": 0},
                 shuffles=(0, 0),
                 barriers=(0, 0),
+                warp_barriers=(0, 0),
             ),
             tolerance=0,
             what="a wrong operand",
@@ -449,6 +449,9 @@ def ex17_6(convolve, rng):
     return "1 to 11 rows of taps, among them rows of zeros; large scores"
 
 
+OLD = 100  # value of every entry of t before the call
+
+
 def check_convolve(convolve, c_q, rng):
     rows = c_q + 1 + (c_q + 1) % 2
 
@@ -463,7 +466,7 @@ def check_convolve(convolve, c_q, rng):
         for a in range(c_q):
             my_b[a, 0], my_b[a, 1] = b[a, thread, 0], b[a, thread, 1]
         for x in range(8):
-            my_t[x] = float32(100)
+            my_t[x] = float32(OLD)
         convolve(my_t, my_s, my_b)
         for x in range(8):
             t[thread, x] = my_t[x]
@@ -502,7 +505,7 @@ def check_convolve(convolve, c_q, rng):
         (wanted, s.copy(), of_threads.copy()),
         rng,
         call,
-        Contract(max_total={"shared": 0}, shuffles=(0, 0), barriers=(0, 0)),
+        Contract(max_total={"shared": 0}, shuffles=(0, 0), barriers=(0, 0), warp_barriers=(0, 0)),
         tolerance=0,
         what="a wrong T, or s or bands changed",
         hint=lambda out, *kept: which_t(out, wanted),
@@ -517,9 +520,11 @@ def which_t(out, wanted):
     if not len(wrong):
         return "s and bands stay as they are."
     thread, x = (int(i) for i in wrong[0])
+    if np.array_equal(out, wanted + OLD):
+        return f"t held {OLD} before the call: begin with 0."
     warp, lane = divmod(thread, 32)
     query, key = x // 2 % 2, lane % 4 * 2 + x % 2 + x // 4 * 8
     return (
-        f"Warp {warp}, lane {lane}, t[{x}]: its query {query} and key {key} of 16. The query h takes the rows"
-        " a + h of s; the keys of block b take the blocks b and b + 1 of s."
+        f"Warp {warp}, lane {lane}, t[{x}] is T of the lane's query {query} and key {key} of 16. With row a of"
+        " the taps, query h needs row a + h of s, and the keys 8 b to 8 b + 7 need the blocks b and b + 1."
     )

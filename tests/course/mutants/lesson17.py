@@ -67,6 +67,7 @@ b = cuda.local.array(8, uint32)
 for x in range(8):
     b[x] = (uint32(cuda.libdevice.float_as_int(p[x])) + uint32(0x8000)) >> uint32(16)
 return b[0] | b[1] << 16, b[2] | b[3] << 16, b[4] | b[5] << 16, b[6] | b[7] << 16""",
+    "right, behind a barrier of the warp": [(A01, f"cuda.syncwarp()\n    {A01}")],
     "right, through a shuffle": [
         ("pack_bf16(p[6], p[7])", "pack_bf16(p[6], cuda.shfl_sync(0xFFFFFFFF, p[7], cuda.threadIdx.x))")
     ],
@@ -193,6 +194,7 @@ BAND = {
     "b1 four rows further": [(B1, "pack_bf16(tap(w, a, b + 4), tap(w, a, b + 5))")],
     "b0 and b1 changed places": [("return b0, b1", "return b1, b0")],
     "b1 is 0": [(B1, "uint32(0)")],
+    "a barrier of the warp": [(FIRST, f"cuda.syncwarp()\n    {FIRST}")],
     "the whole block": [(FIRST, "b = cuda.threadIdx.x * 2 - lane // 4")],
 }
 
@@ -225,6 +227,7 @@ CONVOLVE = {
     "lanes with zeros in b make no product": [
         (B, "if bands[a, 0] == 0 and bands[a, 1] == 0: continue\n            " + B)
     ],
+    "a barrier of the warp": [(B, f"cuda.syncwarp()\n            {B}")],
     "t of both blocks in one": [(B, B.replace("4 * block", "0"))],
 }
 
@@ -244,6 +247,13 @@ RIGHT = {
             """
 left, right = (pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3])), (pack_bf16(p[4], p[5]), pack_bf16(p[6], p[7]))
 return left[0], left[1], right[0], right[1]""",
+        ),
+        other(
+            "ex17_1",
+            """
+if cuda.threadIdx.x % 2:
+    return pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]), pack_bf16(p[4], p[5]), pack_bf16(p[6], p[7])
+return pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]), pack_bf16(p[4], p[5]), pack_bf16(p[6], p[7])""",
         ),
         other(
             "ex17_1",
