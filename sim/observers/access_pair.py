@@ -180,12 +180,9 @@ class AccessPair:
         value = found.value if found else statement(self.statement(site))
         if found and found.operator and found.is_element:
             value += f" {found.target}"
-        names = {
-            name
-            for pair in re.findall(r"\b(\w+)\s*\[|\*\s*(\w+)\b(?!\s*[\[*])", value)
-            for name in pair
-            if name
-        }
+        names = set(re.findall(r"\b(\w+)\s*\[", value))
+        if self.language == CPP:  # in Python, `* name` multiplies
+            names |= set(re.findall(r"\*\s*(\w+)\b(?!\s*[\[*])", value))
         exact = re.match(r"(\w+)\s*\[", site.source[max(site.column - site.indent, 0) :])
         if exact and exact[1] in names and self.language == "Numba":
             return exact[1]

@@ -420,6 +420,21 @@ def test_what_a_finding_says():
     assert says in report.errors[0].message
 
 
+def test_a_factor_of_an_index_is_no_name_of_a_view():
+    def kernel(out):
+        tile = cuda.shared.array((16, 16), int16, alignment=16)
+        t = cuda.threadIdx.x
+        for j in range(4):
+            tile[t // 4, t % 4 * 4 + j] = 0
+        cuda.syncthreads()
+        out[t] = ldmatrix_x4(tile, (t % 16, t % 32 // 16 * 8))[0]
+        tile[t % 16, 0] = t
+
+    report = simulate(kernel, on_finding="report")[1, 64](np.zeros(64, np.uint32))
+    fixes = {finding.fix for finding in report.findings if "read" in {a.what for a in finding.accesses}}
+    assert fixes == {"cuda.syncthreads() between the two lines, where every thread of the block reaches it"}
+
+
 def row_aligned_by_luck(x, out):
     tile = cuda.shared.array((32, 8), int16)
     ends = cuda.shared.array(3, int16)
