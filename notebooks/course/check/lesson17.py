@@ -525,6 +525,6 @@ def which_t(out, wanted):
     warp, lane = divmod(thread, 32)
     query, key = x // 2 % 2, lane % 4 * 2 + x % 2 + x // 4 * 8
     return (
-        f"Warp {warp}, lane {lane}, t[{x}] is T of the lane's query {query} and key {key} of 16. With row a of"
-        " the taps, query h needs row a + h of s, and the keys 8 b to 8 b + 7 need the blocks b and b + 1."
+        f"Warp {warp}, lane {lane}, t[{x}] is T of the lane's query {query} and key {key} of 16. With row a"
+        " of the taps, query h needs row a + h of s, and the keys 8 b to 8 b + 7 need the blocks b and b + 1."
     )

@@ -114,6 +114,20 @@ def for_show(s_tile, g_tile, c_q, c_k):
     return direct(s_tile, g_tile, c_q, c_k)
 
 
+def by_masks(s_tile, g_tile, c_q, c_k):
+    rows, columns = g_tile.shape
+    d_w = s_tile.new_zeros(c_q, c_k)
+    for a in range(c_q):
+        c = 0
+        for y0 in range(0, columns, 8):
+            c = c + s_tile[a : a + rows, y0 : y0 + 8 + c_k - 1].T @ g_tile[:, y0 : y0 + 8]
+        for b in range(c_k):
+            mask = torch.zeros_like(c)
+            mask[torch.arange(8) + b, torch.arange(8)] = 1
+            d_w[a, b] = (c * mask).sum()
+    return d_w
+
+
 def diagonals_of_each_block(s_tile, g_tile, c_q, c_k):
     rows, columns = g_tile.shape
     d_w = s_tile.new_zeros(c_q, c_k)
@@ -193,6 +207,19 @@ def by_plain_loads(sums, s_tile, s_row, g_tile, g_row, column):
 
 
 @cuda.jit(device=True)
+def skips_zeros(sums, s_tile, s_row, g_tile, g_row, column):
+    """Wrong: the warp votes, and skips the product if all entries of the window are 0."""
+    lane = cuda.threadIdx.x & 31
+    row, right = (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
+    a0, a1, a2, a3 = ldmatrix_x4_trans(s_tile, (s_row + row, column + right))
+    b0, b1 = ldmatrix_x2_trans(g_tile, (g_row + (lane & 15), column))
+    if cuda.any_sync(0xFFFFFFFF, (a0 | a1 | a2 | a3) != 0):
+        sums[0], sums[1], sums[2], sums[3] = mma_bf16(
+            a0, a1, a2, a3, b0, b1, sums[0], sums[1], sums[2], sums[3]
+        )
+
+
+@cuda.jit(device=True)
 def works_twice(sums, s_tile, s_row, g_tile, g_row, column):
     lane = cuda.threadIdx.x & 31
     row, right = (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
@@ -231,6 +258,23 @@ def barrier_first(taps, a, diagonals, sums, c_k):
         taps[a, lane] = diagonals[lane, 7]
         for y in range(6, -1, -1):
             taps[a, lane] += diagonals[lane, y]
+
+
+@cuda.jit(device=True)
+def sums_in_taps(taps, a, diagonals, sums, c_k):
+    """Correct: accumulates in global memory."""
+    lane = cuda.threadIdx.x & 31
+    for i in range(4):
+        y = (lane & 3) * 2 + (i & 1)
+        b = (lane >> 2) + (i >> 1) * 8 - y
+        if 0 <= b and b < c_k:
+            diagonals[b, y] = sums[i]
+    cuda.syncwarp()
+    if lane < c_k:
+        taps[a, lane] = float32(0)
+        for y in range(8):
+            taps[a, lane] += diagonals[lane, y]
+    cuda.syncwarp()
 
 
 @cuda.jit(device=True)
@@ -298,6 +342,41 @@ def in_registers(t, scores, bands):
         a0, a1, a2, a3 = ldmatrix_x4(scores, (a, 8 * (m + right)))
         c0, c1, c2, c3 = mma_bf16(a0, a1, a2, a3, bands[2 * a], bands[2 * a + 1], c0, c1, c2, c3)
     t[0], t[1], t[2], t[3] = c0, c1, c2, c3
+
+
+@cuda.jit(device=True)
+def skips_zero_rows(t, scores, bands):
+    """Wrong: the warp votes, and skips the product of a row of scores if all of them are 0."""
+    lane = cuda.threadIdx.x & 31
+    for e in range(4):
+        t[e] = float32(0)
+    for a in range(bands.shape[0] // 2):
+        a0, a1, a2, a3 = ldmatrix_x4(scores, (a, (lane & 15) * 8 + (lane >> 4) * 8))
+        if cuda.any_sync(0xFFFFFFFF, (a0 | a1 | a2 | a3) != 0):
+            t[0], t[1], t[2], t[3] = mma_bf16(
+                a0, a1, a2, a3, bands[2 * a], bands[2 * a + 1], t[0], t[1], t[2], t[3]
+            )
+
+
+@cuda.jit(device=True)
+def skips_zero_taps(t, scores, bands):
+    """Wrong: the warp votes, and skips the product of a row of taps if all of them are 0."""
+    lane = cuda.threadIdx.x & 31
+    for e in range(4):
+        t[e] = float32(0)
+    for a in range(bands.shape[0] // 2):
+        a0, a1, a2, a3 = ldmatrix_x4(scores, (a, (lane & 15) * 8 + (lane >> 4) * 8))
+        if cuda.any_sync(0xFFFFFFFF, (bands[2 * a] | bands[2 * a + 1]) != 0):
+            t[0], t[1], t[2], t[3] = mma_bf16(
+                a0, a1, a2, a3, bands[2 * a], bands[2 * a + 1], t[0], t[1], t[2], t[3]
+            )
+
+
+@cuda.jit(device=True)
+def barrier_in_convolve(t, scores, bands):
+    """Wrong: has a barrier of the warp."""
+    in_registers(t, scores, bands)
+    cuda.syncwarp()
 
 
 @cuda.jit(device=True)
@@ -372,6 +451,7 @@ MUTANTS = {
         ("PyTorch's convolution", by_convolution),
         ("products for show", for_show),
         ("diagonals of each block", diagonals_of_each_block),
+        ("diagonals by masks", by_masks),
         ("one concatenated product for a row shift", concatenated),
         *wrong(
             tap_gradient,
@@ -404,6 +484,7 @@ MUTANTS = {
         ("a plain function", plain),
         ("plain loads", by_plain_loads),
         ("each product twice", works_twice),
+        ("no product of a zero window", skips_zeros),
         ("x4 where x2 is enough", a_larger_load),
         *wrong(
             add_products,
@@ -486,6 +567,9 @@ MUTANTS = {
     ),
     "ex18_5": [
         ("a plain function", plain_convolve),
+        ("no product of a row of zero scores", skips_zero_rows),
+        ("no product of a row of zero taps", skips_zero_taps),
+        ("a barrier of the warp", barrier_in_convolve),
         *wrong(
             convolve,
             (
@@ -592,6 +676,8 @@ MUTANTS |= {
         ("always stage 0", ("a[stage], b[stage]", "a[0], b[0]")),
         ("two stages", (STAGE, "step % 2, step // 2")),
         ("forgets the last step", ("range(steps)", "range(steps - 1)")),
+        ("at most 8 steps", ("range(steps)", "range(min(steps, 8))")),
+        ("at most 3 stages", (STAGE, "step % min(3, full.shape[0]), step // min(3, full.shape[0])")),
     ),
     "ex18_10": wrong(
         produce,
@@ -607,12 +693,15 @@ MUTANTS |= {
         ("the first columns in every block", ("cuda.blockIdx.x", "0")),
         ("two stages", (STAGE, "step % 2, step // 2")),
         ("waits before the second copy", (COPY_B, f"{WAIT_FULL}{COPY_B}")),
+        ("at most 8 steps", ("range(steps)", "range(min(steps, 8))")),
+        ("at most 3 stages", (STAGE, "step % min(3, full.shape[0]), step // min(3, full.shape[0])")),
+        ("two blocks", ("cuda.blockIdx.x", "(cuda.blockIdx.x % 2)")),
     ),
 }
 RIGHT = {
     "ex18_1": [tap_gradient, by_windows_of_16, turned],
     "ex18_2": [add_products, quarters_in_another_order, in_two_halves],
-    "ex18_3": [sum_diagonals, barrier_first],
+    "ex18_3": [sum_diagonals, barrier_first, sums_in_taps],
     "ex18_4": [most_registers, by_trying],
     "ex18_5": [convolve, in_registers, a_half_at_a_time],
     "ex18_6": [place, by_bits],
