@@ -461,7 +461,7 @@ def wait(barriers, stage, parity):
 # %% [markdown]
 # ### Exercise 18.9 · consume · about six lines
 #
-# All 128 consumer threads call `consume(total, steps, a, b, full, empty)`. It adds the products of all steps to the accumulators and returns them. `a` is (stages, 64, 64) and `b` (stages, `COLUMNS`, 64), so `a[stage]` is the tile of A in a stage. Take the number of stages from `full.shape[0]`: the check also tries one stage and three. Use your `add_tiles`, the function `wait`, and `mbarrier_arrive(barriers, stage)`.
+# All 128 consumer threads call `consume(total, steps, a, b, full, empty)`. It adds the products of all steps to the accumulators and returns them. `a` is (stages, 64, 64) and `b` (stages, `COLUMNS`, 64), so `a[stage]` is the tile of A in a stage. Take the number of stages from `full.shape[0]`: the check also tries one stage, and up to six. Use your `add_tiles`, the function `wait`, and `mbarrier_arrive(barriers, stage)`.
 #
 # <details><summary>Hint: when to arrive</summary>
 #

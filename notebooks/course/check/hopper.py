@@ -417,7 +417,9 @@ def check_pipeline(kernel, columns, stages, grid, steps, rng, call, hint):
 @exercise("18.9", "consume")
 def ex18_9(consume, rng):
     kernels.jitted(consume, "consume")
-    for stages, steps in ((2, 5), (3, 4), (1, 4)):
+    # More stages and steps than a learner would take for the limit of either.
+    many = int(rng.integers(4, 7)), int(rng.integers(9, 13))
+    for stages, steps in ((2, 5), (1, 4), many):
         kernel = pipeline(the_producer, consume, COLUMNS, stages)
         issued = check_pipeline(
             kernel, COLUMNS, stages, (1, 1), steps, rng, "your consume, with the course's produce", CONSUME
@@ -434,13 +436,19 @@ def ex18_9(consume, rng):
             ]:
                 what = "correct, but a thread does not arrive once per step at empty[stage] of this step"
                 fail(what, call=f"{plural(stages, 'stage')}, {plural(steps, 'step')}", hint=CONSUME)
-    return "1 to 3 stages, 4 and 5 steps, accumulators that start with 3"
+    return "1 to 6 stages, 4 to 12 steps, accumulators that start with 3"
 
 
 @exercise("18.10", "produce")
 def ex18_10(produce, rng):
     kernels.jitted(produce, "produce")
-    for stages, steps, columns, grid in ((2, 5, COLUMNS, (1, 2)), (1, 4, 16, (2, 1)), (3, 4, 64, (1, 1))):
+    many, blocks = (int(rng.integers(4, 7)), int(rng.integers(9, 13))), int(rng.integers(3, 6))
+    for stages, steps, columns, grid in (
+        (2, 5, COLUMNS, (1, 2)),
+        (1, 3, 16, (blocks, 1)),
+        (1, 1, 64, (1, blocks)),
+        (*many, 8, (1, 1)),
+    ):
         kernel = pipeline(produce, the_consumer(columns), columns, stages)
         call = "your produce, with the course's consume"
         issued = check_pipeline(kernel, columns, stages, grid, steps, rng, call, PRODUCE)
@@ -448,7 +456,7 @@ def ex18_10(produce, rng):
             if thread == GROUP and (what := misuse(events, stages, steps)):
                 where = f"{call}: {plural(stages, 'stage')}, {plural(steps, 'step')}"
                 fail(f"the values are correct, but {what}", call=where, hint=PRODUCE)
-    return "1 to 3 stages, 4 and 5 steps, tiles of 16 to 64 columns, two blocks"
+    return "1 to 6 stages, 1 to 12 steps, tiles of 8 to 64 columns"
 
 
 def misuse(events, stages, steps):
