@@ -103,7 +103,7 @@ WIDTH, KEYS, WARPS = 16, 16, 2  # entries of a row, keys of a tile, warps of a b
 PITCH = WIDTH + 8  # entries from one row of a tile to the next
 ROWS, THREADS = 16 * WARPS, 32 * WARPS  # of a block
 STAGE_ROWS = 2 * KEYS  # rows of shared memory: two stages of one tile each
-# of a lane: words of 16 queries, accumulators of their outputs
+# registers of a lane: words of 16 queries, accumulators of 16 outputs
 WORDS, SUMS = WIDTH // 4, WIDTH // 2
 
 
@@ -223,11 +223,11 @@ for name, kernel in [
     print(f"{name:17} requests for loads: {loads:3}   scores right: {right}")
 
 # %% [markdown]
-# In lesson 11's way, 8 scores · 16 multiply-adds · 2 numbers are 256 requests. With plain loads, each lane loads the two halves of four registers: 8 requests. One `ldmatrix` is one request. It takes four wavefronts, because its 512 bytes do not fit into fewer. And two `mma` have replaced 128 multiply-adds of each lane.
+# In lesson 11, 8 scores · 16 multiply-adds · 2 numbers take 256 requests. With plain loads of fragments, each lane loads the two halves of four registers: 8 requests. One `ldmatrix` is one request. It takes four wavefronts, because its 512 bytes do not fit into fewer. And two `mma` replace the 128 multiply-adds of each lane.
 #
-# ## 2. From scores to weights without moving
+# ## 2. From scores to an operand, in the same lanes
 #
-# The softmax turns the scores into weights P, and P is the *left* operand of the next product, P V. Lesson 11 stored P in shared memory between two barriers, so that other threads could read it. Is that necessary here? Two `mma` have left S in the warp: 16 × 8 scores for keys 0 to 7, and 16 × 8 for keys 8 to 15. In each lane, `p[0:4]` are its four weights from the first product, and `p[4:8]` those from the second.
+# The softmax turns the scores into weights P, and P is the *left* operand of the next product, P V. Lesson 11 stored P in shared memory between two barriers, so that other threads could read it. Is that necessary here? After the two `mma`, the warp's accumulators hold S: 16 × 8 scores for keys 0 to 7, and 16 × 8 for keys 8 to 15. The softmax replaces each score by its weight, in the same register. In each lane, `p[0:4]` are its four weights from the first product, and `p[4:8]` those from the second.
 #
 # **On paper**, for lane 5: g = 1 and t = 1. Which weights does the lane *have*, and which must its a0, a1, a2, a3 *hold*? The table above answers both questions. Does the lane have all that it must hold (yes or no)? `___`
 
@@ -243,7 +243,7 @@ guess("17 lane 5", have_all_of_them=...)
 #
 # ### Exercise 17.1 · as_left · about three lines
 #
-# Return the four registers a0, a1, a2, a3 of this lane, for any lane. `pack_bf16(low, high)` rounds two float32 to bfloat16, to the nearest and ties to even, and packs them into one register. Use no shared memory, no shuffles and no barriers, and do not change `p`.
+# Return the four registers a0, a1, a2, a3 of this lane, for any lane. `pack_bf16(low, high)` rounds two float32 to bfloat16, to the nearest and ties to even, and packs them into one register. Use no shared memory, no shuffles and no barriers (of the block or of the warp), and do not change `p`.
 
 
 # %% tags=["exercise"]
@@ -263,9 +263,8 @@ check.ex17_1(as_left)
 
 # %% [markdown]
 # Here is what your function does. On the left: which lane holds each weight after Q Kᵀ.
-# On the right: the lane and the register that hold it as the left operand, read out of
-# *your* code by running it on the weights 0 to 255. A weight in a wrong place would be
-# red.
+# On the right: the lane and the register that hold it as the left operand, as *your*
+# function returns it for the weights 0 to 255. A weight in a wrong place would be red.
 
 
 # %% jupyter={"source_hidden": true}
@@ -299,7 +298,7 @@ def draw_operand(found):
             axes.add_patch(
                 plt.Rectangle((j, i), 1, 1, facecolor=colour, edgecolor="white")
             )
-            axes.text(j + 0.5, i + 0.55, number, ha="center", va="center", fontsize=8)
+            axes.text(j + 0.5, i + 0.55, number, ha="center", va="center", fontsize=9)
     left.set_title("the lane that has it after QKᵀ (colours: first, second mma)")
     right.set_title("the lane that holds it for PV (colours: a0, a1, a2, a3)")
     for axes in (left, right):
@@ -371,7 +370,7 @@ def update(s, m, l, o, factor):
 
 
 # %% [markdown]
-# Did you get four? There are two rows, and each takes two shuffles. At the end, `store` sums `l` over the quad and writes the output:
+# Did you get four? There are two rows, and each takes two shuffles. After its loop a kernel still has to finish its results, in an **epilogue**. Here `store` sums `l` over the quad, divides by it and writes the output:
 
 
 # %% jupyter={"source_hidden": true}
@@ -464,7 +463,7 @@ for pitch in (64, 72, 16, 24):
 #
 # ## 4. Double buffering
 #
-# Now the loop over tiles of keys. In lesson 11 each tile took four steps: load, barrier, use, barrier. During the load no thread multiplies, and a load from global memory takes as long as many products. **Double buffering** avoids this: shared memory has two *stages*, and while the block uses the tile in one stage, the next tile is copied to the other. The instruction for it is `cp.async`, which copies 16 bytes from global to shared memory *while the thread continues*:
+# Now the loop over tiles of keys. In lesson 11 each tile took four steps: load, barrier, use, barrier. During the load no thread multiplies, and a load from global memory takes as long as many products. **Double buffering** avoids this: shared memory has two **stages**, and while the block uses the tile in one stage, the next tile is copied to the other. The instruction for it is `cp.async`, which copies 16 bytes from global to shared memory *while the thread continues*:
 #
 # - `cp_async_16(tile, index, x, index, 16)` starts a copy (with 0 as the last argument it writes zeros);
 # - `cp_async_commit()` closes a group of copies;
@@ -848,7 +847,7 @@ NAMES = {
     "ldmatrix": "ldmatrix instead of plain loads",
     "ldmatrix, padded rows": "rows begin 144 bytes apart, not 128",
     "two places": "two buffers: this is your kernel",
-    "package": "the package's",
+    "package": "the package's kernel",
     "SDPA": "PyTorch's attention (SDPA)",
 }
 show_table(
@@ -871,14 +870,14 @@ show_table(
 # - **The second buffer** gives 9 %. Most people predict more. Why so little? Your kernel uses 126 registers per thread, so four blocks of four warps share a streaming multiprocessor (lesson 08: `16384 // (128 * 32)` warps in a quarter). While one block waits for its tile, three others multiply. Copies in flight help most if no other block can fill the time.
 # - **The package's kernel** takes less than half of your kernel's time. It gives a warp
 #   32 queries instead of 16, so it reads K and V from shared memory half as often. It
-#   updates m once per 64 keys instead of once per 16, and raises m only if weights
-#   would grow too large. The idea is not new: do more work per loaded number, as lesson
+#   updates m once per 64 keys instead of once per 16, and leaves m as it is unless
+#   weights would become too large. The idea is not new: do more work per loaded number, as lesson
 #   11's patches did.
 
 # %% [markdown]
 # ## The ladder
 #
-# Here is attention again, the task of lessons 05 and 06, on tensor cores and causal. The simulator counts your kernel with 16 numbers per row. On a GPU the same source runs with `WIDTH, KEYS, WARPS = 64, 64, 4`, read from your saved notebook. **Predict**: by what factor do the transactions fall, compared with lesson 05? `___`
+# This rung is attention again, the task of lessons 05 and 06, now causal and on tensor cores. The simulator counts your kernel with 16 numbers per row. On a GPU the same source runs with `WIDTH, KEYS, WARPS = 64, 64, 4`, read from your saved notebook. **Predict**: by what factor do the transactions fall, compared with lesson 05? `___`
 
 # %% tags=["guess"]
 guess("17 ladder", factor=...)
@@ -893,7 +892,7 @@ show_ladder("17", flash_with, two_buffers)
 time_rung("17", flash_with, two_buffers)
 
 # %% [markdown]
-# That factor is what fragments, `ldmatrix` and the padding bought, step by step.
+# Fragments, `ldmatrix` and the padding account for that factor.
 #
 # ## In three lines
 #

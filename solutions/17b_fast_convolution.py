@@ -17,7 +17,7 @@
 # 2. turn a convolution into a matrix product: put the taps in a banded matrix, and shift rows by choosing a different register;
 # 3. say how far a kernel is from the peak of the tensor cores, and what stands in between.
 #
-# Lesson 17 brought flash attention to the tensor cores. Its two products were made for them. The convolution is not: it is a sum over a window of scores, and no `mma` computes that. If it stays on the float32 units, it takes longer than everything else together. So you look for a way to write it as a matrix product, and you count before you code.
+# Lesson 17 brought flash attention to the tensor cores. Its two products are matrix products, which is what tensor cores compute. The convolution is a sum over a window of scores, and no `mma` computes that. If it stays on the float32 units, it takes longer than everything else together. So you look for a way to write it as a matrix product, and you count before you code.
 #
 # **You need no GPU.** The next cell loads the parts of lesson 17's kernel: the sizes (rows of 16 entries, tiles of 16 keys, 2 warps per block), the loads, the softmax, and the products with your `as_left` and `value_operands`. If you have not solved one of them, or not saved it, the cell loads the solution's version instead.
 
@@ -31,7 +31,7 @@ import torch
 from numba import cuda
 from numpy import float32, int16, uint32
 
-from course import brought, check, guess, show_figure, show_table
+from course import brought, check, guess, progress_bar, show_figure, show_table
 from course.figures import GREEN, ORANGE, SKY
 from course.ladder import show_ladder, time_rung
 from kernels import reference
@@ -76,12 +76,12 @@ WIDTH, KEYS, ROWS, THREADS, WORDS, SUMS, STAGE_ROWS, PITCH, LOG2E = brought(
 )
 
 # %% [markdown]
-# ## 1. The convolution's route: count first
+# ## 1. Two routes for the convolution: count first
 #
 # The convolution comes between the two products, and it is not a matrix product: it takes c_q · c_k multiply-adds per score on float32 units, whose throughput is about a twelfth of the tensor cores' (67 against about 790 TFLOP/s in a library's matmul on an H200). Two routes lead to the tensor cores:
 #
-# - **Toeplitz.** Compute the scores S0 as before. Then, for each row of taps, multiply a slice of 16 columns of S0 by a 16 × 8 matrix of taps. That takes 16 multiply-adds per score of T instead of c_k. Eight outputs need 8 + c_k − 1 columns, so one slice is enough for c_k ≤ 9. Up to c_k = 17 you need 8 more columns, so 24 multiply-adds. T also needs S0 for the c_q − 1 rows above. A *strip* of neighbouring queries can share those rows, but every strip recomputes them.
-# - **Folding.** T = Σ_b (Σ_a w[a, b] · Q[i − P_q + a]) · K[j − P_k + b]. The inner sum is a filtered copy of Q, one for each b. Then T is a single product whose inner size is d · c_k, with shifted rows of K. No S0 is needed. (Near the diagonal this fails because of the mask: S0 is 0 there, and Q · K is not.)
+# - **Toeplitz.** Compute the scores S0 as before. Then, for each row of taps, multiply a slice of 16 columns of S0 by a 16 × 8 matrix of taps. That takes 16 multiply-adds per score of T instead of c_k. Eight outputs need 8 + c_k − 1 columns, so one slice is enough for c_k ≤ 9. Up to c_k = 17 you need 8 more columns, so 24 multiply-adds. T also needs S0 for the c_q − 1 rows above. A **strip** of neighbouring queries can share those rows, but every strip recomputes them.
+# - **Folding.** T = Σ_b (Σ_a w[a, b] · Q[i − P_q + a]) · K[j − P_k + b]. (As in lesson 09, P_q = c_q − 1 and P_k = (c_k − 1) // 2.) The inner sum is a filtered copy of Q, one for each b. Then T is a single product whose inner size is d · c_k, with shifted rows of K. No S0 is needed. (Near the diagonal this fails because of the mask: S0 is 0 there, and Q · K is not.)
 #
 # **On paper**, for 7 × 7 taps, d = 64, strips of 4: multiply-adds per score of T for Toeplitz `___`, for folding `___`. Which route would you take? `___` And for 15 × 1 taps: which route? `___`
 
@@ -115,7 +115,7 @@ check.ex17_4(routes)
 
 # %% jupyter={"source_hidden": true} tags=["uses-exercise"]
 WINNERS = [("plain", SKY), ("Toeplitz", GREEN), ("folding", ORANGE)]
-figure, panels = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
+figure, panels = plt.subplots(2, 1, figsize=(8.6, 14), layout="constrained")
 for axes, d, strip in zip(panels, (64, 128), (4, 2), strict=True):
     for c_q, c_k in np.ndindex(15, 15):
         costs = routes(d, c_q + 1, c_k + 1, strip)
@@ -123,7 +123,7 @@ for axes, d, strip in zip(panels, (64, 128), (4, 2), strict=True):
         cell = plt.Rectangle((c_k + 0.5, c_q + 0.5), 1, 1, facecolor=colour)
         axes.add_patch(cell).set_edgecolor("white")
         axes.text(
-            c_k + 1, c_q + 1, f"{min(costs):.0f}", ha="center", va="center", size=7
+            c_k + 1, c_q + 1, f"{min(costs):.0f}", ha="center", va="center", size=9
         )
     axes.set(
         xlim=(0.5, 15.5), ylim=(0.5, 15.5), xlabel="c_k", ylabel="c_q", aspect="equal"
@@ -131,7 +131,7 @@ for axes, d, strip in zip(panels, (64, 128), (4, 2), strict=True):
     axes.set_title(f"d = {d}, strips of {strip}")
     for name, colour in WINNERS:
         axes.plot([], [], "s", color=colour, label=name)
-panels[1].legend(loc="upper left", bbox_to_anchor=(1, 1))
+panels[0].legend(loc="upper left", bbox_to_anchor=(1, 1))
 show_figure(
     figure,
     "for c_q and c_k from 1 to 15 the cheapest route and its cost, by your function. "
@@ -147,7 +147,7 @@ for d, c_q, c_k, strip in [(64, 7, 7, 4), (64, 11, 11, 4), (128, 6, 11, 2)]:
     )
 
 # %% [markdown]
-# For these shapes Toeplitz needs half to two thirds of the multiply-adds of folding. So the package uses Toeplitz, and folding was never written. (For 7 × 3 taps the count favours folding. We have not tried it.)
+# For these shapes Toeplitz needs about half to two thirds of the multiply-adds of folding. So the package uses Toeplitz, and folding was never written. (For 7 × 3 taps the count favours folding. We have not tried it.)
 #
 # ## 2. Taps as a matrix
 #
@@ -164,7 +164,7 @@ for d, c_q, c_k, strip in [(64, 7, 7, 4), (64, 11, 11, 4), (128, 6, 11, 2)]:
 #
 # ### Exercise 17.5 · band · about five lines
 #
-# Return b0, b1: this lane's part of B for row `a` of the taps, in bfloat16. No lane needs more than four taps, so no lane may load more than four. All warps of a block have the same B. `w` is (c_q, c_k), with c_k at most 9, and a tap may be infinite. Use no shared memory, no shuffles and no barriers.
+# Return b0, b1: this lane's part of B for row `a` of the taps, in bfloat16. No lane needs more than four taps, so no lane may load more than four. All warps of a block have the same B. `w` is (c_q, c_k), with c_k at most 9, and a tap may be infinite (0 times infinity is NaN). Use no shared memory, no shuffles and no barriers (of the block or of the warp).
 #
 # <details><summary>Hint 1: which taps?</summary>
 #
@@ -222,7 +222,7 @@ def matrix_of(band, w):
 
 
 def draw_band(b, c_k):
-    figure, axes = plt.subplots(figsize=(5, 6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7, 8), layout="constrained")
     for row, column in np.ndindex(16, 8):
         value = b[row, column]
         colour = SKY if value else "white"
@@ -232,7 +232,7 @@ def draw_band(b, c_k):
         lane, register = column * 4 + row % 8 // 2, row // 8
         axes.text(column + 0.5, row + 0.35, f"{value:g}", ha="center", va="center")
         words = f"lane {lane}, b{register}"
-        axes.text(column + 0.5, row + 0.78, words, ha="center", va="center", size=6)
+        axes.text(column + 0.5, row + 0.78, words, ha="center", va="center", size=9)
     axes.set(
         xlim=(0, 8), ylim=(16, 0), xlabel="output", ylabel="column of the slice of S0"
     )
@@ -317,7 +317,7 @@ guess("17b registers of row 0", a0=..., a1=..., a2=..., a3=...)
 # %% [markdown]
 # ### Exercise 17.6 · convolve · about eight lines
 #
-# Compute this lane's 8 entries of T: `t[0:4]`, in the accumulator layout of `mma`, for the first 8 keys, and `t[4:8]` for the next 8. `bands[a, 0]` and `bands[a, 1]` are b0 and b1 of row a of the taps. There are c_q = `bands.shape[0]` rows. `t` holds old values, so begin with 0. Execute two products for each row of taps (even if all its taps are 0). Use no shuffles, no shared memory and no barriers, and do not change `s` and `bands`.
+# Compute this lane's 8 entries of T: `t[0:4]`, in the accumulator layout of `mma`, for the first 8 keys, and `t[4:8]` for the next 8. `bands[a, 0]` and `bands[a, 1]` are b0 and b1 of row a of the taps. There are c_q = `bands.shape[0]` rows. `t` holds old values, so begin with 0. Execute two products for each row of taps (even if all its taps are 0). Use no shuffles, no shared memory and no barriers (of the block or of the warp), and do not change `s` and `bands`.
 #
 # <details><summary>Hint 1: the answer to the prediction</summary>
 #
@@ -451,7 +451,7 @@ def conv_kernel(c_q):
 # %% [markdown]
 # ### Validate
 #
-# Compare the kernel with lesson 11's float32 kernel, with the same bfloat16 values as inputs. Then compare its float64 error with that of plain bfloat16 PyTorch, which rounds at the same points and at others.
+# Compare the kernel with lesson 11's float32 kernel, with the same bfloat16 values as inputs. Then compare its float64 error with that of plain bfloat16 PyTorch, which rounds at the same points and at some more.
 
 
 # %%
@@ -466,14 +466,8 @@ def by_pytorch(q, k, v, w, dtype):
 # %% tags=["uses-exercise"]
 rng = np.random.default_rng(1711)
 rows = []
-for n, c_q, c_k in [
-    (1, 3, 3),
-    (16, 1, 1),
-    (23, 2, 4),
-    (33, 3, 5),
-    (40, 7, 7),
-    (50, 4, 9),
-]:
+shapes_tried = [(1, 3, 3), (16, 1, 1), (23, 2, 4), (33, 3, 5), (40, 7, 7), (50, 4, 9)]
+for n, c_q, c_k in progress_bar(shapes_tried, desc="shapes"):
     q, k, v = bf16(rng, 3, n, WIDTH)
     w = exact(bf16(rng, c_q, c_k)).astype(float32) / 4
     out = np.full((n, WIDTH), np.nan, float32)
@@ -592,7 +586,7 @@ time_rung("17b", conv_kernel)
 #
 # ## In three lines
 #
-# - Count the routes first. For most taps, a banded matrix of taps costs half to two thirds of folding the taps into the queries.
+# - Count the routes first. For most shapes, multiplying by a banded matrix of taps costs about half to two thirds of folding the taps into the queries.
 # - A convolution is a product with a matrix that has the taps on its diagonals. If you choose which rows a lane owns, shifting rows costs nothing.
 # - Counting shows which routes are worth trying, but not how well a compiler handles them.
 #
@@ -600,4 +594,4 @@ time_rung("17b", conv_kernel)
 #
 # **Read on:** Jay Shah et al., *FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision* (2024, arXiv:2407.08608), for `wgmma`, TMA and warp specialisation · NVIDIA, *PTX ISA*, section on `mma` · the [glossary](../docs/glossary.md) of this course.
 #
-# **Next:** lesson 18 is the backward pass, where the taps' gradient is the *result*, and decodes at the speed of memory.
+# **Next:** [lesson 18](18_fast_backward.ipynb) computes the backward pass, in which the gradient of the taps is itself a sum over all scores.

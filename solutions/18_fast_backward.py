@@ -58,7 +58,7 @@ show_table(
 )
 
 # %% [markdown]
-# You need no GPU: `sim` runs `mma` and `ldmatrix`, and every time in this lesson is recorded.
+# You need no GPU: `sim` runs `mma` and `ldmatrix`, and the times in this lesson are recorded.
 #
 # ## 1. Taps are diagonals
 #
@@ -110,7 +110,7 @@ print("one tap at a time, as in lesson 13:                ", 7 * taps)
 #
 # - `s_tile` is (rows + c_q − 1, columns + c_k − 1). `g_tile`, which is dT, is (rows, columns), and columns is a multiple of 8;
 # - for each row shift a and each block of 8 columns, make exactly **one** matrix product: the window's transpose times the block. The window has 8 + c_k − 1 columns (you may use 16 if you pad `s_tile`);
-# - for each row shift, accumulate the products over all blocks first, then read each tap off its diagonal, once. Use no other multiplication.
+# - for each row shift, accumulate the products over all blocks first, then read each tap off its diagonal, once. Use no other multiplication, not even by a mask of zeros and ones.
 #
 # <details><summary>Hint 1: the window</summary>
 #
@@ -391,7 +391,7 @@ print("different results:", len(results))
 # | 3 | dS by bands of flipped taps, dQ; the taps' gradient | 116 | dT of the rows below; K; all of S0 and dT |
 # | — | **barrier C** | | |
 #
-# The second kernel, for dK and dV, is the same with rows and columns exchanged, but does not compute dW. S0 and dT are in *ring buffers* of 64 columns: the 32 columns of the previous iteration, which the next windows still need, plus the 32 new ones.
+# The second kernel, for dK and dV, is the same with rows and columns exchanged, but does not compute dW. S0 and dT are in **ring buffers** (new columns overwrite the oldest ones) of 64 columns: the 32 columns of the previous iteration, which the next windows still need, plus the 32 new ones.
 #
 # At a barrier, fast warps wait for slow ones. Which of the three barriers are needed? To check your reasoning, leave one out and let `sim` look for a race. The next two cells take the package's source, replace one `cuda.syncthreads()` with `pass`, and run a backward pass of 44 tokens in `sim`, with two warps per block.
 #
@@ -457,7 +457,7 @@ for letter, number in progress_bar(barriers.items(), desc="barriers"):
             f"  {finding.kind:12} {finding.array:13} {' and '.join(sorted(places))}"
         )
     print(*sorted(lines), sep="\n")
-mine = {of_keys: gradients(of_keys) for of_keys in (False, True)}
+mine = {x: gradients(x) for x in progress_bar((False, True), desc="unchanged")}
 print("dQ and dW, unchanged:", mine[False][1] or "nothing found")
 print("dK and dV, unchanged (no barrier C):", mine[True][1] or "nothing found")
 
@@ -607,7 +607,7 @@ show_table(
 
 # %% [markdown]
 # - **128 is fastest**: two blocks instead of one make the kernels 1.28 and 1.11 times as fast, although each thread spills 40 and 64 bytes.
-# - **80 does not help**: registers would allow three blocks, but shared memory allows only two, for which your function returned 0 at three. The kernel only spills more, and is as slow as without a limit, or slower.
+# - **80 does not help**: registers would allow three blocks, but shared memory allows only two. (For three, your function returned 0.) The kernel only spills more, and is as slow as without a limit, or slower.
 # - **4 warps**: three blocks fit with 168 registers as well as with 128, so the limit of 128 only adds spilling. With 168 registers they compute 12 % more scores but are only 3 to 4 % slower, because at a barrier a warp waits for three other warps instead of seven.
 #
 # (The bytes of shared memory are exactly those of `shared_bytes`, and the driver reports the same numbers of blocks as `most_registers`.)
@@ -645,10 +645,6 @@ guess("18 attempts", slower=...)
 # </details>
 
 # %% [markdown]
-# With a short cache, launching from Python takes 14 times as long as the graph: two launches, and before them the checks of arguments and the allocation of results. A graph does all that only once. (It can be captured because no host-side control flow depends on tensor values.) With the largest cache there is hardly a difference: while the GPU reads 537 MB, Python launches the next token's kernels.
-#
-# float32 has twice the bytes, and takes 1.6 to 1.9 times as long. The convolution is not free either: these kernels take 1.2 to 1.6 times as long as `scaled_dot_product_attention`, which has no window, no taps and no halo.
-#
 # ## Validate
 #
 # Compare each stage with one that you know: with lesson 13's sum, or with the float64 reference that validated lesson 13. The tolerances are relative to the largest entry. For 16-bit results the tolerance is 2⁻⁷, which is two roundings of at most 2⁻⁸ each.
@@ -719,7 +715,7 @@ for shape in dict.fromkeys(shape for shape, _ in backward_ms):
 # %% [markdown]
 # ## The ladder
 #
-# The gradient of the taps is the last rung so far. A block computes one tile of 32 × 32. On a GPU there are 8,192 tiles at a time, with your two functions, and the limit is the time to read the tiles once. **Predict**: more transactions than lesson 17b, or fewer? `___`
+# The gradient of the taps is the next rung. A block computes one tile of 32 × 32. On a GPU there are 8,192 tiles at a time, with your two functions, and the limit is the time to read the tiles once. **Predict**: more transactions than lesson 17b, or fewer? `___`
 
 # %% tags=["guess"]
 guess("18 ladder", transactions=...)
@@ -734,6 +730,8 @@ show_ladder("18", add_products, sum_diagonals)
 time_rung("18", add_products, sum_diagonals)
 
 # %% [markdown]
+# More: a block fills its two tiles in shared memory by plain loads and stores, and uses them for one gradient only.
+#
 # From the first rung to this one, the number of transactions per useful multiply-add fell by a factor of forty. That is most of the story of these lessons: load less often what you use many times, and let another warp work while one waits.
 #
 # ## In three lines
@@ -742,7 +740,7 @@ time_rung("18", add_products, sum_diagonals)
 # - Leave a barrier out to see what it protects. If nothing breaks, find the argument why nothing can.
 # - Registers and shared memory decide how many blocks are resident to hide each other's waits. A byte count can be correct and still not be the bottleneck. So predict, measure, and record what failed.
 #
-# **You can now** compute on tensor cores what is not a matrix product, and say how many registers a second block leaves you.
+# **You can now** compute a sum on tensor cores although it is not a matrix product, and say how many registers a thread may have if a second block is to fit.
 #
 # **Read on:** Jay Shah et al., *FlashAttention-3* (2024, arXiv:2407.08608), section 3, for a pipeline of `wgmma`, TMA and warp specialisation · NVIDIA, *CUDA C++ Best Practices Guide*, sections on occupancy and register pressure · the [glossary](../docs/glossary.md) of this course.
 #
