@@ -8,14 +8,22 @@ arguments that are already checked. Three functions build the public interface f
     attend               call this operator, with the options of `scaled_dot_product_attention`
 """
 
+import functools
+
 import torch
 from numpy import float32
 
 from kernels.common.arguments import as_in_torch, check_attention
 from kernels.common.autograd import differentiable_once, operator
+from kernels.common.graphs import replayed
 from kernels.common.launch import launch, output
-from kernels.flash.window import Window, checked_window
+from kernels.conv.backward import backward as conv_backward
+from kernels.flash.window import EVERYTHING, Window, checked_window
 from kernels.reference import attention_backward
+
+# maximum number of scores for which the backward pass in PyTorch is recorded as a CUDA graph; with more, it
+# takes longer on the GPU than in Python
+MOST_REPLAYED = 2**22
 
 
 def checked(forward, dtypes, q, k, v, causal, scale, window, run):
@@ -48,7 +56,9 @@ def attention_operator(name, forward):
     """Create the function (q, k, v, causal, scale, window) -> (O, L), with gradients, and its operator from
     `forward`.
 
-    The backward pass is plain PyTorch in float32, and needs memory for the N×N matrix.
+    On a GPU, without a window and with as many keys as queries, the backward pass is that of
+    `conv_attention` with a single tap of 1. Otherwise it is plain PyTorch in float32, and needs memory for
+    the N×N matrix.
     """
 
     def checked_forward(
@@ -69,9 +79,14 @@ def attention_operator(name, forward):
         window: list[int],
         wanted: list[bool],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        wide = (x.float() for x in (q, k, v, o, log_sum, d_o))
-        d_q, d_k, d_v = (x.to(q.dtype) for x in attention_backward(*wide, causal, scale, window))
-        return d_q, d_k, d_v
+        tensors = [x.contiguous() for x in (q, k, v, o, log_sum, d_o)]
+        if q.is_cuda and tuple(window) == EVERYTHING and q.shape == k.shape and q.numel():
+            return single_tap_backward(*tensors, causal, scale, wanted)
+        options = causal, scale, tuple(window)
+        compute = functools.partial(plain_backward, options)
+        if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > MOST_REPLAYED:
+            return tuple(compute(*tensors))
+        return tuple(replayed((plain_backward, options), compute, tensors))
 
     forward_operator = operator(f"{name}_forward", checked_forward)
     backward_operator = operator(f"{name}_backward", checked_backward)
@@ -86,3 +101,30 @@ def attention_operator(name, forward):
 
     functions = checked_forward, checked_backward
     return differentiable_once(forward_operator, backward_operator, functions, 3, 3, "attention")
+
+
+def single_tap_backward(q, k, v, o, log_sum, d_o, causal, scale, wanted, run=None):
+    """Return (dQ, dK, dV) by the kernels of `conv_attention`, whose convolution has a single tap of 1.
+
+    Gradients that are not wanted are returned as empty tensors.
+    """
+    w = single_tap(q.shape[1], q.dtype, q.device)
+    numbers = causal, float32(scale), (*wanted[:3], False), False
+    found = conv_backward(q, k, v, w, o, log_sum, d_o, *numbers, run)
+    return tuple(q.new_empty(0) if x is None else x for x in found[:3])
+
+
+def plain_backward(options, *tensors):
+    """Return [dQ, dK, dV] in plain PyTorch, in the dtypes of the first three tensors.
+
+    tensors: q, k, v, o, log_sum and d_o.
+    options: (causal, scale, window).
+    """
+    gradients = attention_backward(*(x.float() for x in tensors), *options)
+    return [x.to(tensors[0].dtype) for x in gradients]
+
+
+@functools.cache
+def single_tap(heads, dtype, device):
+    """Return taps (H, 1, 1) with which a convolution leaves the scores unchanged."""
+    return torch.ones((heads, 1, 1), dtype=dtype, device=device)

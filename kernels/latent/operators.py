@@ -1,14 +1,21 @@
 """Latent attention as custom operators for autograd and torch.compile."""
 
+import functools
+
 import torch
 from numpy import float32
 
 from kernels.common.arguments import HALVES, in_autocasts_type
 from kernels.common.autograd import differentiable_once, operator
+from kernels.common.graphs import replayed
 from kernels.latent.arguments import check_before, latent_arguments
 from kernels.latent.backward import latent_backward
 from kernels.latent.forward import forward
 from kernels.latent.tensor_backward import latent_tensor_backward
+
+# maximum number of elements of Q for which the backward pass is recorded as a CUDA graph; with more, it takes
+# longer on the GPU than in Python
+MOST_REPLAYED = 2**22
 
 
 def latent_attention(
@@ -111,22 +118,32 @@ def latent_backward_checked(
 
     Gradients that are not needed are returned as empty tensors.
     """
+    tensors = tuple(x.contiguous() for x in (q, k_latent, v_latent, w_q, w_v, alpha, o, log_sum, d_o))
+    options = window, causal, scale, tuple(wanted)
+    compute = functools.partial(gradients_of, options)
+    if q.numel() > MOST_REPLAYED:
+        found = compute(*tensors)
+    else:
+        found = replayed((latent_backward_checked, options), compute, tensors)
+    return tuple(found)
+
+
+def gradients_of(options, *tensors):
+    """Return the results of `latent_backward_checked`."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    tensors = q, k_latent, v_latent, w_q, w_v, alpha
-    if q.dtype in HALVES and not deterministic:
-        kv, weights = (k_latent.contiguous(), v_latent.contiguous()), (w_q.contiguous(), w_v.contiguous())
-        of_output = o.contiguous(), log_sum.contiguous(), d_o.contiguous()
-        terms = alpha, window, causal, float32(scale), wanted
-        with torch.autocast(q.device.type, enabled=False):
-            gradients = latent_tensor_backward(q.contiguous(), *kv, *weights, *of_output, *terms)
+    window, causal, scale, wanted = options
+    *inputs, alpha, o, log_sum, d_o = tensors
+    if o.dtype in HALVES and not deterministic:
+        with torch.autocast(o.device.type, enabled=False):
+            terms = alpha, window, causal, float32(scale), wanted
+            gradients = latent_tensor_backward(*inputs, o, log_sum, d_o, *terms)
     else:
         terms_and_options = alpha, window, causal, scale, wanted, deterministic
-        gradients = latent_backward(*tensors[:5], o, log_sum, d_o, *terms_and_options)
-    d_q, d_k, d_v, d_w_q, d_w_v, d_alpha = (
+        gradients = latent_backward(*inputs, o, log_sum, d_o, *terms_and_options)
+    return [
         like.new_empty(0) if gradient is None else gradient.to(like.dtype)
         for gradient, like in zip(gradients, tensors)
-    )
-    return d_q, d_k, d_v, d_w_q, d_w_v, d_alpha
+    ]
 
 
 latent_backward_operator = operator("latent_backward", latent_backward_checked)

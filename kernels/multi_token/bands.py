@@ -67,6 +67,10 @@ class Layer(NamedTuple):
         """P'_q: the number of rows above its own that the second convolution reads."""
         return 0 if self.after_taps is None else self.after_taps.shape[1] - 1
 
+    def with_parts(self, parts):
+        """Return a layer with other parameters (taps, head_map, after_taps, after_head_map)."""
+        return Layer(*parts, self.scale, self.causal)
+
 
 def band_rows(batch, heads, keys, halo, dtype=torch.float32):
     """Return the default number of rows per band; with `halo` rows added, they fill whole tiles."""

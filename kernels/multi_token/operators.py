@@ -1,6 +1,7 @@
 """Public functions of the multi-token layer: argument checks, and custom operators for autograd and
 torch.compile."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,11 +16,16 @@ from kernels.common.arguments import (
     in_autocasts_type,
 )
 from kernels.common.autograd import differentiable_once, operator
+from kernels.common.graphs import replayed
 from kernels.common.splits import checked_splits
 from kernels.multi_token.bands import NAMES, Layer, backward, forward
 from kernels.multi_token.decode import decode, fits_tensor_cores
 from kernels.multi_token.kernels import MOST_GROUP
 from kernels.reference import document_spans, gated_norm, in_groups
+
+# maximum number of scores for which both passes are recorded as CUDA graphs; with more, they take longer on
+# the GPU than in Python
+MOST_REPLAYED = 2**22
 
 
 def multi_token_attention(
@@ -214,9 +220,38 @@ def multi_token_forward_checked(
 ) -> torch.Tensor:
     """Return O, float32, as `bands.forward` does; parameters are float32, and head maps are in groups."""
     layer = layer_of((taps, head_map, after_taps, after_head_map), causal, scale)
-    q, k, v = (x.detach().contiguous() for x in (q, k, v))
+    tensors, compute = present((q, k, v, *layer[:4]), lambda *given: [forward_of(layer, *given)])
+    if not fits_recording(q):
+        return compute(*tensors)[0]
+    key = multi_token_forward_checked, facts_of(layer)
+    return replayed(key, compute, tensors)[0]
+
+
+def forward_of(layer, q, k, v, *parts):
+    """Return O of the layer with other parameters."""
     with torch.autocast(q.device.type, enabled=False):
-        return forward(q, k, v, layer)
+        return forward(q, k, v, layer.with_parts(parts))
+
+
+def fits_recording(q):
+    """Return whether the layer of these queries is recorded as a CUDA graph."""
+    return q.shape[0] * q.shape[1] * q.shape[2] ** 2 <= MOST_REPLAYED
+
+
+def facts_of(layer):
+    """Return everything except the values of the parameters as a tuple."""
+    return tuple(part is None for part in layer[:4]), layer.causal, layer.scale
+
+
+def present(tensors, compute):
+    """Return the tensors that are not None, and the function of these that calls compute(*tensors)."""
+    places = [place for place, x in enumerate(tensors) if x is not None]
+
+    def computed(*given):
+        found = dict(zip(places, given))
+        return compute(*(found.get(place) for place in range(len(tensors))))
+
+    return [tensors[place].detach().contiguous() for place in places], computed
 
 
 multi_token_forward_operator = operator("multi_token_forward", multi_token_forward_checked)
@@ -243,11 +278,20 @@ def multi_token_backward_checked(
     """Return the gradients of NAMES as `bands.backward` does. Gradients that are not needed are returned as
     empty tensors."""
     layer = layer_of((taps, head_map, after_taps, after_head_map), causal, scale)
-    names = [name for name, want in zip(NAMES, wanted) if want]
-    q, k, v = (x.detach().contiguous() for x in (q, k, v))
+    names = tuple(name for name, want in zip(NAMES, wanted) if want)
+    given = q, k, v, *layer[:4], d_o
+    tensors, compute = present(given, functools.partial(backward_of, layer, names))
+    if not fits_recording(q):
+        return compute(*tensors)
+    return replayed((multi_token_backward_checked, names, facts_of(layer)), compute, tensors)
+
+
+def backward_of(layer, names, q, k, v, *parts_and_d_o):
+    """Return the gradients of the layer with other parameters, as `multi_token_backward_checked` does."""
+    *parts, d_o = parts_and_d_o
     with torch.autocast(q.device.type, enabled=False):
-        sums = backward(q, k, v, layer, d_o.contiguous(), names)
-    return like(sums, (q, k, v, taps, head_map, after_taps, after_head_map))
+        sums = backward(q, k, v, layer.with_parts(parts), d_o, names)
+    return like(sums, (q, k, v, *parts))
 
 
 def like(sums, given):

@@ -1,0 +1,146 @@
+"""Computations of many small launches on a GPU, recorded as CUDA graphs and replayed.
+
+Python needs 5 to 15 µs for each operation of PyTorch, and a kernel for a few hundred tokens takes less. A
+computation of 40 launches therefore waits for Python. Replaying a graph takes a single call.
+
+The first call with a key computes directly, because it may compile kernels. The second one records the
+computation with copies of its tensors, and later ones copy their tensors there, replay the graph, and return
+copies of the results. A recording keeps its copies and scratch memory allocated, so callers limit the size of
+the tensors. Recordings for the same stream share their scratch memory, and the oldest of too many recordings
+is released.
+"""
+
+import contextlib
+import gc
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch
+
+from kernels.common.launch import raw_stream
+
+MOST_RECORDINGS = 32
+ONCE, NEVER = "computed once", "cannot be recorded"
+
+recordings: OrderedDict = OrderedDict()  # key -> ONCE, NEVER or Recording
+pools: dict = {}  # (device, stream) -> handle of the memory that its recordings share
+lock = threading.Lock()
+
+
+class Recording(NamedTuple):
+    """A graph, the tensors that it reads, and the tensors that it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    given: list
+    results: list
+
+    def replay(self, tensors):
+        """Replay the graph with these tensors; return copies of its results."""
+        copy_all(self.given, tensors)
+        self.graph.replay()
+        fresh = [torch.empty_like(x) for x in self.results]
+        copy_all(fresh, self.results)
+        return fresh
+
+
+def replayed(key, compute, tensors):
+    """Return compute(*tensors), a list of tensors, by a recorded CUDA graph if possible.
+
+    key: everything on which the launches of `compute` depend, except the shapes, types and layouts of the
+        tensors and PyTorch's settings.
+    tensors: contiguous tensors on one device. On the CPU, and during the capture of another graph, compute
+        directly.
+    """
+    first = tensors[0]
+    if not first.is_cuda or torch.cuda.is_current_stream_capturing():
+        return compute(*tensors)
+    device = first.get_device()
+    if device != torch.cuda.current_device():
+        return compute(*tensors)
+    stream = raw_stream(device)
+    key = key, device, stream, settings(), *((x.shape, x.dtype) for x in tensors)
+    with lock:
+        found = recordings.get(key)
+        if type(found) is Recording:
+            recordings.move_to_end(key)
+            return found.replay(tensors)
+        if found is None:
+            recordings[key] = ONCE
+        elif found is ONCE:
+            recordings[key] = found = recorded(compute, tensors, (device, stream))
+            if len(recordings) > MOST_RECORDINGS:
+                recordings.popitem(last=False)
+            if found is not NEVER:
+                return found.replay(tensors)
+    return compute(*tensors)
+
+
+def recorded(compute, tensors, place):
+    """Return the Recording of compute(*tensors), or NEVER if it contains an operation that no graph can.
+
+    place: (device, stream) of the replays.
+    """
+    given, current, side = [torch.empty_like(x) for x in tensors], torch.cuda.current_stream(), side_stream()
+    copy_all(given, tensors)
+    graph = torch.cuda.CUDAGraph()
+    if place not in pools:
+        pools[place] = torch.cuda.graph_pool_handle()
+    side.wait_stream(current)
+    try:
+        with torch.cuda.stream(side), torch.no_grad():
+            compute(*given)  # outside of the graph, libraries allocate their workspace for this stream
+            with no_collection():
+                # other threads may use the GPU meanwhile
+                graph.capture_begin(pool=pools[place], capture_error_mode="thread_local")
+                try:
+                    results = list(compute(*given))
+                finally:
+                    graph.capture_end()
+    except RuntimeError:
+        return NEVER
+    finally:
+        current.wait_stream(side)
+    return Recording(graph, given, results)
+
+
+@contextlib.contextmanager
+def no_collection():
+    """Disable Python's garbage collector, which might release the memory of a GPU during a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def side_stream():
+    """Return the stream of the current device for recording; the default stream cannot be captured."""
+    device = torch.cuda.current_device()
+    if device not in side_streams:
+        side_streams[device] = torch.cuda.Stream()
+    return side_streams[device]
+
+
+side_streams: dict = {}
+
+
+def copy_all(targets, sources):
+    """Copy tensors to others of the same shapes and types, with one launch per type."""
+    if all(x.dtype == targets[0].dtype for x in targets):
+        torch._foreach_copy_(targets, sources)
+        return
+    groups = {}
+    for target, source in zip(targets, sources):
+        group = groups.setdefault(target.dtype, ([], []))
+        group[0].append(target)
+        group[1].append(source)
+    for group in groups.values():
+        torch._foreach_copy_(*group)
+
+
+def settings():
+    """Return PyTorch's settings that change the launches of an operation."""
+    return torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
