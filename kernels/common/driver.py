@@ -12,6 +12,7 @@ from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
 # values of the driver API
 BUFFER_POINTER, BUFFER_SIZE, END = 1, 2, 0  # CU_LAUNCH_PARAM_…
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_…
 # CU_FUNC_ATTRIBUTE_…
 ATTRIBUTES = {"shared": 1, "local": 3, "registers": 4}
 
@@ -91,6 +92,12 @@ def resources(kernel, device, threads):
     return found | {"blocks": number.value}
 
 
+class Attribute(ctypes.Structure):
+    """The driver's CUlaunchAttribute, with an int as its value."""
+
+    _fields_ = (("number", c_int), ("padding", c_int), ("value", c_int), ("unused", c_int * 15))
+
+
 class Configuration(ctypes.Structure):
     """The driver's CUlaunchConfig."""
 
@@ -106,13 +113,14 @@ class Configuration(ctypes.Structure):
 class PackedLaunch:
     """The size of a launch, and a buffer with its arguments, laid out as the kernel expects them.
 
+    early: whether the kernel may start before the previous kernel of its stream has ended.
     words: the buffer as 8-byte words, to change the arguments that are addresses.
     size, extra: the first and the last argument of `cuLaunchKernelEx`. `extra` refers to the buffer.
     """
 
     __slots__ = ("buffer", "configuration", "extra", "owners", "size", "words")
 
-    def __init__(self, packed, grid, block):
+    def __init__(self, packed, grid, block, early=False):
         self.buffer = ctypes.create_string_buffer(packed, -(-len(packed) // 8) * 8)
         self.words = memoryview(self.buffer).cast("B").cast("Q")
         used = ctypes.c_size_t(len(packed))
@@ -120,7 +128,11 @@ class PackedLaunch:
         extra = (c_void_p * 5)(*entries)
         self.configuration = Configuration(*grid, *block)
         self.size, self.extra = ctypes.addressof(self.configuration), ctypes.addressof(extra)
-        self.owners = used, extra
+        attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
+        if early:
+            self.configuration.attributes = ctypes.addressof(attribute)
+            self.configuration.attribute_count = 1
+        self.owners = used, extra, attribute
 
 
 def launch(kernel, stream, packed, device):

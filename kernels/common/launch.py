@@ -72,20 +72,25 @@ class Steps(NamedTuple):
         return self.launches[0][0].device
 
 
-def launch(kernel, grid, block, *arguments, run=None, remember=None):
+def launch(kernel, grid, block, *arguments, run=None, remember=None, early=False):
     """Launch kernel[grid, block](*arguments) with `run`, or with the runner for the first argument's device.
 
     An empty grid is a no-op. A runner other than `on_gpu` receives views in place of Bits.
 
     remember: (key, tensors) for `relaunch`.
+    early: let the kernel start before the previous kernel of the stream has ended, as described in
+        `kernels.tensor_cores.early_launch`.
 
     Return the Plan of a launch by `on_gpu`, or None.
     """
     if 0 in grid:
         return None
     run = run or RUNNERS[arguments[0].device.type]
-    plan = run(kernel, grid, block, *(arguments if run is on_gpu else map(plain, arguments)))
-    plan = plan if run is on_gpu else None
+    if run is on_gpu:
+        plan = on_gpu(kernel, grid, block, *arguments, early=early)
+    else:
+        run(kernel, grid, block, *map(plain, arguments))
+        plan = None
     if remember:
         key, tensors = remember
         remember_steps(key, [(plan, range(len(tensors)), arguments)], tensors)
@@ -173,7 +178,7 @@ def work(grid, block, arguments):
     )
 
 
-def on_gpu(kernel, grid, block, *arguments):
+def on_gpu(kernel, grid, block, *arguments, early=False):
     """Launch asynchronously on the first argument's device, in torch's current stream there.
 
     Return the Plan, or None if Numba launches the kernel.
@@ -181,8 +186,8 @@ def on_gpu(kernel, grid, block, *arguments):
     device = (arguments[0].tensor if type(arguments[0]) is Bits else arguments[0]).get_device()
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            return on_gpu(kernel, grid, block, *arguments)
-    key, addresses = [id(kernel), device, grid, block], []
+            return on_gpu(kernel, grid, block, *arguments, early=early)
+    key, addresses = [id(kernel), device, grid, block, early], []
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             key += (argument.shape, argument.dtype, argument.is_contiguous() or argument.stride())
@@ -194,7 +199,7 @@ def on_gpu(kernel, grid, block, *arguments):
         else:
             key += (type(argument), argument)
     key, stream = tuple(key), raw_stream(device)
-    plan = plans.get(key) or plan_for(key, kernel, grid, block, device, [*map(plain, arguments)])
+    plan = plans.get(key) or plan_for(key, kernel, grid, block, device, [*map(plain, arguments)], early)
     if plan.function is None:
         return with_numba(kernel, grid, block, device, stream, map(plain, arguments))
     plan.launch(addresses, stream)

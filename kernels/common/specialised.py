@@ -25,6 +25,7 @@ LETTERS = {bool: "?", int: "q", float: "d", bool_: "?", int32: "i", int64: "q", 
 # per element, the address, the shape, and the strides in bytes
 BEFORE_ADDRESS = 4
 MOST_PLANS = 8192
+OLDEST_WITH_EARLY_LAUNCHES = (9, 0)  # compute capability
 
 plans = {}
 functions = {}
@@ -36,11 +37,12 @@ class Plan:
 
     function: the driver's handle of the kernel, or None if only Numba can launch it.
     places: the words of the packed arguments that hold the addresses.
+    early: whether the kernel may start before the previous kernel of its stream has ended.
     """
 
-    def __init__(self, kernel, function, grid, block, device, arguments):
+    def __init__(self, kernel, function, grid, block, device, arguments, early=False):
         self.kernel, self.function, self.device = kernel, function, device
-        self.grid, self.block = three(grid), three(block)
+        self.grid, self.block, self.early = three(grid), three(block), early
         if function is not None:
             self.packed, self.places = packed(arguments)
         self.free = []  # buffers that no thread uses at the moment
@@ -50,7 +52,7 @@ class Plan:
         try:
             buffer = self.free.pop()
         except IndexError:
-            buffer = driver.PackedLaunch(self.packed, self.grid, self.block)
+            buffer = driver.PackedLaunch(self.packed, self.grid, self.block, self.early)
         words = buffer.words
         for place, address in zip(self.places, addresses):
             words[place] = address
@@ -58,14 +60,15 @@ class Plan:
         self.free.append(buffer)
 
 
-def plan_for(key, kernel, grid, block, device, arguments):
+def plan_for(key, kernel, grid, block, device, arguments, early=False):
     """Return the Plan of a launch, and remember it under `key`."""
     with making:
         supported = all(map(packable, arguments))
         function = supported and function_for(kernel, tuple(map(type_of, arguments)), device) or None
         if len(plans) >= MOST_PLANS:
             plans.clear()
-        plans[key] = Plan(kernel, function, grid, block, device, arguments)
+        early = early and torch.cuda.get_device_capability(device) >= OLDEST_WITH_EARLY_LAUNCHES
+        plans[key] = Plan(kernel, function, grid, block, device, arguments, early)
         return plans[key]
 
 

@@ -295,7 +295,8 @@ def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
     arguments = *bits, sharing, taps, positive, length, parts
     launch(kernel, (splits, heads // team, batch), warps * LANES, *arguments, run=run)
     merge = decode_tensor.merge_kernel(width, kind_of(q))
-    launch(merge, (heads, batch), decode_tensor.MERGE_THREADS, parts, Bits(o, torch.int16), run=run)
+    threads, arguments = decode_tensor.MERGE_THREADS, (parts, Bits(o, torch.int16))
+    launch(merge, (heads, batch), threads, *arguments, run=run, early=True)
     return o
 
 

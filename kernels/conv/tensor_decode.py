@@ -29,6 +29,7 @@ from numpy import float32, int16, uint32
 
 from kernels.common.splits import sum_of_warp
 from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
+from kernels.tensor_cores.early_launch import start_next_kernel, wait_for_previous_kernel
 from kernels.tensor_cores.instructions import (
     cp_async_commit,
     cp_async_wait_0,
@@ -148,6 +149,7 @@ def decode_tensor_kernel(width, kind, c_q, c_k, bits=False, team=1):
         group, pair = lane >> 2, (lane & 3) * 2
         k_tile, v_tile, scores = k_tiles[own_range], v_tiles[own_range], all_scores[warp]
         n, d, kv_head = k.shape[2], parts.shape[3] - 2, head // sharing
+        start_next_kernel()
         # 1. copy the first keys and values; load the window and the taps
         start, offset = (cuda.blockIdx.x * ranges + own_range) * length, in_team * copied
         end = min(n, start + length)
@@ -269,6 +271,7 @@ def merge_kernel(width, kind):
             cuda.threadIdx.x % width,
         )
         m, l, total = MINUS_INFINITY, float32(0), float32(0)
+        wait_for_previous_kernel()
         for first in range(team, splits, teams * AHEAD):
             for x in range(AHEAD):  # independent loads, all in flight at once
                 split = min(first + x * teams, splits - 1)

@@ -76,7 +76,11 @@ def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
     (_, c_q, c_k), after, sharing = taps.shape, after_taps.shape[1], heads // kv_heads
     groups, group, _ = head_map.shape
     t = output((batch, heads, after, keys), like=q)
-    # 1. compute T
+    nothing = t.new_empty(0, dtype=dtype)
+    norm = nothing if norm is None else norm.detach().contiguous()
+    gate, bias = (nothing, nothing) if gate is None else (x.detach().reshape(-1) for x in gate)
+    v_rows = flat(aligned(v).tensor if fits_tensor_cores(q) else v)
+    # 1. compute T. The kernels after it are launched early, so all copies precede this one.
     if fits_tensor_cores(q):
         window_scores(q, k, sharing, taps, layer.scale, t, run)
     else:
@@ -93,25 +97,23 @@ def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
         mix_rows_kernel(class_of(group), kind_of(taps)),
     )
     arguments = t, bits_of(head_map), length, ends
-    launch(kernel, (PARTS * after, groups, batch), MIX_THREADS, *arguments, run=run)
+    launch(kernel, (PARTS * after, groups, batch), MIX_THREADS, *arguments, run=run, early=True)
     # 3. compute parts of O
     if fits_tensor_cores(q):
-        parts = weighted_values(t, ends, after_taps, after_head_map, v, sharing, splits, run)
+        parts = weighted_values(t, ends, after_taps, after_head_map, v_rows, d, sharing, splits, run)
     else:
         groups, group, _ = after_head_map.shape
         splits, length = value_splits(batch * groups, group, keys, splits, multiprocessors(k.device))
         parts = output((batch, splits, heads, d), like=q)
-        arguments = t, ends, after_taps, after_head_map, *flat(v), sharing, length, parts
+        arguments = t, ends, after_taps, after_head_map, *v_rows, sharing, length, parts
         most = class_of(group)
         threads = min(VALUE_WARPS, most) * LANES
         launch(values_kernel(most, after), (splits, groups, batch), threads, *arguments, run=run)
     # 4. merge the parts into O
-    o, nothing = output((batch, heads, 1, d), like=q, dtype=q.dtype), t.new_empty(0, dtype=dtype)
-    norm = nothing if norm is None else norm.detach().contiguous()
-    gate, bias = (nothing, nothing) if gate is None else (x.detach().reshape(-1) for x in gate)
+    o = output((batch, heads, 1, d), like=q, dtype=q.dtype)
     arguments = parts, *map(bits_of, (norm, gate, bias, o))
     kernel = merge_kernel(kind_of(q), kind_of(nothing))
-    launch(kernel, (heads, batch), MERGE_THREADS, *arguments, run=run)
+    launch(kernel, (heads, batch), MERGE_THREADS, *arguments, run=run, early=True)
     return o
 
 
@@ -136,27 +138,26 @@ def window_scores(q, k, sharing, taps, scale, t, run):
     launch(kernel, (-(-keys // (warps * length)), heads, batch), warps * LANES, *arguments, run=run)
 
 
-def weighted_values(t, ends, taps, head_map, v, sharing, splits, run):
-    """Return the parts of O, (B, splits, H, d), from T' and 16-bit v."""
-    (batch, heads, after, keys), (groups, group, _), d = t.shape, head_map.shape, v.shape[3]
+def weighted_values(t, ends, taps, head_map, v, d, sharing, splits, run):
+    """Return the parts of O, (B, splits, H, d), from T' and v, rows of d elements as `flat` returns them."""
+    (batch, heads, after, keys), (groups, group, _) = t.shape, head_map.shape
     weights = output((batch, heads, keys), like=t)
     most, tiles = class_of(group), -(-keys // tensor_decode.TILE)
     arguments = t, ends, bits_of(taps), bits_of(head_map), weights
     kernel = tensor_decode.weights_kernel(most, taps.shape[2], after, kind_of(taps))
-    launch(
-        kernel, (tiles, groups, batch), tensor_decode.weight_warps(most, after) * LANES, *arguments, run=run
-    )
+    threads = tensor_decode.weight_warps(most, after) * LANES
+    launch(kernel, (tiles, groups, batch), threads, *arguments, run=run, early=True)
     warps = tensor_decode.VALUE_WARPS
-    blocks = multiprocessors(v.device) * tensor_decode.VALUE_BLOCKS
+    blocks = multiprocessors(t.device) * tensor_decode.VALUE_BLOCKS
     splits = max(1, blocks // (batch * heads)) if splits is None else splits
-    (rows, strides), d_aligned = flat(aligned(v).tensor), -(-d // 8) * 8
+    (rows, strides), d_aligned = v, -(-d // 8) * 8
     step = tensor_decode.keys_per_load(d_aligned) * tensor_decode.LOADS
     length = -(-keys // (splits * warps * step)) * step
     parts = output((batch, -(-keys // (length * warps)), heads, d), like=t)
     strides = tuple(stride // 4 for stride in strides)
     arguments = weights, Bits(rows, torch.int64), strides, sharing, length, parts
-    kernel = tensor_decode.values_kernel(d_aligned, kind_of(v))
-    launch(kernel, (parts.shape[1], heads, batch), warps * LANES, *arguments, run=run)
+    kernel = tensor_decode.values_kernel(d_aligned, kind_of(rows))
+    launch(kernel, (parts.shape[1], heads, batch), warps * LANES, *arguments, run=run, early=True)
     return parts
 
 

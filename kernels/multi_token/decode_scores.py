@@ -11,6 +11,7 @@ from numpy import float32
 from kernels.common.arguments import MAX_HEAD_DIM, MOST_TAPS
 from kernels.common.splits import ALL_LANES, LANE, LANES, LARGEST_D, PLACE, UNROLLED
 from kernels.common.tiles import MINUS_INFINITY, weight
+from kernels.tensor_cores.early_launch import start_next_kernel, wait_for_previous_kernel
 from kernels.tensor_cores.tiles import widener
 
 KEYS, COLUMNS = 64, 16  # keys and columns per sub-tile of K
@@ -234,6 +235,8 @@ def mix_rows_kernel(most, kind="float32"):
         for element in range(thread, group * most, MIX_THREADS):
             g, h = element // most, element % most
             shares[g, h] = widened(head_map[cuda.blockIdx.y, g, h]) if h < group else float32(0)
+        wait_for_previous_kernel()
+        start_next_kernel()
         if thread < group:
             so_far[thread, 0], so_far[thread, 1] = MINUS_INFINITY, float32(0)
         for first in range(part * length, end, keys_at_once):

@@ -14,6 +14,7 @@ from kernels.common.splits import ALL_LANES, LANE, LANES, PLACE, sum_of_warp
 from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
 from kernels.multi_token.decode_scores import PARTS
 from kernels.reference import EPSILON
+from kernels.tensor_cores.early_launch import wait_for_previous_kernel
 from kernels.tensor_cores.tiles import rounder, widener
 
 SPAN = 48  # columns of P for LANES keys and their halo
@@ -187,6 +188,7 @@ def merge_kernel(kind, parameter_kind):
         splits, d = parts.shape[1], parts.shape[3]
         lanes, c, lane = MERGE_THREADS // d, thread % d, thread // d
         # 1. each thread sums one column over the splits lane, lane + lanes, lane + 2 · lanes, ...
+        wait_for_previous_kernel()
         total = float32(0)
         if lane < lanes:
             for first in range(lane, splits, AHEAD * lanes):

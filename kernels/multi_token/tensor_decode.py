@@ -21,6 +21,7 @@ from numpy import float32, int16, int64, uint32
 from kernels.common.splits import ALL_LANES, LANE, LANES, PLACE
 from kernels.common.tiles import weight
 from kernels.multi_token.decode_values import statistics_loader
+from kernels.tensor_cores.early_launch import start_next_kernel, wait_for_previous_kernel
 from kernels.tensor_cores.instructions import (
     cp_async_commit,
     cp_async_wait_0,
@@ -112,6 +113,7 @@ def window_kernel(width, kind, c_q, c_k, after, taps_kind):
         lane, warp = thread & LANE, thread // LANES
         keys, kv_head = t.shape[3], head // sharing
         k_tile, ring, own = k_tiles[warp], rings[warp], t[batch, head]
+        start_next_kernel()
         # 1. this warp owns the keys [start, end), and needs the scores of [low, high)
         start = (cuda.blockIdx.x * WINDOW_WARPS + warp) * length
         end = min(keys, start + length)
@@ -197,13 +199,15 @@ def weights_kernel(most, c_k, after, kind):
         first_head, first = cuda.blockIdx.y * group, cuda.blockIdx.x * TILE
         lane, warp, keys = thread & LANE, thread // LANES, t.shape[3]
         p, own_taps = ps[warp], taps[warp]
-        # 1. load m and 1 / l of each row, and the map
-        load_statistics(statistics, ends[batch], first_head, group)
+        # 1. load the map, and m and 1 / l of each row
         for element in range(thread, group * most, threads):
             g, h = element // most, element % most
             shares[g, h] = widened(head_map[cuda.blockIdx.y, g, h]) if h < group else float32(0)
         for element in range(thread, (most - group) * TILE, threads):
             us[group + element // TILE, element % TILE] = float32(0)
+        wait_for_previous_kernel()
+        start_next_kernel()
+        load_statistics(statistics, ends[batch], first_head, group)
         cuda.syncthreads()  # the statistics are stored
         # 2. compute U, one head per warp and two keys per lane
         for h0 in range(warp, group, warps):
@@ -298,6 +302,8 @@ def values_kernel(d, kind):
         load(held, v, place, own_row, start, end)
         for x in range(4):
             o[x] = float32(0)
+        wait_for_previous_kernel()
+        start_next_kernel()
         for first in range(start, end, step):
             key = first + lane
             cuda.syncwarp()  # all lanes have read the previous weights
