@@ -164,9 +164,11 @@ def flash_attention(
     compute with float32 accumulators, which requires a GPU of compute capability 8.0 or newer
     (`kernels.flash.tensor_forward`; without a window on compute capability 9.0, `hopper_forward`).
 
-    The function is differentiable once, with respect to q, k and v. Its backward pass is plain PyTorch in
-    float32, and needs memory for the N×N matrix. Under torch.compile it is one opaque operator. Raise
-    TypeError or ValueError for an invalid argument; the message states the actual and the expected value.
+    The function is differentiable once, with respect to q, k and v. On a GPU, its backward pass launches the
+    kernels of `conv_attention` with a single tap. With a window, with N_k different from N, and on the CPU,
+    it is plain PyTorch in float32 and needs memory for the N×N matrix. Under torch.compile it is one opaque
+    operator. Raise TypeError or ValueError for an invalid argument; the message states the actual and the
+    expected value.
     """
     return attend(
         flash_forward_operator, ANY_FLOAT, q, k, v, causal, scale, is_causal, enable_gqa, return_lse, window

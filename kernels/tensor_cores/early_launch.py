@@ -13,17 +13,22 @@ simulator runs one launch at a time, so it does not find a missing wait.
 Source: PTX ISA 9.7.14.13, griddepcontrol.
 """
 
+from llvmlite import ir
 from numba.cuda.extending import intrinsic
+from numpy import int32
 
 from kernels.common.numba_parts import ConfigStack, types
-from kernels.tensor_cores.instructions import assembled
-from sim.isa import memory_instruction
+from kernels.tensor_cores.instructions import I32, assembled
+from sim.isa import function
 
 OLDEST = (9, 0)
 
 
 def of_grids(name, text):
-    """Create an intrinsic without operands that the compiler must not reorder, for GPUs that have it."""
+    """Create an intrinsic without operands that the compiler must not reorder, for GPUs that have it.
+
+    It returns 0, because the simulator compiles only functions with a result.
+    """
 
     @intrinsic
     def executed(typing):
@@ -32,11 +37,14 @@ def of_grids(name, text):
             capability = getattr(ConfigStack.top_or_none(), "compute_capability", None)
             if capability and tuple(capability)[:2] >= OLDEST:
                 assembled(builder, text, [], [], effect=True)
-            return context.get_dummy_value()
+            return ir.Constant(I32, 0)
 
-        return types.void(), code
+        return types.int32(), code
 
-    memory_instruction(name=name, replaces=executed, source="PTX ISA griddepcontrol")(lambda memory: None)
+    @function(name=name, replaces=executed, source="PTX ISA griddepcontrol")
+    def semantics() -> int32:
+        return 0
+
     return executed
 
 

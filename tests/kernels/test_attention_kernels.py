@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernels import attention, flash_attention, warp_attention
 from kernels.common.launch import simulated
 from kernels.flash.forward import flash_forward
+from kernels.flash.operators import single_tap_backward
 from kernels.flash.warp import warp_forward
 from kernels.reference import attention_backward, scores
 
@@ -210,6 +211,32 @@ def test_the_written_out_gradient_is_autograds():
     log_sum = torch.logsumexp(scores(*inputs[:2], causal=True), -1)
     got = attention_backward(*inputs, o, log_sum, d_o, causal=True)
     assert all(worst(g, w) <= 1e-14 for g, w in zip(got, wanted, strict=True))
+
+
+@pytest.mark.nightly
+def test_the_gradients_by_a_convolution_with_a_single_tap_are_those_of_the_oracle():
+    q, k, v, d_o = normal(15, *[(1, 1, 5, 3)] * 4)
+    o, log_sum = flash_forward(q, k, v, True, 0.6)
+    d_q, d_k, d_v = single_tap_backward(q, k, v, o, log_sum, d_o, True, 0.6, [True, True, False])
+    wanted = attention_backward(*(x.double() for x in (q, k, v, o, log_sum, d_o)), True, 0.6)
+    assert worst(d_q, wanted[0]) <= 1e-5 and worst(d_k, wanted[1]) <= 1e-5 and d_v.numel() == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("window", [None, (20, 0)])
+@pytest.mark.parametrize("n", [3, 17, 256, 700])
+def test_errors_of_gradients_are_at_most_those_of_eager(n, window, dtype):
+    *leaves, d_o = (x.to(dtype).requires_grad_() for x in normal(n, *[(2, 16, n, 64)] * 4, device="cuda"))
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    wanted = torch.autograd.grad(attention(*wide, True, None, window), wide, d_o.double())
+    eager = torch.autograd.grad(attention(*leaves, True, None, window), leaves, d_o)
+    # the second call is recorded as a graph if it is in plain PyTorch, and the third one replays it
+    for _ in range(3):
+        got = torch.autograd.grad(flash_attention(*leaves, window=window), leaves, d_o)
+        for ours, theirs, exact in zip(got, eager, wanted, strict=True):
+            errors = [(x.double() - exact).norm() for x in (ours, theirs)]
+            assert not (errors[0] > 1.5 * errors[1] + 1e-6 * exact.norm())
 
 
 @ATTENTION

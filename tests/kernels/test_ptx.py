@@ -33,6 +33,7 @@ from kernels.latent.decode import latent_attention_decode
 from kernels.latent.forward import latent_forward
 from kernels.multi_token import bands as multi_token_bands
 from kernels.multi_token.bands import Layer
+from kernels.tensor_cores.early_launch import start_next_kernel, wait_for_previous_kernel
 
 ARCHITECTURES = [(7, 5), *(pytest.param(newer, marks=pytest.mark.nightly) for newer in [(8, 0), (9, 0)])]
 # properties of a kernel that are known at compile time
@@ -236,6 +237,20 @@ def test_the_kernels_of_bands(compiler, monkeypatch, d, taps):
     for kernel, _, _, *arguments in launched[1:4]:
         ptx = ptx_of(kernel, types.void(*map(type_of, arguments)), (9, 0, "a"), monkeypatch)
         assert ".f64" not in ptx and "__local_depot" not in ptx and "wgmma.mma_async.sync" in ptx
+
+
+@pytest.mark.parametrize(("architecture", "count"), [((8, 0), 0), ((9, 0), 1)])
+def test_instructions_of_early_launches_exist_only_on_gpus_that_have_them(
+    compiler, monkeypatch, architecture, count
+):
+    @cuda.jit
+    def kernel(x):
+        wait_for_previous_kernel()
+        start_next_kernel()
+        x[0] = 1
+
+    ptx = ptx_of(kernel, types.void(types.float32[:]), architecture, monkeypatch)
+    assert ptx.count("griddepcontrol.wait;") == ptx.count("griddepcontrol.launch_dependents;") == count
 
 
 def test_the_test_sees_what_it_looks_for(compiler, monkeypatch):

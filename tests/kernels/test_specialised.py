@@ -1,5 +1,6 @@
 """Tests of packed arguments and of the disk cache of machine code, with a driver that records its calls."""
 
+import ctypes
 import itertools
 import re
 import struct
@@ -411,6 +412,16 @@ def test_relaunched_calls_compute_the_same():
                     )
                     got = kernels.conv_attention(x, k, v, w, scale=scale)
                     assert (got - wanted).abs().max() <= 0.1
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_only_an_early_launch_has_an_attribute(early):
+    packed = driver.PackedLaunch(bytes(8), (1, 1, 1), (32, 1, 1), early)
+    configuration = packed.configuration
+    assert ctypes.sizeof(driver.Attribute) == 72 and configuration.attribute_count == early
+    if early:
+        attribute = driver.Attribute.from_address(configuration.attributes)
+        assert (attribute.number, attribute.value) == (6, 1)
 
 
 @pytest.mark.gpu

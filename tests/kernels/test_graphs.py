@@ -1,0 +1,105 @@
+"""Tests of computations that are recorded as CUDA graphs: kernels.common.graphs."""
+
+import pytest
+import torch
+
+from kernels import latent_attention, multi_token_attention, reference
+from kernels.common import graphs
+from kernels.common.graphs import replayed
+
+
+def combined(x, y):
+    """Return results of two dtypes, one of which is a view."""
+    return [(x.mT @ x)[1:], y * 2 + x.float().sum()]
+
+
+def given(seed, device):
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(3, 4, generator=generator).to(device) for _ in range(2))
+    return x.bfloat16(), y
+
+
+def test_on_the_cpu_nothing_is_recorded():
+    before = dict(graphs.recordings)
+    for seed in range(3):
+        tensors = given(seed, "cpu")
+        assert all(map(torch.equal, replayed("cpu", combined, tensors), combined(*tensors)))
+    assert graphs.recordings == before
+
+
+@pytest.mark.gpu
+def test_the_first_call_computes_and_later_ones_replay():
+    results, calls = [], []
+
+    def counted(*tensors):
+        calls.append(tensors)
+        return combined(*tensors)
+
+    for seed in range(5):
+        results.append(replayed("counted", counted, given(seed, "cuda")))
+    assert len(calls) == 3  # the first call, and before and during the recording
+    for seed, result in enumerate(results):  # no result is overwritten by a later call
+        assert all(map(torch.equal, result, combined(*given(seed, "cuda"))))
+
+
+@pytest.mark.gpu
+def test_shapes_and_types_and_streams_have_graphs_of_their_own():
+    def call():
+        for dtype in (torch.float32, torch.bfloat16):
+            for n in (3, 5):
+                x = torch.full((n, 4), float(n), device="cuda", dtype=dtype)
+                for _ in range(3):
+                    (y,) = replayed("sum", lambda x: [x.sum(0)], [x])
+                assert y.dtype == dtype and y.tolist() == [float(n * n)] * 4
+
+    call()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        call()
+
+
+@pytest.mark.gpu
+def test_a_computation_that_no_graph_can_hold_is_computed():
+    for number in range(4):
+        (y,) = replayed(
+            "host", lambda x: [x * x.sum().item()], [torch.full((2,), float(number), device="cuda")]
+        )
+        assert y.tolist() == [2.0 * number**2] * 2
+
+
+@pytest.mark.gpu
+def test_a_capture_of_the_caller_contains_the_launches():
+    x = torch.ones(4, device="cuda")
+    for _ in range(3):
+        replayed("captured", lambda x: [x + 1], [x])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (y,) = replayed("captured", lambda x: [x + 1], [x])
+    x.fill_(5)
+    graph.replay()
+    assert y.tolist() == [6.0] * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layer", ["latent", "multi-token"])
+def test_replayed_layers_have_the_errors_of_eager(layer, dtype):
+    """Compare forward and backward passes that are recorded at their second call, with new inputs each
+    time."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        if layer == "latent":
+            shapes, options = [(2, 4, 70, 32), *[(2, 70, 48)] * 2, (4, 32, 48), (4, 48, 32)], (0.5, 9)
+            functions = latent_attention, reference.latent_attention
+        else:
+            shapes, options = [*[(2, 4, 70, 32)] * 3, (4, 3, 5), (4, 4), (4, 2, 3), (4, 4)], ()
+            functions = multi_token_attention, reference.multi_token_attention
+        *leaves, d_o = (torch.randn(shape, device="cuda") / 2 for shape in (*shapes, shapes[0]))
+        leaves, d_o = [x.to(dtype).requires_grad_() for x in leaves], d_o.to(dtype)
+        wide = [x.detach().double().requires_grad_() for x in leaves]
+        found = []
+        for function, inputs in ((functions[0], leaves), (functions[1], leaves), (functions[1], wide)):
+            o = function(*inputs, *options)
+            found.append([o, *torch.autograd.grad(o, inputs, d_o.to(o.dtype))])
+        for ours, theirs, exact in zip(*found, strict=True):
+            errors = [(x.double() - exact).norm() for x in (ours, theirs)]
+            assert not (errors[0] > 1.5 * errors[1] + 1e-5 * exact.norm())
