@@ -25,7 +25,7 @@ ONCE, NEVER = "computed once", "cannot be recorded"
 
 recordings: OrderedDict = OrderedDict()  # key -> ONCE, NEVER or Recording
 pools: dict = {}  # (device, stream) -> handle of the memory that its recordings share
-lock = threading.Lock()
+lock = threading.RLock()
 
 
 class Recording(NamedTuple):
