@@ -82,7 +82,7 @@ def attention_operator(name, forward):
         tensors = [x.contiguous() for x in (q, k, v, o, log_sum, d_o)]
         if q.is_cuda and tuple(window) == EVERYTHING and q.shape == k.shape and q.numel():
             return single_tap_backward(*tensors, causal, scale, wanted)
-        options = causal, scale, tuple(window)
+        options = causal, scale, tuple(window), tuple(wanted)
         compute = functools.partial(plain_backward, options)
         if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > MOST_REPLAYED:
             return tuple(compute(*tensors))
@@ -97,7 +97,7 @@ def attention_operator(name, forward):
 
     @backward_operator.register_fake
     def shapes_backward(q, k, v, o, log_sum, d_o, causal, scale, window, wanted):
-        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+        return tuple(x.new_empty(x.shape if want else (0,)) for x, want in zip((q, k, v), wanted))
 
     functions = checked_forward, checked_backward
     return differentiable_once(forward_operator, backward_operator, functions, 3, 3, "attention")
@@ -115,13 +115,14 @@ def single_tap_backward(q, k, v, o, log_sum, d_o, causal, scale, wanted, run=Non
 
 
 def plain_backward(options, *tensors):
-    """Return [dQ, dK, dV] in plain PyTorch, in the dtypes of the first three tensors.
+    """Return [dQ, dK, dV] in plain PyTorch, in the dtype of q. Gradients that are not wanted are empty.
 
     tensors: q, k, v, o, log_sum and d_o.
-    options: (causal, scale, window).
+    options: (causal, scale, window, wanted).
     """
-    gradients = attention_backward(*(x.float() for x in tensors), *options)
-    return [x.to(tensors[0].dtype) for x in gradients]
+    q, wanted = tensors[0], options[-1]
+    gradients = attention_backward(*(x.float() for x in tensors), *options[:-1])
+    return [x.to(q.dtype) if want else q.new_empty(0) for x, want in zip(gradients, wanted)]
 
 
 @functools.cache
