@@ -38,7 +38,14 @@ from kernels.common.arguments import ANY_FLOAT, HALVES
 from kernels.common.launch import width_for
 from kernels.common.tiles import MINUS_INFINITY, load_tile, reciprocal, weight
 from kernels.flash.hopper_forward import flash_hopper_forward
-from kernels.flash.operators import attend, attention_operator, checked, launch_rows
+from kernels.flash.operators import (
+    attend,
+    attention_operator,
+    checked,
+    fits_single_tap,
+    launch_rows,
+    single_tap_forward,
+)
 from kernels.flash.tensor_forward import flash_tensor_forward
 from kernels.flash.window import EVERYTHING
 from kernels.tensor_cores.launch import HOPPER, capability
@@ -127,7 +134,14 @@ def flash_forward(q, k, v, causal=True, scale=None, run=None, window=None):
     return checked(forward, ANY_FLOAT, q, k, v, causal, scale, window, run)
 
 
-flash_forward_operator = attention_operator("flash", forward)
+def fastest_forward(q, k, v, causal, scale, window, run):
+    """Return (O, L) like `forward`. For float32 on a GPU, the tiles of the convolution are faster."""
+    if run is None and q.dtype == torch.float32 and fits_single_tap(q, k, window):
+        return single_tap_forward(q, k, v, causal, scale)
+    return forward(q, k, v, causal, scale, window, run)
+
+
+flash_forward_operator = attention_operator("flash", fastest_forward)
 
 
 def flash_attention(
@@ -164,9 +178,11 @@ def flash_attention(
     compute with float32 accumulators, which requires a GPU of compute capability 8.0 or newer
     (`kernels.flash.tensor_forward`; without a window on compute capability 9.0, `hopper_forward`).
 
-    The function is differentiable once, with respect to q, k and v. On a GPU, its backward pass launches the
-    kernels of `conv_attention` with a single tap. With a window, with N_k different from N, and on the CPU,
-    it is plain PyTorch in float32 and needs memory for the N×N matrix. Under torch.compile it is one opaque
+    On a GPU, without a window and with N_k = N, the forward pass in float32 and the backward pass launch the
+    kernels of `conv_attention` with a single tap, which are faster. For few float32 scores and in all other
+    cases, the backward pass is plain PyTorch in float32 and needs memory for the N×N matrix.
+
+    The function is differentiable once, with respect to q, k and v. Under torch.compile it is one opaque
     operator. Raise TypeError or ValueError for an invalid argument; the message states the actual and the
     expected value.
     """

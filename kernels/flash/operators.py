@@ -18,12 +18,15 @@ from kernels.common.autograd import differentiable_once, operator
 from kernels.common.graphs import replayed
 from kernels.common.launch import launch, output
 from kernels.conv.backward import backward as conv_backward
+from kernels.conv.forward import forward as conv_forward
 from kernels.flash.window import EVERYTHING, Window, checked_window
 from kernels.reference import attention_backward
 
 # maximum number of scores for which the backward pass in PyTorch is recorded as a CUDA graph; with more, it
 # takes longer on the GPU than in Python
 MOST_REPLAYED = 2**22
+# maximum number of float32 scores for which PyTorch, which stores them, is faster than the kernels
+MOST_STORED = 2**24
 
 
 def checked(forward, dtypes, q, k, v, causal, scale, window, run):
@@ -56,9 +59,8 @@ def attention_operator(name, forward):
     """Create the function (q, k, v, causal, scale, window) -> (O, L), with gradients, and its operator from
     `forward`.
 
-    On a GPU, without a window and with as many keys as queries, the backward pass is that of
-    `conv_attention` with a single tap of 1. Otherwise it is plain PyTorch in float32, and needs memory for
-    the N×N matrix.
+    The backward pass is that of `conv_attention` with a single tap of 1 if `fits_single_tap`, except for few
+    float32 scores. Otherwise it is plain PyTorch in float32, and needs memory for the N×N matrix.
     """
 
     def checked_forward(
@@ -80,11 +82,13 @@ def attention_operator(name, forward):
         wanted: list[bool],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         tensors = [x.contiguous() for x in (q, k, v, o, log_sum, d_o)]
-        if q.is_cuda and tuple(window) == EVERYTHING and q.shape == k.shape and q.numel():
+        scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+        kernels_are_faster = q.dtype != torch.float32 or scores > MOST_STORED
+        if kernels_are_faster and fits_single_tap(q, k, window):
             return single_tap_backward(*tensors, causal, scale, wanted)
         options = causal, scale, tuple(window), tuple(wanted)
         compute = functools.partial(plain_backward, options)
-        if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > MOST_REPLAYED:
+        if scores > MOST_REPLAYED:
             return tuple(compute(*tensors))
         return tuple(replayed((plain_backward, options), compute, tensors))
 
@@ -101,6 +105,16 @@ def attention_operator(name, forward):
 
     functions = checked_forward, checked_backward
     return differentiable_once(forward_operator, backward_operator, functions, 3, 3, "attention")
+
+
+def fits_single_tap(q, k, window):
+    """Return whether `conv_attention` with a single tap computes this attention, and q is on a GPU."""
+    return q.is_cuda and tuple(window) == EVERYTHING and q.shape == k.shape and q.numel() > 0
+
+
+def single_tap_forward(q, k, v, causal, scale):
+    """Return (O, L) by the kernels of `conv_attention`, whose convolution has a single tap of 1."""
+    return conv_forward(q, k, v, single_tap(q.shape[1], q.dtype, q.device), causal, scale)
 
 
 def single_tap_backward(q, k, v, o, log_sum, d_o, causal, scale, wanted, run=None):
