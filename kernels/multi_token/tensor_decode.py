@@ -181,6 +181,15 @@ def weights_kernel(most, c_k, after, kind):
     widened = widener(kind)
     left, tap_turns, turns = (c_k - 1) // 2, -(-tap_columns * slots // LANES), -(-span // LANES)
 
+    @cuda.jit(device=True)
+    def load_taps(own_taps, w_rows):
+        lane = cuda.threadIdx.x & LANE
+        for turn in range(tap_turns):
+            b, r = (turn * LANES + lane) // slots, (turn * LANES + lane) % slots
+            if b < tap_columns:
+                tap = widened(w_rows[min(r, after - 1), min(b, c_k - 1)])
+                own_taps[b, r] = tap if b < c_k else float32(0)
+
     @cuda.jit(max_registers=64)
     def multi_token_weights_kernel(t, ends, w, head_map, weights):
         """Store U' in weights (B, H, N_k), the weights of the values.
@@ -199,7 +208,8 @@ def weights_kernel(most, c_k, after, kind):
         first_head, first = cuda.blockIdx.y * group, cuda.blockIdx.x * TILE
         lane, warp, keys = thread & LANE, thread // LANES, t.shape[3]
         p, own_taps = ps[warp], taps[warp]
-        # 1. load the map, and m and 1 / l of each row
+        # 1. load the map and the taps of the warp's first head; then m and 1 / l of each row
+        load_taps(own_taps, w[first_head + min(warp, group - 1)])
         for element in range(thread, group * most, threads):
             g, h = element // most, element % most
             shares[g, h] = widened(head_map[cuda.blockIdx.y, g, h]) if h < group else float32(0)
@@ -212,12 +222,9 @@ def weights_kernel(most, c_k, after, kind):
         # 2. compute U, one head per warp and two keys per lane
         for h0 in range(warp, group, warps):
             h = h0 & (most - 1)
-            rows, w_rows = t[batch, first_head + h], w[first_head + h]
-            for turn in range(tap_turns):
-                b, r = (turn * LANES + lane) // slots, (turn * LANES + lane) % slots
-                if b < tap_columns:
-                    tap = widened(w_rows[min(r, after - 1), min(b, c_k - 1)])
-                    own_taps[b, r] = tap if b < c_k else float32(0)
+            rows = t[batch, first_head + h]
+            if h0 != warp:
+                load_taps(own_taps, w[first_head + h])
             for turn in range(turns):
                 x = turn * LANES + lane
                 j = first - left + x
