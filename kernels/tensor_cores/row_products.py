@@ -1,6 +1,8 @@
 """Row sums of the product of two 16-bit tensors: D = rowsum(dO * O) of the backward passes, in float32.
 
-grid    (⌈N / WARPS⌉, H, B)      block   WARPS · 32 threads, one warp per row
+A warp computes ROWS rows, so that the loads of several rows are in flight at the same time.
+
+grid    (⌈N / (WARPS · ROWS)⌉, H, B)      block   WARPS · 32 threads
 """
 
 import functools
@@ -15,7 +17,7 @@ from kernels.common.splits import LANE, LANES, sum_of_warp
 from kernels.tensor_cores.instructions import high_bf16, high_f16, low_bf16, low_f16
 from kernels.tensor_cores.launch import kind_of
 
-WARPS = 8
+WARPS, ROWS = 8, 4
 HALVES_OF = {"bfloat16": (low_bf16, high_bf16), "float16": (low_f16, high_f16)}
 
 
@@ -29,16 +31,21 @@ def row_products_kernel(kind):
 
         x, y: (B, H, N, d / 2), two 16-bit values per int32.
         """
-        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
-        i, lane = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // LANES, cuda.threadIdx.x & LANE
-        if i < out.shape[2]:
-            total = float32(0)
-            for c in range(lane, x.shape[3], LANES):
+        batch, head, n = cuda.blockIdx.z, cuda.blockIdx.y, out.shape[2]
+        lane = cuda.threadIdx.x & LANE
+        first = (cuda.blockIdx.x * WARPS + cuda.threadIdx.x // LANES) * ROWS
+        totals = cuda.local.array(ROWS, float32)
+        for row in range(ROWS):
+            totals[row] = float32(0)
+        for c in range(lane, x.shape[3], LANES):
+            for row in range(ROWS):
+                i = min(first + row, n - 1)
                 a, b = uint32(x[batch, head, i, c]), uint32(y[batch, head, i, c])
-                total += low(a) * low(b) + high(a) * high(b)
-            total = sum_of_warp(total)
-            if lane == 0:
-                out[batch, head, i] = total
+                totals[row] += low(a) * low(b) + high(a) * high(b)
+        for row in range(ROWS):
+            total = sum_of_warp(totals[row])
+            if lane == 0 and first + row < n:
+                out[batch, head, first + row] = total
 
     return row_products_kernel
 
@@ -62,5 +69,5 @@ def row_products(x, y, run=None):
 def row_products_launch(x, y, out):
     """Return (kernel, grid, block, *arguments) with which `row_products` computes `out`; d is even."""
     batch, heads, n, _ = x.shape
-    words = Bits(x, torch.int32), Bits(y, torch.int32)
-    return row_products_kernel(kind_of(x)), (-(-n // WARPS), heads, batch), WARPS * LANES, *words, out
+    words, grid = (Bits(x, torch.int32), Bits(y, torch.int32)), (-(-n // (WARPS * ROWS)), heads, batch)
+    return row_products_kernel(kind_of(x)), grid, WARPS * LANES, *words, out
