@@ -27,7 +27,7 @@ Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 
 import functools
 
 from numba import boolean, cuda
-from numpy import float32, int16, int32, int64, uint32, uint64
+from numpy import float32, int16, int32, int64, uint32
 
 from kernels.conv.banded_products import SIDE
 from kernels.conv.banded_tiles import (
@@ -38,21 +38,21 @@ from kernels.conv.banded_tiles import (
     PARITIES,
     RING,
     WARP_ROWS,
-    column_copier,
     convolver,
     diagonal_adder,
     in_ring,
     product_starter,
-    row_copier,
+    score_packer,
     sums_of_taps,
     take,
     tap_gradient_adder,
+    tile_copier,
 )
 from kernels.conv.tensor_backward_tiles import band_loader, frame_of
 from kernels.tensor_cores.instructions import cp_async_commit, cp_async_wait_0, exp2_approx
 from kernels.tensor_cores.tiles import ARITHMETIC, LOG2E, clamped, window_of
 from kernels.tensor_cores.warpgroup import fence_proxy_async, matrix_descriptor, wgmma_wait_0
-from kernels.tensor_cores.warpgroup_tiles import PATTERN, SWIZZLE
+from kernels.tensor_cores.warpgroup_tiles import PATTERN, SWIZZLE, generated
 
 CLEARED = 8  # parts of 32 columns after a tile's last column, which the products may read
 
@@ -72,6 +72,58 @@ def offsets_of(c_q, c_k):
 def parts_of(keys, c_q, c_k):
     """Return the number of 32-column parts in a band whose rows see `keys` keys."""
     return -(-(keys - offsets_of(c_q, c_k)[1]) // COLUMNS)
+
+
+@cuda.jit(device=True)
+def hide_scores(x, row, column):
+    """Set those scores of a warp to 0 that the causal mask hides: the ones to the right of the diagonal.
+
+    row, column: the indices of the warp's first score.
+    """
+    lane = int32(cuda.threadIdx.x) & int32(31)
+    for part in range(4):
+        seen = int32(row - column) + int32((part & 1) * 16 + (part >> 1)) + (lane >> 2) * 2 - (lane & 3) * 2
+        for y in range(HALF // 2):
+            z = (part >> 1) * HALF + (y >> 1) * 4 + (part & 1) * 2 + (y & 1)
+            if int32((y >> 1) * 8 + (y & 1)) > seen:
+                x[z] = float32(0)
+
+
+@cuda.jit(device=True)
+def hide(x, x2, row, column, n, causal):
+    """Set the scores of a warp that are masked or outside the sequence to 0."""
+    lane = int32(cuda.threadIdx.x) & int32(31)
+    first = int32(-column) - (lane & 3) * 2
+    for part in range(4):
+        i = int32(row) + int32((part & 1) * 16 + (part >> 1)) + (lane >> 2) * 2
+        last = int32((min(i, int32(n - 1)) if causal else int32(n - 1)) + first)
+        last = int32(-1) if i >= int32(n) else last
+        for y in range(HALF // 2):
+            z = (part >> 1) * HALF + (y >> 1) * 4 + (part & 1) * 2 + (y & 1)
+            c = int32((y >> 1) * 8 + (y & 1))
+            if c < first or c > last:
+                x[z] = x2[z] = float32(0)
+
+
+def part_storer():
+    """Create store_part(part, scores, stored), which stores a warp's rows in a part of a band.
+
+    part: (256,), int64 elements with four scores each: eight rows of the same half and parity, with their
+        columns 0 to 15; then their columns 16 to 31; then the other rows.
+    scores: the registers of `score_packer`.
+    stored: for each half and parity, whether to store this lane's row.
+    """
+    lines = ["lane = uint32(cuda.threadIdx.x) & uint32(31)"]
+    for rows in range(4):
+        lines.append(f"if stored[{rows}]:")
+        for side in range(BLOCKS // 2):
+            x, at = (rows >> 1) * 8 + (rows & 1) + side * 4, rows * 64 + side * 32
+            both = f"uint64(scores[{x}]) | uint64(scores[{x + 2}]) << uint64(32)"
+            lines.append(f"    part[uint32({at}) + lane] = int64({both})")
+    return generated("store_part(part, scores, stored)", lines, int64=int64)
+
+
+store_part = part_storer()
 
 
 @functools.cache
@@ -96,43 +148,13 @@ def score_gradient_kernel(width, kind, c_q, c_k, warps, bits=False):
     t_offset, s_offset = offsets_of(c_q, c_k)
     bands_in_all, places = c_q * window, (rows + halo + 1) // 2
     sum_numbers = sums_of_taps(c_q, c_k)
-    copy_rows, copy = row_copier(rows, width, threads), column_copier(width, threads)
+    copy_rows = tile_copier(rows, width, PARITIES, threads)
+    copy = tile_copier(COLUMNS, width, 1, threads)
     start, convolve = product_starter(kind, width, half_rows), convolver(kind, c_q, c_k)
-    zeros = (float32(0),) * HALF
+    zeros, no_scores = (float32(0),) * HALF, (uint32(0),) * (NUMBERS // 2)
     add_diagonals = diagonal_adder(c_q, c_k)
     add_tap_gradients = tap_gradient_adder(kind, c_q, c_k)
-    load_bands = band_loader(kind, frame, False, bits)
-
-    @cuda.jit(device=True)
-    def hide_scores(x, row, column):
-        """Set those scores of a warp to 0 that the causal mask hides: the ones to the right of the diagonal.
-
-        row, column: the indices of the warp's first score.
-        """
-        lane = int32(cuda.threadIdx.x) & int32(31)
-        for part in range(4):
-            seen = (
-                int32(row - column) + int32((part & 1) * 16 + (part >> 1)) + (lane >> 2) * 2 - (lane & 3) * 2
-            )
-            for y in range(HALF // 2):
-                z = (part >> 1) * HALF + (y >> 1) * 4 + (part & 1) * 2 + (y & 1)
-                if int32((y >> 1) * 8 + (y & 1)) > seen:
-                    x[z] = float32(0)
-
-    @cuda.jit(device=True)
-    def hide(x, x2, row, column, n, causal):
-        """Set the scores of a warp that are masked or outside the sequence to 0."""
-        lane = int32(cuda.threadIdx.x) & int32(31)
-        first = int32(-column) - (lane & 3) * 2
-        for part in range(4):
-            i = int32(row) + int32((part & 1) * 16 + (part >> 1)) + (lane >> 2) * 2
-            last = int32((min(i, int32(n - 1)) if causal else int32(n - 1)) + first)
-            last = int32(-1) if i >= int32(n) else last
-            for y in range(HALF // 2):
-                z = (part >> 1) * HALF + (y >> 1) * 4 + (part & 1) * 2 + (y & 1)
-                c = int32((y >> 1) * 8 + (y & 1))
-                if c < first or c > last:
-                    x[z] = x2[z] = float32(0)
+    load_bands, packed = band_loader(kind, frame, False, bits), score_packer(kind)
 
     @cuda.jit(device=True)
     def store_scores(ring, x, warp, block):
@@ -143,31 +165,14 @@ def score_gradient_kernel(width, kind, c_q, c_k, warps, bits=False):
             at = in_ring(block + (z % HALF >> 2))
             ring[at, z // HALF, place, lane & 3] = int32(pack(x[z], x[z + 1]))
 
-    @cuda.jit(device=True)
-    def store_part(part, x, stored):
-        """Store a warp's rows in a part of a band, rounded to 16 bits.
-
-        part: (256,), int64 elements with four scores each: eight rows of the same half and parity, with their
-            columns 0 to 15; then their columns 16 to 31; then the other rows.
-        stored: for each half and parity, whether to store this lane's row.
-        """
-        lane = uint32(cuda.threadIdx.x) & uint32(31)
-        for rows in range(4):
-            if stored[rows]:
-                for side in range(BLOCKS // 2):
-                    z = (rows >> 1) * HALF + (rows & 1) * 2 + side * 8
-                    low, high = pack(x[z], x[z + 1]), pack(x[z + 4], x[z + 5])
-                    at = uint32(uint32(rows * 64 + side * 32) + lane)
-                    part[at] = int64(uint64(low) | uint64(high) << uint64(32))
-
     @cuda.jit
     def conv_score_gradient_kernel(
         q, d_o, k, v, w, log_sum, delta, scale, causal, first_row, last_row, earlier, p_band, s_band, d_w
     ):
         x_tile = cuda.shared.array((PARITIES, pieces, half_rows, SIDE), int16, alignment=PATTERN)
         x2_tile = cuda.shared.array((PARITIES, pieces, half_rows, SIDE), int16, alignment=PATTERN)
-        y_tile = cuda.shared.array((pieces, COLUMNS, SIDE), int16, alignment=PATTERN)
-        y2_tile = cuda.shared.array((pieces, COLUMNS, SIDE), int16, alignment=PATTERN)
+        y_tile = cuda.shared.array((1, pieces, COLUMNS, SIDE), int16, alignment=PATTERN)
+        y2_tile = cuda.shared.array((1, pieces, COLUMNS, SIDE), int16, alignment=PATTERN)
         s_ring = cuda.shared.array((RING, PARITIES, places, 4), int32, alignment=16)
         g_ring = cuda.shared.array((RING, PARITIES, places, 4), int32, alignment=16)
         bands = cuda.shared.array((bands_in_all, 32), uint32)
@@ -218,8 +223,8 @@ def score_gradient_kernel(width, kind, c_q, c_k, warps, bits=False):
         cuda.syncthreads()
         of_x = matrix_descriptor(x_tile, (0, 0, group_row, 0), 16, PATTERN, SWIZZLE)
         of_x2 = matrix_descriptor(x2_tile, (0, 0, group_row, 0), 16, PATTERN, SWIZZLE)
-        of_y = matrix_descriptor(y_tile, (0, 0, 0), 16, PATTERN, SWIZZLE)
-        of_y2 = matrix_descriptor(y2_tile, (0, 0, 0), 16, PATTERN, SWIZZLE)
+        of_y = matrix_descriptor(y_tile, (0, 0, 0, 0), 16, PATTERN, SWIZZLE)
+        of_y2 = matrix_descriptor(y2_tile, (0, 0, 0, 0), 16, PATTERN, SWIZZLE)
         even, odd = start(zeros, zeros, of_x, of_y)
         for first in range(0, end, COLUMNS):
             # 1. Compute S0, 0 where masked.
@@ -255,7 +260,7 @@ def score_gradient_kernel(width, kind, c_q, c_k, warps, bits=False):
             if edge or causal and column + COLUMNS - 1 > row:
                 hide(s, g, row, column, n, causal)
             store_scores(g_ring, g, warp, block)
-            store_part(p_band[cuda.blockIdx.x, tile * warps + warp, first // COLUMNS], s, stored)
+            store_part(p_band[cuda.blockIdx.x, tile * warps + warp, first // COLUMNS], packed(s), stored)
             cuda.syncwarp()
             add_tap_gradients(sums, s_ring, g_ring, masks, warp, block)
             cp_async_wait_0()
@@ -273,16 +278,14 @@ def score_gradient_kernel(width, kind, c_q, c_k, warps, bits=False):
             if scaled:
                 for z in range(NUMBERS):
                     g[z] = clamped(g[z])
-            store_part(s_band[cuda.blockIdx.x, tile * warps + warp, first // COLUMNS], g, stored)
+            store_part(s_band[cuda.blockIdx.x, tile * warps + warp, first // COLUMNS], packed(g), stored)
             block = in_ring(block + BLOCKS)
         even, odd = wgmma_wait_0(even), wgmma_wait_0(odd)
         # 4. clear the columns that only later tiles of the band have
-        for z in range(NUMBERS):
-            s[z] = float32(0)
         unused = (end + COLUMNS - 1) // COLUMNS
         for column in range(unused, min(p_band.shape[2], unused + CLEARED)):
-            store_part(p_band[cuda.blockIdx.x, tile * warps + warp, column], s, stored)
-            store_part(s_band[cuda.blockIdx.x, tile * warps + warp, column], s, stored)
+            store_part(p_band[cuda.blockIdx.x, tile * warps + warp, column], no_scores, stored)
+            store_part(s_band[cuda.blockIdx.x, tile * warps + warp, column], no_scores, stored)
         # 5. sum the taps' gradients along each diagonal j' - j = tap, then over the warps
         add_diagonals(sums, diagonals, totals, warp)
         cuda.syncthreads()

@@ -23,7 +23,7 @@ from kernels.tensor_cores.instructions import (
 )
 from kernels.tensor_cores.tiles import ARITHMETIC, CHUNK, window_of
 from kernels.tensor_cores.warpgroup import wgmma
-from kernels.tensor_cores.warpgroup_tiles import PTX_KIND, generated
+from kernels.tensor_cores.warpgroup_tiles import PTX_KIND, all_of, generated
 
 COLUMNS = 32  # columns per iteration
 BLOCKS = COLUMNS // 8  # blocks of eight columns per iteration
@@ -40,9 +40,11 @@ WARP_ROWS = 16 * PARITIES
 
 
 @functools.cache
-def row_copier(rows, width, threads):
+def tile_copier(rows, width, parities, threads):
     """Create copy(tile, x, batch, head, first), which copies rows [first, first + rows) of x[batch, head] to
-    a tile (PARITIES, pieces, rows / 2, SIDE): even rows, then odd rows. Rows outside x become zeros.
+    a tile (parities, pieces, rows / parities, SIDE). Rows outside x become zeros.
+
+    parities: PARITIES if the tile has the even rows, then the odd rows; otherwise 1.
 
     The copies are asynchronous: the caller must commit them and wait.
     """
@@ -56,27 +58,8 @@ def row_copier(rows, width, threads):
             i, chunk = number // chunks, number % chunks
             inside = 0 <= first + i and first + i < n
             source = batch, head, first + i if inside else 0, chunk * CHUNK
-            place = (i & 1, chunk >> 3, i >> 1, ((chunk ^ (i >> 1)) & 7) * CHUNK)
-            cp_async_16(tile, place, x, source, int32(16) if inside else int32(0))
-
-    return copy
-
-
-@functools.cache
-def column_copier(width, threads):
-    """Create copy(tile, x, batch, head, first), which copies COLUMNS rows of x[batch, head] to a tile
-    (pieces, COLUMNS, SIDE), like `row_copier`."""
-    chunks = width // CHUNK
-
-    @cuda.jit(device=True)
-    def copy(tile, x, batch, head, first):
-        n = x.shape[2]
-        for turn in range(COLUMNS * chunks // threads):
-            number = cuda.threadIdx.x + turn * threads
-            j, chunk = number // chunks, number % chunks
-            inside = 0 <= first + j and first + j < n
-            source = batch, head, first + j if inside else 0, chunk * CHUNK
-            place = (chunk >> 3, j, ((chunk ^ j) & 7) * CHUNK)
+            parity, row = i % parities, i // parities
+            place = parity, chunk >> 3, row, ((chunk ^ row) & 7) * CHUNK
             cp_async_16(tile, place, x, source, int32(16) if inside else int32(0))
 
     return copy
@@ -111,6 +94,14 @@ def accumulator_taker():
 
 
 take = accumulator_taker()
+
+
+@functools.cache
+def score_packer(kind):
+    """Create packed(x), which rounds a warp's rows to 16 bits. The registers are those of the even rows, then
+    of the odd rows, with four for each pair of blocks."""
+    parts = all_of(f"pack(x[{z}], x[{z + 1}])" for z in range(0, NUMBERS, 2))
+    return generated("packed(x)", [f"return {parts}"], pack=ARITHMETIC[kind].pack)
 
 
 # Convolution ------------------------------------------------------------------------------------------------
