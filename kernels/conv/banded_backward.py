@@ -1,7 +1,8 @@
 """Convolutional attention, backward pass in bands of queries, for GPUs of compute capability 9.0 (Hopper).
 
-For a band of queries of all heads, `banded_scores` computes P and dS in 16 bits in scratch memory, and
-`banded_products` multiplies them. The next band overwrites the scratch memory. A band has at most about BAND
+For a band of queries of all heads, `banded_wgmma` computes P and dS in 16 bits in scratch memory, and
+`banded_products` multiplies them. If two blocks of `banded_wgmma` do not fit into shared memory,
+`banded_scores` replaces it. The next band overwrites the scratch memory. A band has at most about BAND
 scores, so that no N×N matrix is stored.
 
 All sums have a fixed order, so the results are reproducible bit for bit.
@@ -18,6 +19,7 @@ from torch.nn.functional import pad
 
 from kernels.common.launch import Bits, launch, output, remember_steps, remembered, repeat
 from kernels.common.splits import multiprocessors
+from kernels.conv import banded_wgmma
 from kernels.conv.banded_products import (
     COLUMNS_PER_BLOCK,
     ROWS_PER_BLOCK,
@@ -213,7 +215,11 @@ class Pass:
         """Compute P and dS of a band, and add to dW."""
         w, log_sum = self.tensors[W], self.tensors[LOG_SUM]
         taps, bits = taps_operand(w, self.tensors[Q])
-        kernel = score_gradient_kernel(self.width, self.kind, *self.taps, self.plan.warps, bits)
+        options = self.width, self.kind, *self.taps
+        if self.plan.warps == banded_wgmma.WARPS and banded_wgmma.suits(self.width, *self.taps):
+            kernel = banded_wgmma.wgmma_score_gradient_kernel(*options, bits)
+        else:
+            kernel = score_gradient_kernel(*options, self.plan.warps, bits)
         self.step(
             (Q, D_O, K, V, W, LOG_SUM, DELTA, P, S, W_PARTS),
             kernel,
