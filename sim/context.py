@@ -106,7 +106,8 @@ class Context:
         self.mixes_blocks = not (self.enabled.local or self.enabled.branches)
 
         # --- numbers of sites with special atomics ----------------------------------------------------------
-        self.overwriting = set()  # atomics whose result does not depend on the old value, such as exch
+        # atomics whose result does not depend on the old value, such as exch; loads that update a bit-field
+        self.overwriting = set()
         self.strong = {}  # relaxed and acquire loads, relaxed and release stores -> LOAD or STORE
         self.mbarriers = False  # whether the kernel may initialise mbarriers
         self.invalidates = False  # whether the kernel may invalidate mbarriers (mbarrier.inval)

@@ -327,9 +327,9 @@ class Uninitialized(OrderingObserver):
         return [(i, is_set) for i in suspects.tolist() if not covered(i)]
 
     def sets(self, site):
-        """Return a mask of the accesses that write without reading first: stores, and the atomic exch."""
-        atomic = site & 3 == ATOMIC
-        return (site & 3 == STORE) | atomic & (atomic.any() and np.isin(site, list(self.context.overwriting)))
+        """Return a mask of the accesses that do not use the old value: stores, and Context.overwriting."""
+        stores, others = site & 3 == STORE, list(self.context.overwriting)
+        return stores | np.isin(site, others) if others else stores
 
     def read(self, block, thread, site, address):
         what = "changed" if site & 3 == ATOMIC else "read"

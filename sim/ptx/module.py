@@ -187,6 +187,7 @@ class Kernel(base.Kernel):
         context.kernel, context.language = self.__name__, self.module.origin.language
         context.outline, context.timed = self.module.origin.outline, program.timed
         context.hoisted, context.noncoherent = program.hoisted, program.noncoherent
+        context.overwriting |= program.field_updates
         context.mbarriers = "mbarrier_init" in program.used
         context.invalidates = "mbarrier_inval" in program.used
         context.registers_at_launch = entry_registers(self.registers_at_launch(), program.used)

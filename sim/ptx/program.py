@@ -15,6 +15,7 @@ from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics, calls, device_runtime, special_registers
 from sim.ptx.effects import effects_of
 from sim.ptx.emit import Writer
+from sim.ptx.field_updates import FieldUpdates
 from sim.ptx.grid_sync import GridSync
 from sim.ptx.subwords import Subwords, nbytes_of
 from sim.ptx.syntax import python_name
@@ -53,7 +54,8 @@ class Program:
         self.accessed = set()  # numbers of the sites that access global or shared memory
         self.polls = False  # whether some loop can wait for another thread (sim.ptx.polling)
         self.timed = {}  # Python name of a function -> its variables that contain times
-        self.noncoherent = set()  # the sites of ld.global.nc
+        # the sites of ld.global.nc, and of loads that only serve to update a bit-field
+        self.noncoherent, self.field_updates = set(), set()
         self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
         self.counter, self.missing = itertools.count(1), []
         self.source = self.translate()
@@ -62,8 +64,7 @@ class Program:
         """Return the source. Raise LaunchError with a list of the unsupported instructions."""
         done, lines = {}, []  # done: name -> Python name, or None for a function without a body
         self.pending = [self.entry]
-        # Translate the direct callees first. Translating a function can add further callees, or an indirect
-        # call.
+        # Translate the direct callees first. A function can add further callees, or an indirect call.
         while self.pending or self.calls_pointers:
             if self.pending:
                 function, by_pointer = self.pending.pop(), False
@@ -243,6 +244,7 @@ class Program:
         site = self.access_site("load", space)
         rest = ptx_type, space, count, site, not self.tracks
         self.noncoherent |= {site} if "nc" in self.item.names else set()
+        self.field_updates |= {site} if self.item in self.analysis(FieldUpdates) else set()
         return self.new_name("load", lambda run: run.memory.make_load(*rest))
 
     def store(self, ptx_type, space, count):
@@ -282,8 +284,7 @@ class Program:
 
     def acts_on(self, space, access):
         """Return whether the value of the current strong load can affect what the thread does."""
-        # A volatile access to shared memory counts as weak. Threads can synchronise through it only in a loop
-        # that waits for the value to change.
+        # A volatile access to shared memory is weak: threads synchronise by it in a waiting loop only.
         if access.volatile and space == "shared":
             return self.uses.waits_for(self.item)
         return not access.volatile or self.uses.acts_on(self.item)
