@@ -26,7 +26,8 @@ Read the files in this order:
     streams     the order of streams, and host accesses that do not wait for them
     call_sites  source lines of host calls
     unchecked   failed calls whose result the source ignores
-    footprints  the memory that the nodes of a graph access
+    footprints  the memory that operations access, and unordered nodes of a graph
+    stream_races  operations of different streams that access the same memory in no order
     findings    findings about host code; output of all findings and of the summary
     handlers_memory, handlers_copies   allocation; copies, cudaMemset and variables
     handlers_launch, handlers_device   launches; devices, errors, streams and events

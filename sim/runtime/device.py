@@ -26,13 +26,13 @@ from sim.runtime.errors import (
 )
 from sim.runtime.findings import HostFinding, Log
 from sim.runtime.handlers_graphs import Graphs
-from sim.runtime.memory import MANAGED, DeviceMemory
+from sim.runtime.memory import MANAGED, PINNED, DeviceMemory
+from sim.runtime.stream_races import NOT_RECORDED, StreamRaces
 from sim.runtime.streams import Streams
 
 # largest size in bytes of dynamic shared memory that does not require cudaFuncSetAttribute
 STATIC_LIMIT = DeviceSpec.dynamic_shared_bytes
 WATCHED_LIMIT = 64 << 20  # largest size in bytes of managed memory that each launch compares
-OBSERVED_THREADS = 1 << 14  # largest launch of a graph whose accesses are recorded, which is interpreted
 
 
 @dataclass
@@ -131,6 +131,7 @@ class Device:
     events: dict[int, float | None] = field(default_factory=dict)
     streams: Streams = field(default_factory=Streams)
     graphs: Graphs = field(default_factory=Graphs)
+    races: StreamRaces = field(default_factory=StreamRaces)
     could_not_run: bool = False
     limits: dict[int, int] = field(default_factory=dict)
     cluster: tuple[int, int, int] = (1, 1, 1)
@@ -177,7 +178,7 @@ class Device:
             capture.add(self.new_handle(), stream, action, self.call)
             return SUCCESS
         self.streams.issue(stream)
-        return action()
+        return self.races.execute(self, action)
 
     def launch(
         self, function: HostFunction, grid: tuple, block: tuple, arguments: int, shared: int, stream: int
@@ -238,12 +239,12 @@ class Device:
 
     @contextlib.contextmanager
     def watched_managed_memory(self, kernel: Kernel) -> Iterator[None]:
-        """After a launch, protect the managed memory that it has changed, until the host waits for it.
+        """After a launch, protect the managed and pinned memory that it has changed, until the host waits.
 
         Kernels that communicate with the running host contain operations of system scope. Their memory is not
         protected.
         """
-        managed = [b for b in self.memory.buffers.values() if b.kind == MANAGED]
+        managed = [b for b in self.memory.buffers.values() if b.kind in (MANAGED, PINNED)]
         if sum(b.root.size for b in managed) > WATCHED_LIMIT or ".sys" in "\n".join(kernel.module.text.lines):
             managed = []
         before = [buffer.root.copy() for buffer in managed]
@@ -253,16 +254,16 @@ class Device:
             if changed.size:
                 start, end = int(changed[0]), int(changed[-1]) + 1
                 what = f"{kernel.__name__} writes {buffer}"
-                self.streams.watch(buffer.base + start, end - start, True, what, self.call)
+                self.streams.watch(buffer.root.ctypes.data + start, end - start, True, what, self.call)
 
     def configure(self, kernel: Kernel, seed: int, grid: tuple, block: tuple, shared: int) -> Any:
         """Return the function that runs a launch. Raise LaunchError if the configuration is invalid."""
         options, observers = self.options, self.options.observers
         if self.graphs.footprint is not None:
-            if prod(grid) * prod(block) <= OBSERVED_THREADS:
+            if self.races.can_record(prod(grid) * prod(block)):
                 observers += (self.graphs.footprint,)
             else:
-                self.log.notes["missing dependencies of large kernels in graphs were not looked for"] = None
+                self.log.notes[NOT_RECORDED] = None
         simulation = simulate(
             kernel,
             engine=options.engine,

@@ -1,4 +1,4 @@
-"""The memory that the nodes of a graph access, and pairs of nodes that access the same memory in no order."""
+"""The memory that operations access, and pairs of unordered nodes of a graph that access the same memory."""
 
 from collections.abc import Iterable, Mapping
 from itertools import combinations
@@ -14,7 +14,7 @@ PENDING_LIMIT = 1 << 16  # number of ranges to collect before they are merged
 
 
 class Footprint(Observer):
-    """The ranges of memory that one node accesses. As an observer, it adds the accesses of a launch."""
+    """The ranges of memory that one operation accesses. As an observer, it adds the accesses of a launch."""
 
     local = False
 
@@ -45,6 +45,12 @@ class Footprint(Observer):
         other.merge()
         for action, rows in other.ranges.items():
             self.add_rows(action, rows)
+
+    def forget(self, start: int, end: int) -> None:
+        """Remove the ranges that lie within a buffer. No range belongs to two buffers."""
+        self.merge()
+        for action, rows in self.ranges.items():
+            self.ranges[action] = rows[(rows[:, 1] <= start) | (rows[:, 0] >= end)]
 
     def merge(self) -> None:
         for action, rows in self.pending.items():

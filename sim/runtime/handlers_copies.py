@@ -127,7 +127,8 @@ def mark_copied(to, destination, origin, source, nbytes):
 
 
 def cudaMemcpy(device, destination, source, nbytes, kind):
-    return copy(device, destination, source, nbytes, kind, "cudaMemcpy")
+    action = lambda: copy(device, destination, source, nbytes, kind, "cudaMemcpy")  # noqa: E731
+    return device.submit(DEFAULT_STREAM, action)
 
 
 def cudaMemcpyAsync(device, destination, source, nbytes, kind, stream):

@@ -9,8 +9,17 @@ Source: CUDA Runtime API, "Device Management", "Error Handling", "Stream Managem
 """
 
 import ctypes
+from collections import Counter
 
-from sim.runtime.errors import INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, SUCCESS, error_name, error_text
+from sim.runtime.errors import (
+    INVALID_DEVICE,
+    INVALID_HANDLE,
+    INVALID_VALUE,
+    NOT_READY,
+    SUCCESS,
+    error_name,
+    error_text,
+)
 from sim.runtime.handlers_memory import write_int, write_pointer
 from sim.runtime.properties import attribute_values, write_properties
 
@@ -190,7 +199,10 @@ def cudaStreamSynchronize(device, stream):
     return device.sticky
 
 
-cudaStreamQuery = cudaStreamSynchronize
+def cudaStreamQuery(device, stream):
+    if stream not in device.streams.live and stream > 2:
+        return INVALID_HANDLE
+    return device.sticky or (SUCCESS if device.streams.query(device.streams.clock(stream)) else NOT_READY)
 
 
 def cudaStreamWaitEvent(device, stream, event, flags):
@@ -253,7 +265,11 @@ def cudaEventSynchronize(device, event):
     return device.sticky
 
 
-cudaEventQuery = cudaEventSynchronize
+def cudaEventQuery(device, event):
+    if event not in device.events:
+        return INVALID_HANDLE
+    over = device.streams.query(device.streams.events.get(event, Counter()))
+    return device.sticky or (SUCCESS if over else NOT_READY)
 
 
 def cudaEventDestroy(device, event):

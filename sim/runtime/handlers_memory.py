@@ -12,6 +12,7 @@ import numpy as np
 
 from sim.runtime.errors import ALREADY_REGISTERED, INVALID_VALUE, MEMORY_ALLOCATION, NOT_REGISTERED, SUCCESS
 from sim.runtime.memory import DEVICE, LIMIT, MANAGED, PINNED, PITCH, SYMBOL, DeviceBuffer, OutOfDeviceMemory
+from sim.runtime.stream_races import free_in_order
 
 
 def allocate(device, pointer, nbytes, kind):
@@ -94,7 +95,9 @@ def cudaFree(device, address):
 
 
 def cudaFreeAsync(device, address, stream):
-    return free(device, address, (DEVICE, MANAGED), "cudaFreeAsync")
+    action = lambda: free(device, address, (DEVICE, MANAGED), "cudaFreeAsync")  # noqa: E731
+    buffer = device.memory.buffers.get(address)
+    return action() if buffer is None else free_in_order(device, buffer, stream, action)
 
 
 def cudaFreeHost(device, address):

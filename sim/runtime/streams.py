@@ -57,6 +57,7 @@ class Streams:
         self.events: dict[int, Counter] = {}
         self.finished: Counter = Counter()  # the operations that the host has waited for
         self.pending: list[Pending] = []
+        self.asked: set[frozenset] = set()  # the clocks of queries whose operations were pending
         self.current = DEFAULT_STREAM, 0  # the operation being executed
 
     def create(self, stream: int, nonblocking: bool) -> None:
@@ -109,6 +110,18 @@ class Streams:
         """Record that the host has waited for the device."""
         for stream in list(self.clocks):
             self.finish(self.clocks[stream])
+
+    def query(self, clock: Counter) -> bool:
+        """Return whether the operations of a clock are over.
+
+        The first query of pending operations returns False. This exposes programs that do not repeat it.
+        """
+        asked = frozenset(clock.items())
+        if clock - self.finished and asked not in self.asked:
+            self.asked.add(asked)
+            return False
+        self.finish(clock)
+        return True
 
     def finish(self, clock: Counter) -> None:
         self.finished |= clock

@@ -255,6 +255,7 @@ EARLY = {
     3: (r"reads 0x\w+ .*streams.cu:31: cudaMemcpyAsync \(DeviceToHost\) writes the pinned host memory", 33),
     4: (r"reads 0x\w+ .*streams.cu:39: increment writes the managed memory", 40),
     5: (r"reads 0x\w+ .*streams.cu:57: cudaMemcpyAsync \(DeviceToHost\) writes the pinned host memory", 61),
+    15: (r"reads 0x\w+ .*streams.cu:106: increment writes the pinned host memory", 110),
 }  # fmt: skip
 
 
@@ -272,6 +273,34 @@ def test_accesses_that_do_not_wait_are_found(run, built, which):
     text, line = EARLY[which]
     assert re.search(rf"unsynchronized-access: the host {text}.*\n  at streams.cu:{line}\n", err), err
     assert status == 1
+
+
+# line of the operation, line of an earlier one, what each of them does
+STREAM_RACES = {
+    11: [(91, 89, "writes byte 0 of", "writes")],
+    12: [(95, 92, "writes byte 2,048 of", "reads")],
+    13: [(97, 91, "writes byte 0 of", "writes"), (97, 95, "reads byte 0 of", "writes")],
+    14: [(105, 102, "writes byte 0 of", "writes")],
+}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("which", STREAM_RACES)
+def test_operations_of_two_streams_without_an_order_are_found(run, built, which):
+    status, _, err = run(built("streams"), which)
+    found = re.findall(
+        r"stream-race: nothing orders this operation after the one that another stream has from"
+        r" streams.cu:(\d+): that one (\w+ byte [\d,]+ of) .*, and this one (\w+) it\n  at streams.cu:(\d+)",
+        err,
+    )
+    assert [(int(b), int(a), what, verb) for a, what, verb, b in found] == STREAM_RACES[which], err
+    assert status == 1
+
+
+@needs_nvcc
+def test_ordered_operations_of_two_streams_are_right(run, built):
+    status, out, err = run(built("streams"), 10)
+    assert (status, out) == (0, "2\n") and "no findings" in err
 
 
 GRAPH_RACES = {

@@ -1,4 +1,4 @@
-// Streams, events and graphs. An argument selects an access of the host that does not wait.
+// Streams, events and graphs. An argument selects an access or an operation that does not wait.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +11,7 @@ __global__ void increment(int *x) {
 }
 
 void count(void *calls) { ++*(int *)calls; }
-
+void overlap(int which, int *device, int *pinned, cudaStream_t first, cudaStream_t second, cudaEvent_t event);
 int main(int argc, char **argv) {
     int which = argc > 1 ? atoi(argv[1]) : 0, calls = 0, *device, *pinned, *managed;
     cudaMalloc(&device, bytes);
@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
     cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking);
     cudaEvent_t event;
     cudaEventCreate(&event);
-
+    if (which >= 10) return overlap(which, device, pinned, first, second, event), cudaFree(managed);
     cudaMemcpyAsync(device, pinned, bytes, cudaMemcpyHostToDevice, first);
     if (which == 1) pinned[5] = 0;
     increment<<<4, 256, 0, first>>>(device);
@@ -81,4 +81,33 @@ int main(int argc, char **argv) {
     cudaGraphExecDestroy(executable), cudaGraphDestroy(graph), cudaGraphExecDestroy(other), cudaGraphDestroy(made);
     cudaFree(device), cudaFreeHost(pinned), cudaFree(managed);
     return 0;
+}
+
+// Operations of two streams. Each of the arguments 11 to 15 omits a wait.
+void overlap(int which, int *device, int *pinned, cudaStream_t first, cudaStream_t second, cudaEvent_t event) {
+    int *other;
+    cudaMemset(device, 0, bytes);
+    if (which != 11) cudaDeviceSynchronize();  // the second stream does not wait for the default stream
+    increment<<<2, 256, 0, second>>>(device);
+    increment<<<2, 240, 0, first>>>(device + 512);  // other elements
+    cudaEventRecord(event, first);
+    if (which != 12) cudaStreamWaitEvent(second, event, 0);
+    cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, second);
+    if (which != 13) cudaStreamSynchronize(second);
+    cudaMemsetAsync(device, 1, 4, first);
+    cudaMallocAsync(&other, bytes, first);
+    cudaMemsetAsync(other, 0, bytes, first);
+    cudaEventRecord(event, first);
+    cudaStreamWaitEvent(second, event, 0);
+    increment<<<4, 256, 0, second>>>(other);
+    cudaEventRecord(event, second);
+    if (which != 14) cudaStreamWaitEvent(first, event, 0);
+    cudaFreeAsync(other, first);
+    increment<<<4, 256, 0, second>>>(pinned);
+    cudaEventRecord(event, second);
+    if (which == 15) cudaEventQuery(event);
+    else while (cudaEventQuery(event) == cudaErrorNotReady);
+    printf("%d\n", pinned[7]);
+    cudaDeviceSynchronize();
+    cudaFree(device), cudaFreeHost(pinned);
 }
