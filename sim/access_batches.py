@@ -13,11 +13,13 @@ def split_by_block(blocks, lengths, columns, values):
     columns: the columns of a Batch, for all accesses.
     values: the values written by stores and atomics.
     """
+    _, _, _, site, _, _ = columns
+    # A thread that is ended between two statements has logged a store without its value.
+    values += [None] * (int(np.count_nonzero(site & 3 != LOAD)) - len(values))
     number_of = {block: number for number, block in enumerate(dict.fromkeys(blocks))}
     if len(number_of) == 1:
         (block,) = number_of
         return [Batch(block.index, block.epoch, *columns, values)]
-    _, _, _, site, _, _ = columns
     # the number of the block that each access and each value belongs to
     home = np.repeat(np.array([number_of[block] for block in blocks]), lengths)
     values_of = [[] for _ in number_of]

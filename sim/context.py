@@ -106,11 +106,9 @@ class Context:
         self.mixes_blocks = not (self.enabled.local or self.enabled.branches)
 
         # --- numbers of sites with special atomics ----------------------------------------------------------
-        # atomics whose result does not depend on the old value, such as exch; loads that update a bit-field
-        self.overwriting = set()
+        self.overwriting = set()  # atomics such as exch, and loads, that do not use the old value
         self.strong = {}  # relaxed and acquire loads, relaxed and release stores -> LOAD or STORE
-        self.mbarriers = False  # whether the kernel may initialise mbarriers
-        self.invalidates = False  # whether the kernel may invalidate mbarriers (mbarrier.inval)
+        self.mbarriers = self.invalidates = False  # whether the kernel may initialise mbarriers; inval them
         self.invalidating = set()  # log segments that invalidate an mbarrier
         self.asynchronous = False  # whether the kernel may use the async proxy (bulk copies, wgmma)
         self.named_calls = {}  # (block, thread) -> {(number, count)} of the named barriers that it has called

@@ -10,8 +10,9 @@ from numba import complex64, cuda, float32, float64, int32
 
 from example_kernels import tiled_matmul
 from sim import simulate
+from sim.access_batches import split_by_block
 from sim.errors import KernelBug
-from sim.events import ATOMIC, LOAD, LOCAL, SITES, Access, Finding, Observer
+from sim.events import ATOMIC, LOAD, LOCAL, SITES, STORE, Access, Finding, Observer
 from sim.native.run import launch as native_launch
 from sim.observers import COUNTERS, DEFAULT, Trace
 
@@ -277,3 +278,12 @@ def test_a_block_whose_log_has_no_room_is_said_not_to_be_watched(monkeypatch):
     small = simulate(last_block_is_long, engine="native", observers=COUNTERS)[1, 32](np.zeros(32))
     assert small.notes[0] == "interpreted: one block has more than 70,000 accesses to log"
     assert small.counters["loads"] == 2_000 * 32
+
+
+def test_a_store_without_its_value_gets_none():
+    """Split a log whose thread was ended before it could log the value of its last store."""
+    block = type("Block", (), {"index": (0, 0, 0), "epoch": 0})()
+    site = np.array([STORE, LOAD, STORE], np.int32)
+    columns = [np.zeros(3, np.int64), np.zeros(3, np.int64), np.arange(3), site, np.zeros(3), np.ones(3)]
+    (batch,) = split_by_block([block], np.array([3]), columns, [5])
+    assert batch.values == [5, None]
