@@ -293,7 +293,8 @@ check.ex14_1(window_scores)
 # Memory. While one byte arrives, the H200 could do about 16 operations, and it has 2 to do. (Ordinary
 # attention has 128 multiply-adds for the same 512 bytes, half an operation per byte. So the convolution over
 # seven queries takes more than four times the arithmetic. Where the cache is long, it takes little extra
-# time.) Decoding is **memory-bound**: no token can be computed faster than the whole cache can be read.
+# time.) Decoding is [**memory-bound**](../docs/glossary.md): no token can be computed faster than the whole
+# cache can be read.
 # </details>
 #
 # How much time is that? Here it is for one layer with 8 heads, d = 64, in float32, at the copy rate recorded
@@ -538,7 +539,7 @@ for splits in (1, 16, 64, 512):
 # to merge. A small model shows where the best number is. It takes two things into account:
 #
 # - Only a certain number of blocks can run at once; call it the number of **slots**. If there are more
-#   blocks, they run in **waves**: heads · splits / slots, rounded up.
+#   blocks, they run in [**waves**](../docs/glossary.md): heads · splits / slots, rounded up.
 # - A block's time is its number of keys, plus a fixed **overhead** for the halo, the window and the merge,
 #   which we also count in keys.
 #
@@ -646,7 +647,8 @@ print(inspect.getsource(choose_splits))
 #
 # **Read on:** Dao, Haziza, Massa, Sizov, *Flash-Decoding for long-context inference* (2023, PyTorch blog),
 # introduces the split over keys. Pope et al., *Efficiently Scaling Transformer Inference* (2022,
-# arXiv:2211.05102), analyses the cost of decoding. Williams, Waterman, Patterson, *Roofline* (Communications
-# of the ACM, 2009), defines memory-bound and compute-bound.
+# arXiv:2211.05102), analyses the cost of decoding. Williams, Waterman, Patterson, *Roofline: An Insightful
+# Visual Performance Model for Multicore Architectures* (Communications of the ACM, 2009), on memory-bound and
+# compute-bound programs.
 #
 # **Next:** [lesson 14b](14b_decoding_kernel.ipynb) merges the splits in a kernel, and tests decoders.
