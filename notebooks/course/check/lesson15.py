@@ -80,21 +80,12 @@ def ex15_3(strongest, rng):
         got = strongest(taps)
         for number in (
             [number for pair in got for number in pair]
-            if isinstance(got, list) and all(isinstance(pair, (tuple, list)) for pair in got)
+            if isinstance(got, (list, tuple)) and all(isinstance(pair, (tuple, list)) for pair in got)
             else []
         ):
-            instance(
-                number,
-                (int, np.integer),
-                what="whole numbers, to count with",
-                call=call,
-                hint=(
-                    "// divides whole numbers, / makes a float; .item() or .tolist() makes a number of a"
-                    " tensor."
-                ),
-            )
+            instance(number, (int, np.integer), what="whole numbers", call=call, hint=WHOLE)
         if not torch.equal(taps, before):
-            fail("the taps themselves were changed", call=call)
+            fail("it modified the taps", call=call)
         if heads == 1 or (c_q, c_k) == (3, 6):
             given = [[[round(tap, 2) for tap in row] for row in head] for head in before.tolist()]
             call = f"strongest(torch.tensor({given}))"
@@ -109,14 +100,15 @@ def ex15_3(strongest, rng):
     return f"{len(sets)} sets of random taps, odd and even, 1 to 5 heads; nearly new taps, nearly equal ones"
 
 
+WHOLE = "// divides whole numbers, / returns a float; .item() or .tolist() turns a tensor into numbers."
 NEW_TAPS = (
     "A new layer is ordinary attention: its taps change nothing. Yours are not reference.identity_taps(heads,"
     " c_q, c_k)."
 )
 FORWARD = (
-    "Shapes on the way: in_proj gives (B, N, 3E): first all queries, then all keys, then all values, and in"
-    " each of the three parts the numbers of head 0 come first. conv_attention wants (B, H, N, d); out_proj"
-    " wants (B, N, E)."
+    "The shapes in between: in_proj gives (B, N, 3E): first all queries, then all keys, then all values, and"
+    " in each of the three parts the elements of head 0 come first. conv_attention takes (B, H, N, d);"
+    " out_proj takes (B, N, E)."
 )
 LARGE = (
     "exp(1000) is too large for any float: subtract the largest score of the row first, as torch.softmax and"
@@ -140,20 +132,20 @@ def check_taps(layer, heads, kernel_size, call):
         fail(
             "the taps are no parameter",
             call=call,
-            hint="Without nn.Parameter the optimizer never hears of them: they would stay as they are.",
+            hint="The optimizer updates parameters only. Without nn.Parameter the taps would never change.",
             got=type(taps).__name__,
         )
     if taps.untyped_storage().nbytes() < taps.numel() * taps.element_size():
         fail(
-            "several taps are one number in memory, as expand() makes them",
+            "several taps share one element in memory, as after expand()",
             call=call,
-            hint="Each head learns its own taps: repeat(), or identity_taps(heads, ...), makes room for all.",
+            hint="Each head learns its own taps: repeat(), or identity_taps(heads, ...), allocates them all.",
         )
     if taps.dtype != layer.in_proj.weight.dtype:
         fail(
             f"the taps are {taps.dtype}, the other weights {layer.in_proj.weight.dtype}",
             call=call,
-            hint="PyTorch multiplies no two of these: leave out the dtype.",
+            hint="PyTorch cannot multiply these two dtypes: leave out the dtype.",
         )
     if taps.shape != wanted:
         fail(
@@ -180,7 +172,7 @@ def check_first_weights(TapAttention):
     the two linear maps. Models that differ only in their taps must start with the same other weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        nn.Linear(4, 12), nn.Linear(4, 4)
+        given = {"in_proj": nn.Linear(4, 12), "out_proj": nn.Linear(4, 4)}
         wanted = torch.rand(4)
         for kernel_size in ((1, 1), (2, 5)):
             torch.manual_seed(0)
@@ -190,6 +182,14 @@ def check_first_weights(TapAttention):
                     f"TapAttention(4, 2, {kernel_size}) draws other random numbers than its two linear maps",
                     hint="Draw none for the taps: models with other taps must start with the same weights.",
                 )
+            for name, linear in given.items():
+                for part, weight in linear.named_parameters():
+                    if not torch.equal(getattr(getattr(layer, name), part), weight):
+                        fail(
+                            f"the first values of {name}.{part} are not those of the given nn.Linear",
+                            call=f"TapAttention(4, 2, {kernel_size})",
+                            hint="Leave the two linear maps as they are given.",
+                        )
     names = {name for name, _ in layer.named_parameters()}
     if more := names - {
         "taps",
@@ -238,7 +238,7 @@ def check_forward(layer, x, what, call, hint):
     got, wanted = within(layer, (x,), call=call), ours(x)
     if isinstance(got, torch.Tensor) and got.dtype != torch.float64:
         fail(
-            f"{what}: float32 on the way",
+            f"{what}: the result is {got.dtype}",
             call=call,
             hint="The layer was made float64 by layer.double(). Which tensor is not a parameter?",
         )
@@ -266,7 +266,7 @@ def check_gradients(layer, x, rng, call):
             fail(
                 f"no gradient reaches {name}",
                 call=call,
-                hint="A detach(), .data or torch.no_grad() on the way cuts the road back.",
+                hint="Does forward call detach(), .data or torch.no_grad()? Autograd stops there.",
             )
         compare(mine.grad, gradient, what=f"the gradient of {name}", call=call, tolerance=1e-9, hint=FORWARD)
 
@@ -325,7 +325,7 @@ def check_share(share_wrong, count, prompt, size, letters, kind, rng):
     call = f"share_wrong(model, text {tuple(text.shape)}, size={size})"
     got = share_wrong(model, text, size)
     if not torch.equal(text, before):
-        fail("the text itself was changed", call=call)
+        fail("it modified the text", call=call)
     if model.training != training:
         fail(
             "the model is in another mode than before: model.training",
@@ -334,13 +334,13 @@ def check_share(share_wrong, count, prompt, size, letters, kind, rng):
         )
     for name, weight in copies(model).items():
         if weight.dtype != weights[name].dtype or not torch.equal(weight, weights[name]):
-            fail(f"the model itself was changed: {name}", call=call)
+            fail(f"it modified the model: {name}", call=call)
     mistakes = share_mistakes(model, text, size, wanted)
     values = [round(float(value), 9) for value in mistakes.values()]
     # a result that two mistakes explain is not evidence for either
     telling = {hint: value for hint, value in mistakes.items() if values.count(round(float(value), 9)) == 1}
     hint = explained(got, telling, SHARE)
-    instance(got, float, what="a float", call=call, hint=".item() makes a number of a tensor.")
+    instance(got, float, what="a float", call=call, hint=".item() turns a tensor into a number.")
     compare(
         got,
         wanted,

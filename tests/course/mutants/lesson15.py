@@ -267,6 +267,14 @@ class DrawsBefore(TapAttention):
         super().__init__(width, heads, kernel_size)
 
 
+class BiasesOfZero(TapAttention):
+    """Change a linear map without drawing a random number."""
+
+    def __init__(self, width, heads, kernel_size):
+        super().__init__(width, heads, kernel_size)
+        nn.init.zeros_(self.in_proj.bias)
+
+
 class UnusedParameter(TapAttention):
     def __init__(self, width, heads, kernel_size):
         super().__init__(width, heads, kernel_size)
@@ -294,6 +302,7 @@ def in_eval_mode(model, text, size):
 MUTANTS["ex15_1"] = [
     *LAYERS,
     ("draws before the linear maps", DrawsBefore),
+    ("other first values of a linear map", BiasesOfZero),
     ("an unused parameter", UnusedParameter),
     ("everything in float64", InFloat64),
 ]
