@@ -15,7 +15,8 @@
 #
 # 1. calculate which rows a rank must fetch from its neighbours before it can convolve, and how many bytes they are;
 # 2. write ring attention: keys and values travel from rank to rank, and each rank merges its partial results;
-# 3. explain why contiguous shards leave up to half of the GPUs idle under a causal mask, and divide the sequence so that they do not.
+# 3. explain why contiguous shards waste up to half of the GPUs' time under a causal mask, and divide the
+#    sequence so that they do not.
 #
 # **Why it matters.** A long sequence does not fit into one GPU's memory, and even if it does, attention takes time that grows with the square of its length. So use several GPUs for one sequence. That is called [**context parallelism**](../docs/glossary.md). Here is one layer of convolutional attention (4 heads of 64, 7 × 7 taps, causal, float32), timed on one and on two H200 GPUs:
 
@@ -60,11 +61,11 @@ show_table(
 #
 # **You need no GPU for this lesson.** Four processes on your laptop take the place of four GPUs.
 #
-# The terms come from `torch.distributed`. A **rank** is one process of a group, numbered from 0. On a cluster, each rank has its own GPU. A rank cannot read another rank's memory: ranks **send** and **receive**.
+# The terms come from `torch.distributed`. A [**rank**](../docs/glossary.md) is one process of a group, numbered from 0. On a cluster, each rank has its own GPU. A rank cannot read another rank's memory: ranks **send** and **receive**.
 #
 # ## 1. The rows that a rank must fetch
 #
-# A sequence is **sharded** when it is divided among the ranks. Rank r holds one chunk of the tokens, with their rows of `Q`, `K` and `V`, and computes the same rows of `O`.
+# A sequence is [**sharded**](../docs/glossary.md) when it is divided among the ranks. Rank r holds one chunk of the tokens, with their rows of `Q`, `K` and `V`, and computes the same rows of `O`.
 #
 # In ordinary attention, a row of `O` needs only its own query. Here the convolution also reads the c_q − 1 query rows above it, and key columns on both sides: P_k = (c_k − 1) // 2 to the left and P_r = c_k − 1 − P_k to the right. You saw these halos in lesson 10 at the border of a tile. Now the border is between two machines, and the halo has to be sent.
 #
@@ -164,7 +165,7 @@ guess("23 merge", O=..., L=...)
 # %% [markdown]
 # ### Exercise 23.2 · merge · about four lines
 #
-# `one` and `other` are pairs `(O, L)`, tensors of shape (n, d) and (n,). Return the pair for the keys of both. A row that has seen no key has `O = 0` and `L = −inf`; this may be so in either pair, or in both. Scores may be near ±10 000.
+# `one` and `other` are pairs `(O, L)`, tensors of shape (n, d) and (n,). Return the pair for the keys of both. A row that has seen no key has `O = 0` and `L = −inf`. Such rows occur in `one`, in `other`, or in both. Scores may be near ±10 000.
 #
 # `torch.logaddexp` handles −inf correctly. Your weights must handle it too.
 
@@ -190,7 +191,7 @@ check.ex23_2(merge)
 #
 # Every rank needs every key. There are two common ways:
 #
-# - An **all-gather** copies all of `K` and `V` to every rank before computing. It is simple, and it works with any mask. But each rank then holds the keys and values of the whole sequence, which is what sharding was meant to avoid. With grouped-query attention (lesson 20) keys and values are small, and then it is a good choice: Llama 3 was trained this way.
+# - An [**all-gather**](../docs/glossary.md) copies all of `K` and `V` to every rank before computing. It is simple, and it works with any mask. But each rank then holds the keys and values of the whole sequence, which is what sharding was meant to avoid. With grouped-query attention (lesson 20) keys and values are small, and then it is a good choice: Llama 3 was trained this way.
 # - In [**ring attention**](../docs/glossary.md) the K/V blocks travel. Each rank attends to the block that it has, passes it to the next rank (rank R − 1 passes to rank 0), and receives one from the rank before. After R steps, every rank has seen every block, and no rank ever held more than two.
 #
 # You will write the ring:
@@ -214,7 +215,7 @@ guess("23 ring", times=...)
 #
 # - Call `attend` once for each block.
 # - Keep no block that you have passed on.
-# - Exchange no more often than needed: nobody needs a block after the last step.
+# - Exchange no more often than needed: after the last step, no rank needs another block.
 
 
 # %% tags=["exercise"]
@@ -450,6 +451,14 @@ def faults():
 check.ex23_4(faults)
 
 # %% [markdown]
+# <details><summary>Why does rank 0 tell the other two apart?</summary>
+#
+# The halo keys to the right of rank 0's own block are hidden from its queries by the causal mask. So a missing
+# halo of keys does no harm there. But the block of rank 1 arrives with two halo keys on its left, 6 and 7. If
+# their rows of `V` come with them, the queries 6 and 7 of rank 0 count these two keys a second time.
+#
+# </details>
+#
 # ### A leak test across ranks
 #
 # Now repeat lesson 09b's leak test. Change the last token, which is on the last rank. No earlier row may change, on any rank. The first rank is as far away from the change as possible.
@@ -559,7 +568,7 @@ print("work of the ranks, zigzag:", [sum(both) for both in halves])
 # %% [markdown]
 # ## 6. The cost of communication
 #
-# The ring can send while it computes: the next K/V block is already on its way while a rank attends to the current one. As long as computing takes longer than sending, sending costs no time. Only the part that takes longer than computing costs time. It is called **exposed communication**:
+# The ring can send while it computes: the next K/V block is already on its way while a rank attends to the current one. As long as computing takes longer than sending, sending costs no time. Only the part that takes longer than computing costs time. It is called [**exposed communication**](../docs/glossary.md):
 #
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(1, 2, figsize=(9.5, 2.2), layout="constrained")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from datetime import timedelta
 from importlib import import_module
@@ -42,13 +43,24 @@ def run_ranks(function, ranks, *arguments, timeout=60):
         shares = [range(ranks)] if FORKS else [[rank] for rank in range(ranks)]
         processes = [(started(folder, ranks, timeout, share), share) for share in shares]
         try:
-            for process, _ in processes:
-                process.wait()
+            wait_for([process for process, _ in processes], folder, ranks)
         finally:
             for process, _ in processes:
                 end(process)
         codes = [exit_code(folder, rank, process) for process, share in processes for rank in share]
         return outcomes(folder, codes)
+
+
+def wait_for(processes, folder, ranks):
+    """Wait until the processes have ended. Meanwhile, a progress bar shows the time and the number of ranks
+    that have a result."""
+    from course.progress_bar import progress_bar  # not needed in the processes
+
+    with progress_bar(total=ranks, desc="ranks that have finished", leave=False) as bar:
+        while any(process.poll() is None for process in processes):
+            bar.n = len(list(folder.glob("*.result")))
+            bar.refresh()
+            time.sleep(0.05)
 
 
 def started(folder, ranks, timeout, share):

@@ -1,5 +1,5 @@
-"""Checks for lesson 23: halos of a shard, merging (O, L), the ring, faults at a border, balanced stretches,
-and faulty implementations to diagnose."""
+"""Checks for lesson 23: halos of a shard, merging (O, L), the ring, faults at a border, balanced chunks, and
+faulty implementations to diagnose."""
 
 import itertools
 import math
@@ -16,9 +16,9 @@ from kernels.reference import conv_attention, conv_attention_part
 FAULTS = letters.drawn(["keys", "merge", "queries"])
 MACHINES = tuple(FAULTS)
 EVIDENCE = (
-    "Run lesson23.wrong_rows(letter, c_q=1) and lesson23.wrong_rows(letter, c_k=1): a bug does no harm with"
-    " taps that need no halo of its kind. Rank 0 tells the other two apart: under the causal mask, which bugs"
-    " can reach its rows?"
+    "Run lesson23.wrong_rows(letter, c_q=1) and lesson23.wrong_rows(letter, c_k=1): with taps that need no"
+    " halo of queries or of keys, a bug in this halo does no harm. The rows of rank 0 tell the other two bugs"
+    " apart: which keys do its queries see, and can one of them be counted twice?"
 )
 
 
@@ -77,7 +77,7 @@ def whole_numbers(got, count, call):
 
 
 HALO = (
-    "c_q - 1 rows above; (c_k - 1) // 2 keys to the left, and what is left of c_k - 1 to the right; none"
+    "c_q - 1 rows above; P_k = (c_k - 1) // 2 keys to the left and P_r = c_k - 1 - P_k to the right; none"
     " before token 0, none from token n on."
 )
 
@@ -137,9 +137,9 @@ def check_merge(merge, parts, offset):
         for x, y in zip(part, same):
             if not torch.equal(x, y):
                 fail(
-                    "it changes one of the pairs that it received",
+                    "it modifies one of the two pairs",
                     call=call,
-                    hint="Make new tensors: o * weight, not o *= weight.",
+                    hint="Create new tensors: o * weight, not o *= weight.",
                 )
     compare(
         got[1],
