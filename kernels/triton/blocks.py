@@ -7,6 +7,7 @@ returns NaN.
 """
 
 import functools
+import math
 import operator
 
 import numpy as np
@@ -127,7 +128,7 @@ def binary(function):
         if isinstance(self, Pointer) or isinstance(other, Pointer):
             pointer, offset = (self, other) if isinstance(self, Pointer) else (other, self)
             if isinstance(offset, Pointer) or function not in (operator.add, operator.sub):
-                raise TypeError("to a pointer whole numbers are added, nothing else")
+                raise TypeError("only whole numbers can be added to a pointer")
             return pointer.like(elementwise(function, Tile(pointer.values), offset).values)
         return elementwise(function, self, other)
 
@@ -276,8 +277,17 @@ class Language:
     def expand_dims(self, x, axis):
         return x.like(np.expand_dims(x.values, axis))
 
-    def trans(self, x):
-        return x.T
+    def trans(self, x, *axes):
+        return self.permute(x, *axes) if axes else x.T
+
+    def permute(self, x, *axes):
+        return x.like(np.transpose(x.values, axes[0] if len(axes) == 1 else axes))
+
+    def reshape(self, x, *shape, can_reorder=False):
+        shape = sides(shape[0] if len(shape) == 1 else shape)
+        if math.prod(shape) != x.values.size:
+            raise TypeError(f"tl.reshape of {x.shape} to {shape}: the numbers of elements differ")
+        return x.like(x.values.reshape(shape))
 
     def gather(self, x, index, axis):
         return Tile(np.take_along_axis(x.values, index.values, axis))
@@ -330,6 +340,9 @@ class Language:
 
     def fma(self, x, y, z):
         return x * y + z
+
+    def fdiv(self, x, y, ieee_rounding=False):
+        return x / y
 
     def cdiv(self, a, b):
         return -(-a // b) if not isinstance(a, Tile) else (a + (b - 1)) // b

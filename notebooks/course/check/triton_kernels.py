@@ -29,7 +29,7 @@ def jitted(kernel, name):
         fail(f"{name} is a plain Python function", hint="Write @triton.jit in the line above its def.")
     for other in with_callees(kernel):
         function = other.fn
-        if function.__module__.startswith("kernels.") and not any(other is mine for mine in PROVIDED):
+        if (function.__module__ or "").startswith("kernels.") and not any(other is mine for mine in PROVIDED):
             called = f"{function.__module__}.{function.__name__}"
             fail(f"it calls {called}, which is the package's own solution", hint=YOURS)
 
