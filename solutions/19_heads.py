@@ -17,7 +17,7 @@
 # 2. compute attention that continues *after* its softmax, tile by tile, in two passes;
 # 3. calculate how far the halo grows.
 #
-# **Where this leads.** In convolutional attention a weight depends on several queries and keys, on *multiple tokens*. The published multi-token layer (Golovneva et al. 2025, arXiv:2504.00927) convolves scores *before* the softmax, as in lesson 09, and probabilities *after* it. At both places it also maps heads to heads. Its published code keeps every N × N matrix in memory, and recomputes all of them for each token that it generates. How much memory and time do whole matrices cost, compared with a few rows at a time? The first table answers this for 16 heads of 64, two convolutions of 6 × 11 taps, and float32. The second table has small transformers that find a block of letters (the task of lesson 15; here they name the block's last letter). Each line adds one part to the line above it, from plain attention to the whole layer:
+# **Where this leads.** In convolutional attention a weight depends on several queries and keys, on *multiple tokens*. The published multi-token layer (Golovneva et al. 2025, arXiv:2504.00927) convolves scores *before* the softmax, as in lesson 09, and probabilities *after* it. At both places it also replaces each head's matrix by a weighted sum of all heads' matrices. Its published code keeps every N × N matrix in memory, and recomputes all of them for each token that it generates. How much memory and time do whole matrices cost, compared with a few rows at a time? The first table answers this for 16 heads of 64, two convolutions of 6 × 11 taps, and float32. The second table has small transformers that find a block of letters (the task of lesson 15; here they name the block's last letter). Each line adds one part to the line above it, from plain attention to the whole layer:
 
 # %%
 import json
@@ -57,7 +57,7 @@ for variant in dict.fromkeys(run["variant"] for run in reversed(runs)):
 #
 # ## 1. Why heads mix
 #
-# Each head looks for one thing. Suppose that a query looks for a *black cat*. One head gives high scores to "black", and another gives high scores to "cat". The table shows `T`, the convolved scores of three heads for one query and three keys, and a map `M`. (The third head prefers keys that are near.)
+# Each head looks for one thing. Suppose that a query looks for a *black cat*. One head gives high scores to "black", and another gives high scores to "cat". The table shows `T`, the convolved scores of three heads for one query and three keys, and a **map over heads** `M`. (The third head prefers keys that are near.)
 #
 # | T | black dog | white cat | black cat | | M | black | cat | near |
 # |---|---:|---:|---:|---|---|---:|---:|---:|
