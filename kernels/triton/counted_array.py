@@ -23,7 +23,9 @@ class Array:
         self.now = {what: np.zeros(numbers.size, int) for what in DOES}  # counts of the current program
         # first and last program that accessed each element
         self.by = {what: np.full((2, numbers.size), NO_PROGRAM) for what in DOES}
-        self.tiles = {what: [] for what in DOES}  # (program, elements in the tile) for each access
+        self.tiles = {
+            what: [] for what in DOES
+        }  # (program, elements in the tile) for each access, even if all are masked
 
     def element(self, at):
         return f"{self.name}[{', '.join(map(str, np.unravel_index(at, self.shape)))}]"
@@ -35,8 +37,7 @@ class Array:
         order.
         """
         at = places[mask]
-        if at.size:
-            self.tiles[what].append((language.number, places.size))
+        self.tiles[what].append((language.number, places.size))
         outside = at[(at < 0) | (at >= self.numbers.size)]
         if outside.size:
             more = f". {outside.size - 1} more in this tile" if outside.size > 1 else ""

@@ -199,7 +199,9 @@ def ex21_3(flash, rng):
             at_most(arrays, name, "loads", 1, call, once, by="most")
             late = "With CAUSAL, load no tile after the program's last query: the loop ends there."
             at_most(arrays, name, "loads", visits, call, late)
-            stepped = "The loop goes over the keys in tiles of KEYS, for any KEYS."
+            stepped = (
+                "The loop goes over the n keys in tiles of KEYS, for any KEYS: no tile begins after them."
+            )
             in_tiles(arrays, name, "loads", keys * width, call, stepped, needed)
         at_most(arrays, "o", "loads", 0, call, "o_tile stays in the program until the loop is done.")
         at_most(arrays, "o", "stores", 1, call, "One store, after the loop.")

@@ -61,6 +61,7 @@ WRONG = {
             ("eight tiles at most", ("range(0, end, KEYS)", "range(0, min(end, 8 * KEYS), KEYS)")),
             ("all keys in one tile", ALL_KEYS),
             ("tiles of ROWS keys", BY_ROWS),
+            ("tiles after the last key", (END, "i0 + ROWS if CAUSAL else n")),
             ("a slip in a keyword", ("v_tile, input_precision", "v_tile, input_precison")),
         ],
     ),
