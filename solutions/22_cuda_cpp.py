@@ -17,7 +17,7 @@
 # 2. find a race in a `.cu` file, with its line, on a machine without a GPU;
 # 3. read the PTX of Numba, CUDA C++ and Triton side by side, and say what each compiler added.
 #
-# **Why it matters.** CUDA C++ is NVIDIA's own language for GPUs. Its libraries, and the first two versions of FlashAttention, are written in it, and so is most of the CUDA code that you will find. This course's package has its kernels in three languages, with the same algorithms, names and grids. Here is one layer (8 heads of 64, 7 × 7 taps, causal, float32) on one GPU:
+# **Why it matters.** CUDA C++ is NVIDIA's own language for GPUs. Its libraries, and the first three versions of FlashAttention, are written in it, and so is most of the CUDA code that you will find. This course's package has its kernels in three languages, with the same algorithms, names and grids. Here is one layer (8 heads of 64, 7 × 7 taps, causal, float32) on one GPU:
 
 # %%
 import json
