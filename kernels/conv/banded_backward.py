@@ -42,6 +42,7 @@ ALIGNED = 32  # float32 elements: each part of scratch memory starts at a multip
 # the indices in Pass.tensors of the arguments, the gradients, and the parts of scratch memory
 Q, K, V, W, O, LOG_SUM, D_O, D_Q, D_K, D_V, D_W, DELTA, P, S, K_SUMS, V_SUMS, W_PARTS = range(17)
 GIVEN = D_Q  # number of arguments
+scratch_starts: dict = {}  # key of remembered launches -> the parts of their scratch memory, and its size
 
 
 class Plan(NamedTuple):
@@ -92,9 +93,15 @@ def suits(q, w, causal):
     """Return whether this pass is faster than `conv_tensor_backward` for queries q and taps w."""
     if not q.is_cuda or capability(q.device) != HOPPER:
         return False
-    (batch, heads, n, _), processors = q.shape, multiprocessors(q.device)
-    plan = plan_for(batch * heads, n, *w.shape[1:], bool(causal), processors)
-    tiles = -(-n // owned_rows(w.shape[1], plan.warps))
+    return suits_shape(q.shape, w.shape, bool(causal), multiprocessors(q.device))
+
+
+@functools.cache
+def suits_shape(q_shape, w_shape, causal, processors):
+    """Return the result of `suits` for a GPU of compute capability 9.0."""
+    batch, heads, n, _ = q_shape
+    plan = plan_for(batch * heads, n, *w_shape[1:], causal, processors)
+    tiles = -(-n // owned_rows(w_shape[1], plan.warps))
     return plan.tiles == tiles or batch * heads * plan.tiles >= FEWEST * processors
 
 
@@ -116,33 +123,44 @@ def conv_banded_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run
 
     plan: a Plan; by default, `plan_for` chooses one.
     """
-    of_queries, of_keys = bool(wanted[0]), bool(wanted[1] or wanted[2])
-    if plan is None:
-        sequences, processors = q.shape[0] * q.shape[1], multiprocessors(q.device)
-        plan = plan_for(sequences, q.shape[2], *w.shape[1:], bool(causal), processors)
-    sizes = scratch_sizes(q.shape, w.shape, plan, of_keys)
-    starts = [0, *itertools.accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes)]
-    given, scratch = (q, k, v, w, o, log_sum, d_o), output((starts[-1],), like=q)
-    facts = q.shape, w.shape, q.dtype, w.dtype, q.device, causal, scale
-    key = conv_banded_backward, plan, of_queries, of_keys, *facts
-    if run is None and key in remembered:
-        d_q = torch.empty_like(q) if of_queries else None
-        d_k, d_v = (torch.empty_like(k), torch.empty_like(v)) if of_keys else (None, None)
-        found = d_q, d_k, d_v, torch.empty_like(w)
-        addresses = [0 if x is None else x.data_ptr() for x in (*given, *found)]
-        addresses += [scratch.data_ptr() + 4 * start for start in starts[:-1]]
-        if repeat(remembered[key], addresses):
-            return tuple(x if want else None for x, want in zip(found, wanted))
-    numbers = bool(causal), scale, of_queries, of_keys
-    pieces = [scratch[start : start + size] for start, size in zip(starts, sizes)]
-    found = launched(key, given, pieces, numbers, run, plan)
+    given = q, k, v, w, o, log_sum, d_o
+    key = conv_banded_backward, plan, q.shape, w.shape, q.dtype, w.dtype, q.device, causal, scale, *wanted
+    found = repeated(key, given, wanted) if run is None and key in remembered else None
+    if found is None:
+        of_queries, of_keys = bool(wanted[0]), bool(wanted[1] or wanted[2])
+        if plan is None:
+            sequences, processors = q.shape[0] * q.shape[1], multiprocessors(q.device)
+            plan = plan_for(sequences, q.shape[2], *w.shape[1:], bool(causal), processors)
+        sizes = scratch_sizes(q.shape, w.shape, plan, of_keys)
+        starts = [0, *itertools.accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes)]
+        scratch_starts[key] = starts
+        scratch = output((starts[-1],), like=q)
+        pieces = [scratch[start : start + size] for start, size in zip(starts, sizes)]
+        numbers = bool(causal), scale, of_queries, of_keys, bool(wanted[3])
+        found = launched(key, given, pieces, numbers, run, plan)
     return tuple(x if want else None for x, want in zip(found, wanted))
+
+
+def repeated(key, given, wanted):
+    """Repeat the launches of an earlier call with the same key; return (dQ, dK, dV, dW), or None if a tensor
+    is not aligned."""
+    q, k, v, w, _, log_sum, _ = given
+    d_q = torch.empty_like(q) if wanted[0] else None
+    d_k, d_v = (torch.empty_like(k), torch.empty_like(v)) if wanted[1] or wanted[2] else (None, None)
+    found = d_q, d_k, d_v, torch.empty_like(w) if wanted[3] else None
+    *starts, size = scratch_starts[key]
+    scratch = log_sum.new_empty(size)
+    address = scratch.data_ptr()
+    addresses = [x.data_ptr() for x in given]
+    addresses += [0 if x is None else x.data_ptr() for x in found]
+    addresses += [address + 4 * start for start in starts]
+    return found if repeat(remembered[key], addresses) else None
 
 
 def launched(key, given, pieces, numbers, run, plan):
     """Launch the kernels of a backward pass, and remember them under `key`; return (dQ, dK, dV, dW)."""
     q, k, v, w, o, log_sum, d_o = given
-    causal, scale, of_queries, of_keys = numbers
+    causal, scale, of_queries, of_keys, of_taps = numbers
     check_tensor_cores(q)
     (_, _, n, d), width = q.shape, tensor_width(q.shape[3])
     q, k, v, o, d_o = (x if d == width else pad(x, (0, width - d)) for x in (q, k, v, o, d_o))
@@ -151,7 +169,7 @@ def launched(key, given, pieces, numbers, run, plan):
     d_w = output(w.shape, like=w, dtype=w.dtype)
     tensors = [q, k, v, w, o, log_sum.detach(), d_o, d_q, d_k, d_v, d_w, *pieces]
     passing = Pass(tensors, causal, scale, run, plan)
-    passing.launch_all(of_queries, of_keys)
+    passing.launch_all(of_queries, of_keys, of_taps)
     if n == 1:  # the weight of the only key is always 1, so these gradients are 0; NaN stays NaN
         d_q, d_k, d_w = (None if gradient is None else gradient * 0 for gradient in (d_q, d_k, d_w))
     else:
@@ -178,8 +196,8 @@ class Pass:
         self.parts_shape = batch * min(plan.tiles, tiles), *tensors[W].shape
         self.options = self.width, self.kind, self.tile_rows, self.owned
 
-    def launch_all(self, of_queries, of_keys):
-        """Launch all kernels: D, the bands, and dW."""
+    def launch_all(self, of_queries, of_keys, of_taps):
+        """Launch all kernels: D, the bands, and dW if `of_taps`."""
         q, k, v, w, o, log_sum, d_o = self.tensors[:GIVEN]
         delta = self.tensors[DELTA].view(log_sum.shape)
         places = (Q, K, V, W, LOG_SUM, D_O, DELTA) if self.n <= FEW else (D_O, O, DELTA)
@@ -196,8 +214,9 @@ class Pass:
             if of_keys:
                 self.compute_keys(first, last, earlier, shape)
             earlier_tiles, earlier = tiles, shape[2] * COLUMNS
-        parts = self.tensors[W_PARTS].view(self.parts_shape)
-        self.step((W_PARTS, D_W), *sum_of_parts_launch(parts, self.tensors[D_W]))
+        if of_taps:
+            parts = self.tensors[W_PARTS].view(self.parts_shape)
+            self.step((W_PARTS, D_W), *sum_of_parts_launch(parts, self.tensors[D_W]))
 
     def step(self, places, kernel, grid, block, *arguments):
         self.steps.append((launch(kernel, grid, block, *arguments, run=self.run), places, arguments))

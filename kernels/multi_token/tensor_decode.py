@@ -5,7 +5,7 @@ These kernels replace the first and the third of the four kernels of `decode.py`
     kernel    computes            grid                        block      shared, 6 × 11 taps twice, d = 64
     window    T                   (splits of keys, H, B)      4 warps    41.8 KiB
     weights   U'                  (tiles of keys, H / s, B)   8 warps    20.6 KiB for s = 16
-    values    a part of O         (splits, H, B)              4 warps    1 KiB
+    values    a part of O         (splits, H, B)              8 warps    3 KiB
 
 The scores are float32 accumulators of 16-bit products, and everything after them is float32, as for float32
 inputs. A warp of `window` multiplies KEYS keys at a time by the query window, while `cp.async` copies the
@@ -38,7 +38,7 @@ RING = 2 * KEYS  # scores kept per row of the window; a power of two, so that & 
 PITCH = RING + 4  # with this padding, the accumulators of a warp lie in 32 different banks
 PAIR = 2  # columns of taps per iteration: few enough for the compiler to unroll the loop
 WEIGHT_WARPS, TILE = 16, 64  # maximum warps per block; keys per block
-VALUE_WARPS, VALUE_BLOCKS, LOADS = 4, 4, 16  # warps per block; resident blocks; loads in flight per lane
+VALUE_WARPS, VALUE_BLOCKS, LOADS = 8, 2, 16  # warps per block; resident blocks; loads in flight per lane
 WIDEN = {"bfloat16": (low_bf16, high_bf16), "float16": (low_f16, high_f16)}
 
 

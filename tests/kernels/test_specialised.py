@@ -19,7 +19,7 @@ from kernels.common.code_cache import MachineCode
 from kernels.common.extent import Extent
 from kernels.common.fingerprint import UnknownObjectError, fingerprint
 from kernels.common.launch import launch, on_gpu
-from kernels.conv import tensor_backward
+from kernels.conv import banded_backward, tensor_backward
 
 FACTOR = 3
 
@@ -180,11 +180,20 @@ def test_in_one_process_a_kernel_is_loaded_once_for_all_shapes(gpu):
     assert len(gpu.compiled) == len(gpu.loaded) == 2
 
 
-def test_a_repeated_backward_pass_launches_the_same_with_other_tensors(gpu, monkeypatch):
+@pytest.mark.parametrize(
+    "module, differentiate, launches",
+    [
+        (tensor_backward, tensor_backward.conv_tensor_backward, 4),
+        (banded_backward, banded_backward.conv_banded_backward, 5),
+    ],
+)
+def test_a_repeated_backward_pass_launches_the_same_with_other_tensors(
+    gpu, monkeypatch, module, differentiate, launches
+):
     """Compare the launches of two calls, with a name in place of each address."""
     monkeypatch.setitem(launching.RUNNERS, "cpu", on_gpu)
     monkeypatch.setattr(launching, "remembered", repeated := {})
-    monkeypatch.setattr(tensor_backward, "remembered", repeated)
+    monkeypatch.setattr(module, "remembered", repeated)
     monkeypatch.setattr(launching, "raw_stream", lambda device: 7)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     calls = []
@@ -192,15 +201,16 @@ def test_a_repeated_backward_pass_launches_the_same_with_other_tensors(gpu, monk
         q, k, v, o, d_o = (torch.zeros(1, 2, 40, 64, dtype=torch.float16) for _ in range(5))
         given = q, k, v, torch.zeros(2, 3, 3), o, torch.zeros(1, 2, 40), d_o
         gpu.launched.clear()
-        found = tensor_backward.conv_tensor_backward(*given, True, float32(1), (True,) * 4)
+        found = differentiate(*given, True, float32(1), (True,) * 4)
         assert [x.shape for x in found] == [x.shape for x in given[:4]]
         names = {x.data_ptr(): number for number, x in enumerate((*given, *found))}
         words = [[*memoryview(data).cast("Q")] for *_, data in gpu.launched]
         # the other addresses are those of D and of the parts of dW, in one buffer
-        first = min(word for word in itertools.chain(*words) if word > 2**40 and word not in names)
-        named = [[names.get(word, word if word < 2**40 else word - first) for word in each] for each in words]
+        addresses = {word for word in itertools.chain(*words) if 2**40 < word < 2**48 and word not in names}
+        names |= {word: word - min(addresses) for word in addresses}
+        named = [[names.get(word, word) for word in each] for each in words]
         calls.append([(*rest, each) for (*rest, _), each in zip(gpu.launched, named)])
-    assert len(repeated) == 1 and len(calls[0]) == 4 and calls[0] == calls[1]
+    assert len(repeated) == 1 and len(calls[0]) == launches and calls[0] == calls[1]
 
 
 @pytest.mark.parametrize(
