@@ -210,6 +210,16 @@ class HappensBefore:
         together = merge([own, *(part for thread in threads for part in self.thread_clocks(block, thread))])
         for thread in threads:
             self.acquire(block, thread, segment, {"warp": together})
+        # A fence of any participant is valid for the later atomics of all of them, as at a block barrier.
+        released = self.released.get(block, {})
+        fences = [released[thread] for thread in threads if thread in released]
+        if len({id(fence) for fence in fences}) > 1 or 0 < len(fences) < len(threads):
+            reaches = {reach for fence in fences for reach in fence}
+            shared = {
+                reach: [merge([clock for fence in fences for clock in fence.get(reach, ())])]
+                for reach in reaches
+            }
+            released.update(dict.fromkeys(threads, shared))
 
     def exchange(self, block, threads, segment):
         """Do nothing: an exchange of values between lanes does not order their accesses to memory."""

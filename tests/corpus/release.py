@@ -45,6 +45,57 @@ class FlagLookedAtOnce:
         return {"got": [7, 0]}
 
 
+class FencesOfLanesBeforeSyncwarp:
+    """The lanes of a warp publish their elements by fences and a syncwarp, and lane 0 sets the flag. Without
+    the fences, only the elements of lane 0 could be published."""
+
+    launch = 2, 32
+    findings = {
+        (
+            "race-global",
+            "error",
+            "parcel",
+            ("got[lane] = parcel[lane]", "read"),
+            ("parcel[lane] = 7", "written"),
+        )
+    }
+
+    def arguments():
+        return np.zeros(32), np.zeros(1, np.int32), np.zeros(32)
+
+    @cuda.jit
+    def buggy(parcel, ready, got):
+        lane = cuda.threadIdx.x
+        if cuda.blockIdx.x == 0:
+            parcel[lane] = 7
+            cuda.syncwarp()
+            if lane == 0:
+                cuda.atomic.exch(ready, 0, 1)
+        else:
+            while cuda.atomic.add(ready, 0, 0) == 0:
+                pass
+            cuda.threadfence()
+            got[lane] = parcel[lane]
+
+    @cuda.jit
+    def fixed(parcel, ready, got):
+        lane = cuda.threadIdx.x
+        if cuda.blockIdx.x == 0:
+            parcel[lane] = 7
+            cuda.threadfence()
+            cuda.syncwarp()
+            if lane == 0:
+                cuda.atomic.exch(ready, 0, 1)
+        else:
+            while cuda.atomic.add(ready, 0, 0) == 0:
+                pass
+            cuda.threadfence()
+            got[lane] = parcel[lane]
+
+    def wanted(parcel, ready, got):
+        return {"got": [7] * 32}
+
+
 class FailedSwapAsRelease:
     """A failed compare-and-swap writes nothing, so it publishes nothing. The count only shows which threads
     have started."""
