@@ -21,5 +21,7 @@ Read the files in this order:
     hopper_forward.py    the forward kernel with `wgmma`, for GPUs of compute capability 9.0; hopper_tiles.py
                          has its device functions
     banded_backward.py   the backward pass of 16-bit tensors on GPUs of compute capability 9.0. Its kernels
-                         are in banded_scores.py (with banded_tiles.py) and banded_products.py
+                         are in banded_wgmma.py (with banded_convolution.py), banded_scores.py (the same
+                         with `mma.sync`, for wide heads and many taps), both with banded_tiles.py, and
+                         banded_products.py
 """

@@ -329,6 +329,7 @@ def test_a_kernel_that_captures_an_unknown_object_is_not_cached(gpu, monkeypatch
 def test_a_kernel_of_every_package_can_be_cached():
     from kernels.conv.banded_products import key_gradient_kernel, query_gradient_kernel
     from kernels.conv.banded_scores import score_gradient_kernel
+    from kernels.conv.banded_wgmma import wgmma_score_gradient_kernel
     from kernels.conv.hopper_forward import BLOCKS as CONV_BLOCKS
     from kernels.conv.hopper_forward import conv_hopper_kernel
     from kernels.conv.tensor_backward import gradient_kernel
@@ -344,13 +345,14 @@ def test_a_kernel_of_every_package_can_be_cached():
             gradient_kernel(64, "float16", 7, 7, False),
             latent_tensor_kernel(64, "bfloat16", 4, 2, 64),
             score_gradient_kernel(64, "bfloat16", 7, 7, 4, True),
+            wgmma_score_gradient_kernel(64, "bfloat16", 7, 7, True),
             query_gradient_kernel(64, "bfloat16", 128, 116),
             key_gradient_kernel(64, "bfloat16", 128, 116),
             conv_hopper_kernel(64, "bfloat16", CONV_BLOCKS[64], 7, 7, True),
             flash_hopper_kernel(64, "bfloat16", BLOCKS[64]),
         )
     }
-    assert len(prints) == 9
+    assert len(prints) == 10
 
 
 def test_compile_for_runs_both_passes():
