@@ -98,6 +98,7 @@ def recorded(compute, tensors, place):
                 finally:
                     graph.capture_end()
     except RuntimeError:
+        pools.pop(place)  # PyTorch may still record into this memory
         return NEVER
     finally:
         current.wait_stream(side)

@@ -179,8 +179,8 @@ def flash_attention(
     (`kernels.flash.tensor_forward`; without a window on compute capability 9.0, `hopper_forward`).
 
     On a GPU, without a window and with N_k = N, the forward pass in float32 and the backward pass launch the
-    kernels of `conv_attention` with a single tap, which are faster. For few float32 scores and in all other
-    cases, the backward pass is plain PyTorch in float32 and needs memory for the N×N matrix.
+    kernels of `conv_attention` with a single tap, which are faster. For few scores and in all other cases,
+    the backward pass is plain PyTorch in float32 and needs memory for the N×N matrix.
 
     The function is differentiable once, with respect to q, k and v. Under torch.compile it is one opaque
     operator. Raise TypeError or ValueError for an invalid argument; the message states the actual and the

@@ -27,6 +27,9 @@ from kernels.reference import attention_backward
 MOST_REPLAYED = 2**22
 # maximum number of float32 scores for which PyTorch, which stores them, is faster than the kernels
 MOST_STORED = 2**24
+# for at most this number of 16-bit queries, PyTorch is as fast as the kernels, and more accurate: the kernels
+# round scores to 16 bits
+FEW = 64
 
 
 def checked(forward, dtypes, q, k, v, causal, scale, window, run):
@@ -60,7 +63,7 @@ def attention_operator(name, forward):
     `forward`.
 
     The backward pass is that of `conv_attention` with a single tap of 1 if `fits_single_tap`, except for few
-    float32 scores. Otherwise it is plain PyTorch in float32, and needs memory for the N×N matrix.
+    scores. Otherwise it is plain PyTorch in float32, and needs memory for the N×N matrix.
     """
 
     def checked_forward(
@@ -83,8 +86,9 @@ def attention_operator(name, forward):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         tensors = [x.contiguous() for x in (q, k, v, o, log_sum, d_o)]
         scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-        kernels_are_faster = q.dtype != torch.float32 or scores > MOST_STORED
-        if kernels_are_faster and fits_single_tap(q, k, window):
+        few_queries = MOST_REPLAYED if q.shape[2] <= FEW else 0
+        few = scores <= (MOST_STORED if q.dtype == torch.float32 else few_queries)
+        if not few and fits_single_tap(q, k, window):
             return single_tap_backward(*tensors, causal, scale, wanted)
         options = causal, scale, tuple(window), tuple(wanted)
         compute = functools.partial(plain_backward, options)
