@@ -59,6 +59,7 @@ class HappensBefore:
         self.block_clocks = {}  # block -> (epochs, the clocks of all its threads after each of them)
         # phase_key of a barrier -> {(block, reach): the clocks of its threads that have arrived}
         self.arrival_clocks = {}
+        self.arrival_fences = {}  # (block, phase) -> the clocks of the grid-wide fences before its arrivals
         self.unfenced = {}  # (block, thread) -> the clocks of relaxed waits, which its next fence acquires
         self.issued = {}  # (block, thread, segment) -> the clocks at the issue of an operation
         self.unions = {}  # ids of clocks -> (the clocks, their union)
@@ -105,6 +106,7 @@ class HappensBefore:
         barrier, opened = phase
         # Two phases later, every waiting thread has passed this phase.
         self.arrival_clocks.pop(phase_key(block, (barrier, opened - 2)), None)
+        self.arrival_fences.pop((block, (barrier, opened - 2)), None)
         if reach is None:
             released = self.released.get(block, {})
             for part in (released[one] for one in (thread, None) if one in released):
@@ -112,6 +114,8 @@ class HappensBefore:
                     self.gather(block, phase, home, clocks)
         else:
             self.gather(block, phase, reach, self.clocks_now(block, epoch, thread, segment))
+            if fence := self.released.get(block, {}).get(thread, {}).get(GRID):
+                self.arrival_fences.setdefault((block, phase), []).extend(fence)
 
     def gather(self, block, phase, reach, clocks):
         """Add clocks that threads of a block release to a phase."""
@@ -165,8 +169,14 @@ class HappensBefore:
                 clocks[phase, home, released] = gathered[0]
         if reach is None:
             self.unfenced.setdefault((block, thread), {}).update(clocks)
-        else:
-            self.acquire(block, thread, segment, clocks)
+            return
+        self.acquire(block, thread, segment, clocks)
+        if fences := self.arrival_fences.get((block, phase)):
+            # These fences are valid for the later atomics of this thread, as at a block barrier.
+            fences[:] = [merge(fences)]
+            released = self.released.setdefault(block, {})
+            own = released.get(thread) or released.get(None, {})
+            released[thread] = {of: [merge([*own.get(of, ()), *fences])] for of in (GRID, BLOCK)}
 
     def perform_atomic(self, block, epoch, thread, segment, address, wrote, reach):
         """Acquire the clocks published by earlier atomics on this element. If the atomic wrote, publish the

@@ -350,3 +350,37 @@ def test_messages_name_a_named_barrier_by_its_number_and_count(body, words):
     message = str(report.errors[0].message) if report.errors else ""
     assert all(word in message for word in words), message
     assert "syncthreads" not in message
+
+
+# Block 0 writes data, and thread 0 sets the flag after a named barrier. Block 1 waits for the flag.
+PUBLISH = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 a_data, .param .u64 a_flag, .param .u64 a_out)
+{{ .reg .b32 %r<5>; .reg .b64 %d<8>; .reg .pred %p, %q;
+   ld.param.u64 %d1, [a_data]; ld.param.u64 %d2, [a_flag]; ld.param.u64 %d3, [a_out];
+   mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x;
+   mad.wide.u32 %d4, %r1, 4, %d1; mad.wide.u32 %d5, %r1, 4, %d3;
+   setp.ne.u32 %p, %r2, 0; setp.eq.u32 %q, %r1, 0;
+   @%p bra WAIT;
+   st.global.u32 [%d4], %r1;
+   {fence}
+   bar.sync 1, 32;
+   @%q atom.global.exch.b32 %r3, [%d2], 1;
+   ret;
+WAIT:
+   atom.global.add.u32 %r3, [%d2], 0;
+   setp.eq.u32 %p, %r3, 0;
+   @%p bra WAIT;
+   membar.gl;
+   ld.global.u32 %r4, [%d4]; st.global.u32 [%d5], %r4;
+   ret; }}
+"""
+
+
+@pytest.mark.parametrize(("fence", "races"), [("membar.gl;", False), ("", True)])
+def test_a_named_barrier_hands_on_the_fences_before_it(fence, races):
+    kernel = load_ptx(PUBLISH.format(fence=fence))["k"]
+    given = np.zeros(32, np.int32), np.zeros(1, np.int32), np.zeros(32, np.int32)
+    report = simulate(kernel, on_finding="report")[2, 32](*given)
+    assert {finding.kind for finding in report.findings} == ({"race-global"} if races else set())
