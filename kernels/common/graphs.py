@@ -6,8 +6,8 @@ computation of 40 launches therefore waits for Python. Replaying a graph takes a
 The first call with a key computes directly, because it may compile kernels. The second one records the
 computation with copies of its tensors, and later ones copy their tensors there, replay the graph, and return
 copies of the results. A recording keeps its copies and scratch memory allocated, so callers limit the size of
-the tensors. Recordings for the same stream share their scratch memory, and the oldest of too many recordings
-is released.
+the tensors. Recordings for the same stream share their scratch memory, and the least recently used of
+too many recordings is released.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import torch
 
 from kernels.common.launch import raw_stream
 
-MOST_RECORDINGS = 32
+MOST_RECORDINGS = 16
 ONCE, NEVER = "computed once", "cannot be recorded"
 
 recordings: OrderedDict = OrderedDict()  # key -> ONCE, NEVER or Recording
@@ -66,14 +66,21 @@ def replayed(key, compute, tensors):
             recordings.move_to_end(key)
             return found.replay(tensors)
         if found is None:
-            recordings[key] = ONCE
+            keep(key, ONCE)
         elif found is ONCE:
-            recordings[key] = found = recorded(compute, tensors, (device, stream))
-            if len(recordings) > MOST_RECORDINGS:
-                recordings.popitem(last=False)
+            found = recorded(compute, tensors, (device, stream))
+            keep(key, found)
             if found is not NEVER:
                 return found.replay(tensors)
     return compute(*tensors)
+
+
+def keep(key, entry):
+    """Store the entry of a key, and release the one that was used least recently if there are too many."""
+    recordings[key] = entry
+    recordings.move_to_end(key)
+    if len(recordings) > MOST_RECORDINGS:
+        recordings.popitem(last=False)
 
 
 def recorded(compute, tensors, place):

@@ -1,5 +1,7 @@
 """Tests of computations that are recorded as CUDA graphs: kernels.common.graphs."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 
@@ -25,6 +27,16 @@ def test_on_the_cpu_nothing_is_recorded():
         tensors = given(seed, "cpu")
         assert all(map(torch.equal, replayed("cpu", combined, tensors), combined(*tensors)))
     assert graphs.recordings == before
+
+
+def test_the_least_recently_used_entry_is_released(monkeypatch):
+    monkeypatch.setattr(graphs, "recordings", OrderedDict())
+    for number in range(graphs.MOST_RECORDINGS):
+        graphs.keep(number, graphs.ONCE)
+    graphs.keep(0, graphs.NEVER)
+    graphs.keep("new", graphs.ONCE)
+    assert len(graphs.recordings) == graphs.MOST_RECORDINGS and 1 not in graphs.recordings
+    assert graphs.recordings[0] == graphs.NEVER and "new" in graphs.recordings
 
 
 @pytest.mark.gpu
