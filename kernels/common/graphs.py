@@ -150,5 +150,13 @@ def copy_all(targets, sources):
 
 
 def settings():
-    """Return PyTorch's settings that change the launches of an operation."""
-    return torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    """Return PyTorch's settings that change the launches of an operation, or the kind of its tensors."""
+    matmul = torch.backends.cuda.matmul
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        torch.get_float32_matmul_precision(),
+        matmul.allow_bf16_reduced_precision_reduction,
+        matmul.allow_fp16_reduced_precision_reduction,
+    )

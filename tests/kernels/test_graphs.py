@@ -70,6 +70,15 @@ def test_shapes_and_types_and_streams_have_graphs_of_their_own():
 
 
 @pytest.mark.gpu
+def test_inference_mode_has_graphs_of_its_own():
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            for number in range(3):
+                (y,) = replayed("mode", lambda x: [x + 1], [torch.full((2,), float(number), device="cuda")])
+                assert y.tolist() == [number + 1.0] * 2
+
+
+@pytest.mark.gpu
 def test_a_capture_of_the_caller_contains_the_launches():
     x = torch.ones(4, device="cuda")
     for _ in range(3):
