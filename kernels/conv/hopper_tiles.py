@@ -33,8 +33,7 @@ def tile_copier(rows, width, threads):
     zeros."""
     chunks = width // CHUNK
     step = threads // chunks  # rows
-    if rows % step:
-        raise ValueError(f"{threads} threads copy {step} rows at a time; wanted a divisor of {rows} rows")
+    whole = rows % step == 0
 
     @cuda.jit(device=True, forceinline=True)
     def copy(tile, x, batch, head, first):
@@ -44,9 +43,10 @@ def tile_copier(rows, width, threads):
         n = int32(x.shape[2])
         for i in range(0, rows, step):
             at = first + int32(row) + int32(i)
-            inside = int32(0) <= at and at < n
-            place = uint32(at if inside else int32(0)), chunk * uint32(CHUNK)
-            cp_async_16(tile, (to + uint32(i), column), source, place, int32(16) if inside else int32(0))
+            if whole or int32(row) + int32(i) < int32(rows):
+                inside = int32(0) <= at and at < n
+                place = uint32(at if inside else int32(0)), chunk * uint32(CHUNK)
+                cp_async_16(tile, (to + uint32(i), column), source, place, int32(16) if inside else int32(0))
 
     return copy
 
@@ -99,21 +99,22 @@ def half_scaler(count):
 
 @functools.cache
 def score_storer(kind, count):
-    """Create store_scores(tile, row, s), with which a warp stores its 16 rows of S0, rounded to 16 bits.
+    """Create store_scores(tile, at, s), with which a warp stores its 16 rows of S0, rounded to 16 bits.
 
     tile: (keys / 8, rows, 8).
-    row: the warp's first row in the tile.
+    at: the position in the tile of the row whose address this lane gives.
     """
-    lines = ["lane = uint32(cuda.threadIdx.x) & uint32(31)", "at = row + (lane & uint32(15))"]
+    lines = ["lane = uint32(cuda.threadIdx.x) & uint32(31)"]
     for x in range(0, count, 8):
         registers = ", ".join(f"pack(s[{x + y}], s[{x + y + 1}])" for y in range(0, 8, 2))
         lines.append(f"store(tile, (uint32({x // 4}) + (lane >> uint32(4)), at, uint32(0)), {registers})")
-    return generated("store_scores(tile, row, s)", lines, pack=ARITHMETIC[kind].pack, store=stmatrix_x4)
+    return generated("store_scores(tile, at, s)", lines, pack=ARITHMETIC[kind].pack, store=stmatrix_x4)
 
 
 @functools.cache
 def convolver(kind, c_q, c_k, keys, rows):
-    """Create convolve(of_scores, of_bands, carried) -> (t, carried), the scores T of the warp group's rows.
+    """Create start(of_scores, of_bands) -> sums and finish(sums, carried) -> (t, carried), which compute the
+    scores T of the warp group's rows.
 
     of_scores: the descriptor of the warp group's first row of S0, in a tile (keys / 8, rows, 8).
     of_bands: the descriptor of the band of row shift 0.
@@ -128,11 +129,11 @@ def convolver(kind, c_q, c_k, keys, rows):
                 f"t{part} = product(t{part}, of_scores + uint64({2 * part * rows + a}),"
                 f" of_bands + uint64({a * 2 * n}), {a > 0})"
             )
-    lines.append("wgmma_commit()")
-    lines += [f"t{part} = wgmma_wait_0(t{part})" for part in range(parts)]
+    lines += ["wgmma_commit()", f"return {all_of(f't{part}' for part in range(parts))}"]
+    start = generated("start(of_scores, of_bands)", lines, product=wgmma(n, PTX_KIND[kind]))
+    lines = [f"t{part} = wgmma_wait_0(sums[{part}])" for part in range(parts)]
     lines += sums_of(parts, n, keys)
-    names = dict(product=wgmma(n, PTX_KIND[kind]), wgmma_wait_0=wgmma_wait_0)
-    return generated("convolve(of_scores, of_bands, carried)", lines, **names)
+    return start, generated("finish(sums, carried)", lines, wgmma_wait_0=wgmma_wait_0)
 
 
 def sums_of(parts, n, keys):

@@ -10,12 +10,14 @@ from torch.nn.functional import pad
 from kernels.common.extent import numbered
 from kernels.common.launch import Bits, launch, output
 from kernels.conv import tensor_backward, tensor_forward
-from kernels.conv.hopper_forward import conv_hopper_kernel
+from kernels.conv.hopper_forward import block_for, conv_hopper_kernel
 from kernels.conv.tensor_backward import gradient_kernel, registers_of
 from kernels.conv.tensor_backward_tiles import frame_of, owned_rows
 from kernels.conv.tensor_forward import conv_tensor_kernel, shape_of
 from kernels.tensor_cores.launch import (
+    HOPPER,
     Work,
+    capability,
     check_tensor_cores,
     kind_of,
     launch_padded,
@@ -31,11 +33,13 @@ def conv_parts_forward(q, k, v, w, causal, scale, extent, run=None, block=None):
     """Return (O, L) of the queries that `extent` owns, both float32, over the keys that it owns.
 
     q, k, v, w: bfloat16 or float16 tensors and their taps, contiguous and already checked.
-    block: the Block of the kernel with `wgmma`, which has not run on a GPU yet with parts of a sequence. None
-        chooses the kernel for all GPUs with tensor cores.
+    block: the Block of the kernel with `wgmma`, instead of the one for these taps. Without a block, the
+        simulator and GPUs other than Hopper run the kernel for all GPUs with tensor cores.
     """
     width, (c_q, c_k), n = tensor_width(q.shape[3]), w.shape[1:], q.shape[2] - extent.first_query
     taps, bits = taps_operand(w, q)
+    if run is None and q.is_cuda and capability(q.device) == HOPPER:
+        block = block or block_for(width, c_q, c_k)
     if block:
         extent = numbered(extent, v.shape[2])
         kernel = conv_hopper_kernel(width, kind_of(q), block, c_q, c_k, bits, parts=True)

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from numba import cuda
 from numpy import int32, uint32
 
-from kernels.tensor_cores.bulk_copies import mbarrier_arrive_copies, mbarrier_try_wait
+from kernels.tensor_cores.bulk_copies import mbarrier_arrive_copies
 from kernels.tensor_cores.instructions import cp_async_16
 from kernels.tensor_cores.tiles import CHUNK
-from kernels.tensor_cores.warpgroup_tiles import GROUP, ROWS
+from kernels.tensor_cores.warpgroup_tiles import GROUP, ROWS, wait
 
 REGISTERS = 2**16  # registers of a multiprocessor
 
@@ -67,13 +67,6 @@ BLOCKS = {  # by width
     64: Block(3, 128, 3, 2, (32, 160), ordered=True),
     128: Block(3, 64, 3, 1, (32, 160)),
 }
-
-
-@cuda.jit(device=True, forceinline=True)
-def wait(barriers, slot, parity):
-    """Wait until the phase with this parity is complete."""
-    while not mbarrier_try_wait(barriers, slot, parity):
-        pass
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -28,7 +28,7 @@ from numba import cuda
 from numpy import float32, int16, int32, int64, uint32, uint64
 
 from kernels.common.tiles import MINUS_INFINITY, reciprocal
-from kernels.flash.hopper_blocks import BLOCKS, item_finder, producer, slot_of, wait
+from kernels.flash.hopper_blocks import BLOCKS, item_finder, producer, slot_of
 from kernels.tensor_cores.bulk_copies import fence_mbarrier_init, mbarrier_arrive, mbarrier_init
 from kernels.tensor_cores.launch import (
     ResidentWork,
@@ -60,6 +60,7 @@ from kernels.tensor_cores.warpgroup_tiles import (
     scaler,
     score_starter,
     softener,
+    wait,
 )
 
 

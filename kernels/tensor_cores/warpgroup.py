@@ -7,6 +7,7 @@
     fence_proxy_async        order generic accesses to shared memory before those of products and bulk copies
     stmatrix_x1 _x2 _x4      store 8×8 matrices of 16-bit values from a warp's registers to shared memory
     elect_one                choose one lane of a warp
+    uniform                  move a value that all lanes share to a uniform register
     more_registers, fewer_registers   change the number of registers of each thread in a warp group
 
 The registers of a matrix are a tuple. A product works on its accumulators while the thread continues. The
@@ -266,3 +267,14 @@ def _elect_one(lanes, *, chosen: uint32):
     """Return 1 in the lowest participating lane, and 0 in the others."""
     for lane in range(32):
         chosen[lane] = lanes & -lanes == 1 << lane
+
+
+uniform = of_registers("uniform", "redux.sync.max.u32 $0, $2, $1;", [types.uint32] * 2, [types.uint32])
+
+
+@instruction(mask=GIVEN, name="uniform", replaces=uniform, source="PTX ISA redux.sync")
+def _uniform(lanes, value: uint32, *, result: uint32):
+    """Return the largest value of the participating lanes. ptxas keeps it in a uniform register."""
+    largest = max([int(value[lane]) for lane in range(32) if lanes >> lane & 1])
+    for lane in range(32):
+        result[lane] = largest

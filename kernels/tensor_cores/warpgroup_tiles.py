@@ -1,4 +1,5 @@
-"""Device functions of kernels with wgmma: the online softmax and the stores of a warp group's accumulators.
+"""Device functions of kernels with wgmma: the online softmax, the stores of a warp group's accumulators, and
+waits for barriers.
 
 A warp group computes 64 rows, and its accumulators are tuples. Lane l of warp w holds two rows, 16 (w % 4) +
 l / 4 and the one 8 below it. Accumulators 4 j and 4 j + 1 belong to the upper row, and 4 j + 2 and 4 j + 3 to
@@ -15,6 +16,7 @@ from numba import cuda
 from numpy import float32, int32, uint32, uint64
 
 from kernels.common.tiles import MINUS_INFINITY
+from kernels.tensor_cores.bulk_copies import mbarrier_try_wait
 from kernels.tensor_cores.instructions import exp2_approx
 from kernels.tensor_cores.tiles import ARITHMETIC, FULL
 from kernels.tensor_cores.warpgroup import wgmma, wgmma_commit, wgmma_fence
@@ -37,6 +39,22 @@ NAMES = {
     "wgmma_fence": wgmma_fence,
     "wgmma_commit": wgmma_commit,
 }
+
+
+@cuda.jit(device=True, forceinline=True)
+def wait(barriers, slot, parity):
+    """Wait until the phase with this parity is complete."""
+    while not mbarrier_try_wait(barriers, slot, parity):
+        pass
+
+
+@cuda.jit(device=True, forceinline=True)
+def wait_together(barriers, slot, parity):
+    """Let a warp wait until the phase with this parity is complete."""
+    # The vote shows ptxas that all lanes leave the loop together. After other loops it uses no uniform
+    # registers.
+    while cuda.any_sync(FULL, not mbarrier_try_wait(barriers, slot, parity)):
+        pass
 
 
 def generated(signature, lines, **names):

@@ -21,7 +21,7 @@ from runners import checked
 from test_conv_extent import launches_of
 
 simulated = functools.partial(checked, engine="fibers")
-SMALL = Block(2, 32, 1)
+SMALL, EARLY = Block(2, 32, 1), Block(2, 16, 1, early=True, uniform=False)
 
 
 def inputs(batch, heads, n, d, taps, dtype, device="cpu"):
@@ -43,9 +43,10 @@ def check(got, log_sum, given, causal):
 @pytest.mark.parametrize(
     ("n", "d", "taps", "causal", "dtype", "block"),
     [
-        (40, 64, (7, 7), True, torch.bfloat16, SMALL),
+        (20, 64, (7, 7), True, torch.bfloat16, EARLY),
         (20, 20, (2, 11), False, torch.float16, Block(1, 16, 1)),
         pytest.param(150, 64, (7, 7), True, torch.float16, SMALL, marks=pytest.mark.nightly),
+        pytest.param(140, 64, (11, 11), True, torch.float16, EARLY, marks=pytest.mark.nightly),
         pytest.param(70, 128, (6, 11), True, torch.bfloat16, None, marks=pytest.mark.nightly),
         pytest.param(20, 64, (15, 15), True, torch.bfloat16, None, marks=pytest.mark.nightly),
         pytest.param(33, 64, (1, 1), False, torch.float16, None, marks=pytest.mark.nightly),
