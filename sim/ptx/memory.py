@@ -138,6 +138,9 @@ class Memory(RegionTable):
                 log(code + address)
                 values.append(given[0] if count == 1 else given)
             first = offset >> shift
+            if count == 1:
+                view[first] = given[0]
+                return
             for position, value in enumerate(given, first):
                 view[position] = value
 

@@ -7,6 +7,8 @@ from numba import cuda, float32, int32
 
 from ptx.edited_kernels import Corpus
 from sim import load_ptx, reruns, simulate
+from sim.frontend.polling import can_poll
+from sim.frontend.resolve import source_of
 from sim.ptx.nvrtc import compile_ptx
 
 BLOCKS, THREADS, NUMBERS = 4, 64, 512
@@ -103,10 +105,14 @@ def every_launch_is_large(monkeypatch):
     monkeypatch.setattr(reruns, "MANY_TURNS", 0)
 
 
-def run(name, engine, seed=0):
+def module(name):
     pytest.importorskip("cuda.bindings.nvrtc")
     text = CORPUS.source(name)
-    return CORPUS.run(name, load_ptx(compile_ptx(text, "k.cu"), text), engine=engine, seed=seed)
+    return load_ptx(compile_ptx(text, "k.cu"), text)
+
+
+def run(name, engine, seed=0):
+    return CORPUS.run(name, module(name), engine=engine, seed=seed)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -161,3 +167,44 @@ def test_a_python_launch_is_run_again_only_if_accesses_are_left():
     assert out[0] == x[: BLOCKS * THREADS].sum() and report.counters["schedules"] == 1
     report = simulate(elects, on_finding="report", seed=1)[1, 32](np.zeros(1, np.int32), np.zeros(32))
     assert report.counters["schedules"] > 1 and [f.kind for f in report.findings] == ["out-of-bounds"]
+
+
+def strides(x, out):
+    """A loop whose decisions depend on sizes and indices only, although it reads memory."""
+    i, total = cuda.grid(1), 0
+    while i < x.size:
+        total += x[i]
+        i += cuda.gridsize(1)
+    out[0] = total
+
+
+def waits(flag, out):
+    while flag[0] == 0:
+        pass
+
+
+def waits_for_a_count(count, out):
+    done = False
+    while not done:
+        seen = cuda.atomic.add(count, 0, 0)
+        if seen > 3:
+            done = True
+
+
+def reads_before_the_loop(x, out):
+    left = x[0]
+    while left > 0:
+        left -= 1
+
+
+@pytest.mark.parametrize(
+    ("function", "polls"),
+    [(strides, False), (reads_before_the_loop, False), (waits, True), (waits_for_a_count, True)],
+)
+def test_python_loops_that_can_poll(function, polls):
+    assert can_poll(source_of(function).tree, ()) == polls
+
+
+@pytest.mark.parametrize(("name", "polls"), [("last block", False), ("flag", True)])
+def test_ptx_loops_that_can_poll(name, polls):
+    assert module(name)["k"].program()[0].polls == polls
