@@ -205,11 +205,12 @@ class Kernel(base.Kernel):
         }
         exec(code, namespace)
         # In PTX, every loop counts its iterations, even if it was a `for` loop in the source. Unless the
-        # caller has set a limit, the opening of a barrier counts as progress until an error is found.
+        # caller has set a limit, the opening of a barrier and the end of a phase of an mbarrier count as
+        # progress until an error is found.
         context.steps = context.max_steps or MAX_ITERATIONS
         if context.max_steps is None:
-            opened = context.listeners["barrier_opened"]
-            context.listeners["barrier_opened"] = [*opened, lambda *_: context.barrier_opened()]
+            for hook in ("barrier_opened", "phase_ended"):
+                context.listeners[hook] = [*context.listeners[hook], lambda *_: context.barrier_opened()]
         context.listeners["launch_finished"] = [run.heap.finish, *context.listeners["launch_finished"]]
         suspending = SUSPENDING | {NAMED_BARRIER, "barrier.cluster"}
         waits = scheduler.atomics_yield or context.clustered or program.used & suspending
