@@ -170,7 +170,7 @@ def test_a_python_launch_is_run_again_only_if_accesses_are_left():
 
 
 def strides(x, out):
-    """A loop whose decisions depend on sizes and indices only, although it reads memory."""
+    """Add up elements in a loop whose decisions depend on sizes and indices only."""
     i, total = cuda.grid(1), 0
     while i < x.size:
         total += x[i]
