@@ -125,6 +125,13 @@ STRONGEST = (
 
 
 def check_taps(layer, heads, kernel_size, call):
+    for name in ("in_proj", "out_proj"):
+        if not isinstance(getattr(layer, name, None), nn.Linear):
+            fail(
+                f"the layer has no linear map called {name}",
+                call=call,
+                hint="Keep the two given maps, and write forward with them instead of calling another layer.",
+            )
     taps, wanted = getattr(layer, "taps", None), (heads, *kernel_size)
     if not isinstance(taps, torch.Tensor):
         fail("the layer has no tensor called taps", call=call, hint="self.taps = nn.Parameter(...)")

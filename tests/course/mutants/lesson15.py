@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, pad
 
+from kernels.modules.attention import ConvAttention
 from kernels.reference import conv_attention, identity_taps
 
 # Exercise 15.1 · TapAttention -------------------------------------------------------------------------------
@@ -275,6 +276,11 @@ class BiasesOfZero(TapAttention):
         nn.init.zeros_(self.in_proj.bias)
 
 
+class LayerOfThePackage(ConvAttention):
+    def __init__(self, width, heads, kernel_size):
+        super().__init__(width, heads, kernel_size, attention=conv_attention)
+
+
 class UnusedParameter(TapAttention):
     def __init__(self, width, heads, kernel_size):
         super().__init__(width, heads, kernel_size)
@@ -303,6 +309,7 @@ MUTANTS["ex15_1"] = [
     *LAYERS,
     ("draws before the linear maps", DrawsBefore),
     ("other first values of a linear map", BiasesOfZero),
+    ("the package's layer", LayerOfThePackage),
     ("an unused parameter", UnusedParameter),
     ("everything in float64", InFloat64),
 ]
