@@ -192,6 +192,10 @@ def expanding(q, k_latent, v_latent, w_q, w_v, scale):
     return torch.softmax(scale * q[:, None] @ k, dim=-1).bmm(v)[:, 0]
 
 
+def ordinary(q, k, v, scale):
+    return torch.softmax(scale * q[:, None] @ k, dim=-1).bmm(v)[:, 0]
+
+
 def seconds(function, *arguments):
     """Return the shortest time of five calls, in seconds."""
     times = []
@@ -204,14 +208,8 @@ def seconds(function, *arguments):
 
 one = torch.randn(32, 64), *torch.randn(2, 8192, 64)
 one = *one, torch.randn(32, 64, 64) / 8, torch.randn(32, 64, 64) / 8, 1 / 8
-same = torch.allclose(decode(*one), expanding(*one), atol=1e-4)
 kept = one[3] @ one[1].T, one[2] @ one[4]  # every head's keys and values
-
-
-def ordinary(q, k, v, scale):
-    return torch.softmax(scale * q[:, None] @ k, dim=-1).bmm(v)[:, 0]
-
-
+same = torch.allclose(decode(*one), expanding(*one), atol=1e-4)
 usual = torch.allclose(decode(*one), ordinary(one[0], *kept, one[5]), atol=1e-4)
 print(f"equal to expanding: {same}   to ordinary decoding: {usual}")
 latents, keys_values = (sum(x.nbytes for x in each) for each in (one[1:3], kept))
