@@ -96,7 +96,11 @@ def test_a_capture_of_the_caller_contains_the_launches():
 @pytest.mark.parametrize("layer", ["latent", "multi-token"])
 def test_replayed_layers_have_the_errors_of_eager(layer, dtype):
     """Compare forward and backward passes that are recorded at their second call, with new inputs each
-    time."""
+    time.
+
+    Each error is summed over all calls, because a gradient of 16 entries has too few for a ratio.
+    """
+    squares = []
     for seed in range(4):
         torch.manual_seed(seed)
         if layer == "latent":
@@ -112,6 +116,11 @@ def test_replayed_layers_have_the_errors_of_eager(layer, dtype):
         for function, inputs in ((functions[0], leaves), (functions[1], leaves), (functions[1], wide)):
             o = function(*inputs, *options)
             found.append([o, *torch.autograd.grad(o, inputs, d_o.to(o.dtype))])
-        for ours, theirs, exact in zip(*found, strict=True):
-            errors = [(x.double() - exact).norm() for x in (ours, theirs)]
-            assert not (errors[0] > 1.5 * errors[1] + 1e-5 * exact.norm())
+        squares.append(
+            [
+                [x.square().sum().item() for x in (ours - exact, theirs - exact, exact)]
+                for ours, theirs, exact in zip(*found, strict=True)
+            ]
+        )
+    for ours, theirs, size in torch.tensor(squares).sum(0).sqrt().tolist():
+        assert ours <= 1.5 * theirs + 1e-5 * size
