@@ -108,7 +108,7 @@ class Context:
         # --- numbers of sites with special atomics ----------------------------------------------------------
         self.overwriting = set()  # atomics such as exch, and loads, that do not use the old value
         self.strong = {}  # relaxed and acquire loads, relaxed and release stores -> LOAD or STORE
-        self.mbarriers = self.invalidates = False  # whether the kernel may initialise mbarriers; inval them
+        self.mbarriers = self.invalidates = False  # whether the kernel may initialise, invalidate mbarriers
         self.invalidating = set()  # log segments that invalidate an mbarrier
         self.asynchronous = False  # whether the kernel may use the async proxy (bulk copies, wgmma)
         self.named_calls = {}  # (block, thread) -> {(number, count)} of the named barriers that it has called

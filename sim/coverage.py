@@ -1,4 +1,4 @@
-"""Coverage of a kernel's accesses: which of them a run has executed."""
+"""Coverage of a kernel: the accesses in its source that a run has executed."""
 
 from sim.sites import SITES
 

@@ -1,13 +1,13 @@
 """Computations of many small launches on a GPU, recorded as CUDA graphs and replayed.
 
-Python needs 5 to 15 µs for each operation of PyTorch, and a kernel for a few hundred tokens takes less. A
-computation of 40 launches therefore waits for Python. Replaying a graph takes a single call.
+Python needs 5 to 15 µs for each operation of PyTorch, and a kernel for a few hundred tokens takes less time.
+A computation of 40 launches therefore waits for Python. Replaying a graph takes a single call.
 
 The first call with a key computes directly, because it may compile kernels. The second one records the
-computation with copies of its tensors, and later ones copy their tensors there, replay the graph, and return
-copies of the results. A recording keeps its copies and scratch memory allocated, so callers limit the size of
-the tensors. Recordings for the same stream share their scratch memory, and the least recently used of
-too many recordings is released.
+computation with copies of its tensors. Later calls copy their tensors into these copies, replay the graph,
+and return copies of the results. A recording keeps its copies and scratch memory allocated, so callers limit
+the size of the tensors. Recordings for the same stream share their scratch memory. If there are too many
+recordings, the least recently used one is released.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ def keep(key, entry):
 
 
 def recorded(compute, tensors, place):
-    """Return the Recording of compute(*tensors), or NEVER if it contains an operation that no graph can.
+    """Return the Recording of compute(*tensors), or NEVER if it contains an operation that a graph cannot.
 
     place: (device, stream) of the replays.
     """

@@ -26,7 +26,7 @@ from kernels.tensor_cores.warpgroup import stmatrix_x4, wgmma
 from kernels.tensor_cores.warpgroup_tiles import GROUP, PTX_KIND, ROWS, all_of, generated
 
 RING = 10  # blocks of the ring buffer of S0: the products of the previous iteration may still read six
-LATEST = 6  # blocks of the buffer of dT: two of the previous iteration, and BLOCKS
+LATEST = 6  # blocks of the buffer of dT: two of the previous iteration, and BLOCKS new ones
 SHIFTS = 8  # row shifts in the left operand of the taps' gradient
 TAPS, NO_TAPS = 64, 32  # columns of the array of taps, and the column of tap 0
 KEPT_ROWS = 16  # the last rows of a parity, of which the block may own a part

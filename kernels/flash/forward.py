@@ -135,7 +135,8 @@ def flash_forward(q, k, v, causal=True, scale=None, run=None, window=None):
 
 
 def fastest_forward(q, k, v, causal, scale, window, run):
-    """Return (O, L) like `forward`. For float32 on a GPU, the tiles of the convolution are faster."""
+    """Return (O, L) like `forward`. For float32 on a GPU, launch the kernels of `conv_attention`, which are
+    faster."""
     if run is None and q.dtype == torch.float32 and fits_single_tap(q, k, window):
         return single_tap_forward(q, k, v, causal, scale)
     return forward(q, k, v, causal, scale, window, run)

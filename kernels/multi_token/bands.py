@@ -68,7 +68,8 @@ class Layer(NamedTuple):
         return 0 if self.after_taps is None else self.after_taps.shape[1] - 1
 
     def with_parts(self, parts):
-        """Return a layer with other parameters (taps, head_map, after_taps, after_head_map)."""
+        """Return a layer with the same options, and the parameters `parts`: taps, head_map, after_taps and
+        after_head_map."""
         return Layer(*parts, self.scale, self.causal)
 
 

@@ -228,23 +228,24 @@ def multi_token_forward_checked(
 
 
 def forward_of(layer, q, k, v, *parts):
-    """Return O of the layer with other parameters."""
+    """Return O of a layer that has the options of `layer`, and `parts` as its parameters."""
     with torch.autocast(q.device.type, enabled=False):
         return forward(q, k, v, layer.with_parts(parts))
 
 
 def fits_recording(q):
-    """Return whether the layer of these queries is recorded as a CUDA graph."""
+    """Return whether a call with these queries has few enough scores to be recorded as a CUDA graph."""
     return q.shape[0] * q.shape[1] * q.shape[2] ** 2 <= MOST_REPLAYED
 
 
 def facts_of(layer):
-    """Return everything except the values of the parameters as a tuple."""
+    """Return the options of a layer, and whether each of its parameters is missing, as a tuple."""
     return tuple(part is None for part in layer[:4]), layer.causal, layer.scale
 
 
 def present(tensors, compute):
-    """Return the tensors that are not None, and the function of these that calls compute(*tensors)."""
+    """Return the tensors that are not None, and a function that takes only these and calls `compute`, with
+    None in the place of the others."""
     places = [place for place, x in enumerate(tensors) if x is not None]
 
     def computed(*given):
@@ -287,7 +288,8 @@ def multi_token_backward_checked(
 
 
 def backward_of(layer, names, q, k, v, *parts_and_d_o):
-    """Return the gradients of the layer with other parameters, as `multi_token_backward_checked` does."""
+    """Return the results of `multi_token_backward_checked` for a layer that has the options of `layer`, and
+    `parts_and_d_o` as its parameters, followed by d_o."""
     *parts, d_o = parts_and_d_o
     with torch.autocast(q.device.type, enabled=False):
         sums = backward(q, k, v, layer.with_parts(parts), d_o, names)

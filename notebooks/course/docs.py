@@ -224,7 +224,7 @@ def lesson_page(stem: str, places: dict[str, str], folder: Path) -> str:
     for cell, stub in zip(solved["cells"], posed["cells"], strict=True):
         source = "".join(cell["source"])
         if "guess" in cell["metadata"].get("tags", []):
-            continue  # nobody can write a guess on a page
+            continue  # a reader cannot write a guess on a page
         if cell["cell_type"] == "markdown":
             text = rewrite_links(source, f"solutions/{stem}.ipynb", places, folder)
             if cells:  # further titles, of second sittings, would appear in the list of lessons

@@ -1,4 +1,4 @@
-"""The reader's guesses: stores them, and compares them with the answers.
+"""Stores the reader's guesses, and compares them with the answers.
 
 Each lesson has a file of answers, guesses/NN.toml. For example, 01.toml contains
 

@@ -13,7 +13,7 @@ from sim.nouns import joined, plural
 
 REGISTERS = "registers"  # a value of Thread.waits
 UNKNOWN = (
-    "setmaxnreg was not judged, because the registers per thread at launch are unknown: without a limit"
+    "setmaxnreg was not checked, because the registers per thread at launch are unknown: without a limit"
     " (__launch_bounds__ with two numbers, .maxnreg, max_registers), ptxas ignores setmaxnreg (C7508)"
 )
 

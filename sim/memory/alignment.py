@@ -56,7 +56,10 @@ class Alignment:
         length = multiple // itemsize
         column = f"begin at an index that is a multiple of {length}"
         if len(shape) > 1:
-            column = f"begin at a column that is a multiple of {length}, in rows whose length is one too"
+            column = (
+                f"begin at a column that is a multiple of {length}, in rows whose length is also a multiple"
+                f" of {length}"
+            )
         return self.finding(
             "error",
             f"{name} takes {size} bytes at a multiple of {multiple}, and {element} is {address % multiple}"

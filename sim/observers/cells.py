@@ -217,7 +217,7 @@ def has_shared_cell(cell, party):
     # If the highest bits are lost, different cells can become equal, but equal cells cannot become different.
     both = cell << bits | party
     both.sort()
-    # Two neighbours differ by 0 if they are equal. As an unsigned number, 0 - 1 is the largest.
+    # The exclusive or of equal neighbours is 0, and 0 - 1 is the largest unsigned number.
     unlike = (both[1:] ^ both[:-1]) - 1
     return np.count_nonzero(unlike.view(np.uint64) < (1 << bits) - 1) > 0
 

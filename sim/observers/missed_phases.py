@@ -42,7 +42,7 @@ class MissedPhases:
         self.order.sync_warp(self.number(block), threads, segment)
 
     def issued(self, operation):
-        """Let the warps of a warp group meet at a product."""
+        """Order the four warps of a warp group at a product, as a barrier does."""
         block, _, thread, segment = operation.issued
         if operation.kind == "wgmma" and thread % WARPGROUP == 0:
             self.order.sync_warp(self.number(block), range(thread, thread + WARPGROUP), segment)
@@ -79,14 +79,14 @@ class MissedPhases:
         return Finding(
             "deadlock",
             "error",
-            f"a wait for {waited} of the mbarrier {element}{of_block} can miss it: nothing lets an arrival of"
-            f" phase {number} wait for the thread that waits",
+            f"a wait for {waited} of the mbarrier {element}{of_block} can miss it: no arrival of phase"
+            f" {number} is ordered after the end of this wait",
             (waits, *filter(None, [arrival])),
             *element,
             reason=f"A parity distinguishes a phase only from the next one. If phase {number} ends before the"
             " thread has tested the barrier, the phase looks incomplete again: on a GPU, the thread waits"
             f" forever, or until phase {number + 1} ends. Here it tested in time, by luck.",
-            fix="let the thread arrive at a second mbarrier after its wait (empty next to full), and let the"
-            " arriving threads wait there before they arrive again; or use two mbarriers in turn with such a"
-            " wait between them",
+            fix="let the thread arrive at a second mbarrier after its wait (such as `empty` in addition to"
+            " `full`), and let the arriving threads wait there before they arrive again; or use two mbarriers"
+            " in turn with such a wait between them",
         )

@@ -11,7 +11,7 @@ ALL_SET = {width: np.ones(width, bool).view(word)[0] for width, word in WORDS.it
 
 
 def all_written(written, offset, width):
-    """Return a mask with, for each `offset`, whether all `width` bytes from there on are set."""
+    """Return a mask that is true for each `offset` from which on all `width` bytes are set."""
     words = as_words(written, offset, width)
     if words is None:
         return written[offset[:, None] + np.arange(width)].all(1)
@@ -41,7 +41,7 @@ def mark_written(written, offset, size):
 def loads_with_equal_store(loads, offset, size, site, thread, ordered):
     """Return a mask of the loads for which there is a plain store to exactly the same bytes.
 
-    The first such store must precede the load. If nothing is `ordered`, the store can also belong to another
+    The first such store must precede the load, or, unless the accesses are `ordered`, belong to another
     thread. This cheap test settles most loads.
     """
     stores = np.flatnonzero(site & 3 == STORE)

@@ -5,8 +5,8 @@ from sim.ptx.syntax import Instruction
 
 
 def effects_of(function, barriers):
-    """Return (whether a function stores to memory that other blocks can read, whether its threads can act on
-    the result of an atomic).
+    """Return two truth values for a function: it stores to memory that other blocks can read; its threads can
+    act on the result of an atomic.
 
     barriers: the ids of the instructions of grid barriers. Their atomics are executed as barriers, so threads
         do not act on the results.

@@ -14,9 +14,9 @@ from sim.runtime.footprints import VERBS, Footprint
 # Launches whose accesses are recorded are interpreted. These limits, on the threads of one launch and of all
 # launches, bound the time for it.
 RECORDED_THREADS, ALL_RECORDED_THREADS = 1 << 14, 1 << 17
-NOT_RECORDED = "races between streams, or between nodes of a graph, were looked for in some launches only"
+NOT_RECORDED = "races between streams, or between nodes of a graph, were searched for in some launches only"
 MOST_OPERATIONS = 256  # operations that are remembered until the host has waited for them
-FORGOTTEN = "races between streams were looked for among the last 256 operations only"
+FORGOTTEN = "races between streams were searched for among the last 256 operations only"
 
 
 @dataclass(eq=False)
@@ -77,7 +77,7 @@ class StreamRaces:
         device.report(
             "stream-race",
             "error",
-            f"nothing orders this operation after the one that another stream has from {other.site}: that one"
+            f"this operation is not ordered after the one at {other.site}, in another stream: that one"
             f" {VERBS[early]} {what}, and this one {VERBS[late]} it",
             "let this stream wait (cudaEventRecord after the other operation, then cudaStreamWaitEvent), or"
             " issue both operations in one stream",

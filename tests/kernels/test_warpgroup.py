@@ -161,7 +161,7 @@ def test_one_lane_is_elected():
     elect, fewer, more = warpgroup.elect_one, warpgroup.fewer_registers(24), warpgroup.more_registers(240)
     out = np.zeros(32, np.int32)
     (note,) = simulate(k)[1, 32](out).notes
-    assert out.tolist() == [7] * 8 + [1] + [0] * 23 and "setmaxnreg was not judged" in note
+    assert out.tolist() == [7] * 8 + [1] + [0] * 23 and "setmaxnreg was not checked" in note
 
 
 def test_registers_that_the_block_does_not_have_are_a_deadlock():

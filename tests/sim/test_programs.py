@@ -289,8 +289,8 @@ STREAM_RACES = {
 def test_operations_of_two_streams_without_an_order_are_found(run, built, which):
     status, _, err = run(built("streams"), which)
     found = re.findall(
-        r"stream-race: nothing orders this operation after the one that another stream has from"
-        r" streams.cu:(\d+): that one (\w+ byte [\d,]+ of) .*, and this one (\w+) it\n  at streams.cu:(\d+)",
+        r"stream-race: this operation is not ordered after the one at"
+        r" streams.cu:(\d+), in another stream: that one (\w+ byte [\d,]+ of) .*, and this one (\w+) it\n  at streams.cu:(\d+)",
         err,
     )
     assert [(int(b), int(a), what, verb) for a, what, verb, b in found] == STREAM_RACES[which], err

@@ -417,7 +417,7 @@ def check_pipeline(kernel, columns, stages, grid, steps, rng, call, hint):
 @exercise("18.9", "consume")
 def ex18_9(consume, rng):
     kernels.jitted(consume, "consume")
-    # More stages and steps than a learner would take for the limit of either.
+    # Draw more stages and steps than an answer with a fixed limit is likely to allow.
     many = int(rng.integers(4, 7)), int(rng.integers(9, 13))
     for stages, steps in ((2, 5), (1, 4), many):
         kernel = pipeline(the_producer, consume, COLUMNS, stages)

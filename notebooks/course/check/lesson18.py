@@ -228,7 +228,7 @@ SWAPPED = (
     " the later columns (the tile's rows from 8 on)."
 )
 BY_INSTRUCTIONS = (
-    "One ldmatrix_x4_trans for the window, one ldmatrix_x2_trans for the block, and one mma_bf16, also if all"
+    "One ldmatrix_x4_trans for the window, one ldmatrix_x2_trans for the block, and one mma_bf16, even if all"
     " entries are 0."
 )
 
@@ -371,7 +371,7 @@ def on_tensor_cores(report, products, call):
             f"correct, but it makes {sixteens / 2:g} products of 16 × 16 by 16 × 8 with mma;"
             f" {products} are wanted",
             call=call,
-            hint="mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3) is one, also if its operands are 0.",
+            hint="mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3) is one, even if its operands are 0.",
         )
 
 

@@ -249,7 +249,7 @@ def ex19_3(push, rng):
 def forgotten(prompts):
     """Reject an answer that keeps a prompt in memory. `prompts` is a list of weak references."""
     if any(prompt() is not None for prompt in prompts):
-        gc.collect()  # frees reference cycles, which are not the answer's
+        gc.collect()  # frees reference cycles, which are no fault of the answer
     for prompt in prompts:
         if (q := prompt()) is not None:
             fail(
@@ -259,8 +259,8 @@ def forgotten(prompts):
 
 
 def pushed(push, kept, q, first, last, sizes, prompts):
-    """Return the state that the answer keeps after the queries [first, last) of q, once it has been found
-    right. Append a weak reference to a prompt that is longer than any state."""
+    """Check the state that the answer keeps after the queries [first, last) of q, and return it. If these
+    queries are more than a state can have, append a weak reference to them to `prompts`."""
     needed = sum(sizes) - 1
     call = (
         f"push with {plural(kept.shape[1], 'query', 'queries')} kept, {last - first} new, c_q"

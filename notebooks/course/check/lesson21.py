@@ -182,7 +182,7 @@ def ex21_3(flash, rng):
             "The scores are multiplied by scale twice: q_tile already contains it.": attended(
                 q, k, v, scale**2, seen
             )[1],
-            "Later keys are masked without CAUSAL, too." if not causal else "Mask later keys with CAUSAL.": (
+            "Mask later keys only with CAUSAL." if not causal else "Mask later keys with CAUSAL.": (
                 attended(q, k, v, scale, np.tri(n, dtype=bool) if not causal else np.True_)[1]
             ),
         }

@@ -1,5 +1,8 @@
-"""Launches of Triton kernels that a learner wrote: in kernels.triton.interpreter with their programs in any
-order, and, where Triton is installed, as PTX in the simulator; and limits on their accesses."""
+"""Launches of Triton kernels that a learner wrote, and limits on their accesses.
+
+kernels.triton.interpreter runs the programs of a kernel in random order. If Triton is installed, the
+simulator runs the PTX of the kernel, too.
+"""
 
 from math import prod
 
@@ -16,8 +19,9 @@ from kernels.triton.optional import triton
 from sim import LaunchError
 
 ROUNDED = (
-    "The PTX has a product that keeps 11 bits of a number. Some versions of Triton, 3.6 for one, make it of"
-    " tl.sum(a * b); 3.9 does not. tl.where in place of a factor of zeros and ones is exact in all of them."
+    "The PTX has a product that keeps only 11 bits of each factor. Some versions of Triton, such as 3.6,"
+    " compile tl.sum(a * b) to it; 3.9 does not. tl.where, instead of a factor of zeros and ones, is exact"
+    " in all versions."
 )
 # helper functions of the package that an answer may call
 PROVIDED = [value for name, value in vars(tiles).items() if hasattr(value, "fn") and name != "convolved"]
@@ -35,7 +39,7 @@ def jitted(kernel, name):
 
 
 def with_callees(kernel, seen=()):
-    """Return a list of `kernel` and of all Triton functions that it refers to, directly or not."""
+    """Return a list of `kernel` and all Triton functions to which it refers, directly or indirectly."""
     found, function = [*seen, kernel], kernel.fn
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     for value in [*map(function.__globals__.get, function.__code__.co_names), *cells]:
@@ -50,8 +54,10 @@ def copies(arguments):
 
 def judged(kernel, grid, arguments, output, wanted, rng, call, *, tolerance=1e-5, hint=None, **constants):
     """Launch the kernel in the interpreter, and reject it unless arguments[output] becomes `wanted` and
-    nothing else changes; returns the interpreter's arrays, {name: blocks.Array}. hint: a function of the
-    output that gives a text."""
+    nothing else changes. Return the interpreter's arrays, {name: blocks.Array}.
+
+    hint: a function of the output that returns a text.
+    """
     given = copies(arguments)
     order = rng.permutation(prod(grid))
     try:
@@ -68,8 +74,11 @@ def judged(kernel, grid, arguments, output, wanted, rng, call, *, tolerance=1e-5
 
 
 def at_most(arrays, name, what, limit, call, hint, by="counts"):
-    """Reject a launch that touches an element of an array more often than `limit` says, a number or an array.
-    by: "counts", all programs together, or "most", one program."""
+    """Reject a launch that accesses an element of an array more than `limit` times.
+
+    limit: a number, or an array with a number for each element.
+    by: "counts" for the accesses of all programs together, or "most" for those of a single program.
+    """
     found = getattr(arrays[name], by)[what]
     over = np.flatnonzero(found > np.broadcast_to(limit, found.shape))
     if over.size:
@@ -115,8 +124,8 @@ def by_triton(kernel, grid, arguments, output, wanted, call, *, tolerance=1e-5, 
     given = [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in copies(arguments)]
     try:
         made = fresh(kernel, tuple(map(type_of, given)), 1, **constants)
-    except Exception as error:  # whatever Triton raises is about the kernel
-        while type(error.__cause__) is type(error):  # of a function called by another, the last has the line
+    except Exception as error:  # every exception from Triton is about the kernel
+        while type(error.__cause__) is type(error):  # the last cause in a chain of calls has the line
             error = error.__cause__
         fail("correct in the interpreter, but Triton cannot compile it", call=call, hint=reason(error))
     said = f"compiles for sm_80 by Triton {triton.__version__}"
@@ -126,7 +135,7 @@ def by_triton(kernel, grid, arguments, output, wanted, call, *, tolerance=1e-5, 
     except LaunchError:  # an instruction that sim does not have
         return said
     for finding in report.errors:
-        if finding.kind != "race-shared":  # shared memory is the compiler's
+        if finding.kind != "race-shared":  # the compiler decides about shared memory
             fail("sim finds a bug in its PTX", call=call, hint=finding.message)
     hint = ROUNDED if ".tf32" in made.ptx else None
     compare(

@@ -88,7 +88,7 @@ def test_registers_of_a_block(first, last, directives, wanted):
 @pytest.mark.parametrize("directives", ["", ".maxntid 384", ".reqntid 384"])
 def test_without_a_count_at_launch_a_note_says_so(directives):
     found, report, right = launch(f"{INC} 240;", f"{DEC} 40;", directives)
-    assert not found and right and "setmaxnreg was not judged" in report.notes[0]
+    assert not found and right and "setmaxnreg was not checked" in report.notes[0]
 
 
 # (threads, blocks per multiprocessor) -> registers per thread that ptxas 13.0 reports (-v); it reports 255
