@@ -280,7 +280,7 @@ for name, matrix in [
 #
 # On paper, for one product: x becomes x (1 + δ), y becomes y (1 + ε), with |δ|, |ε| ≤ u. The error of the product is x y (δ + ε + δε), at most (2u + u²) |x| |y|, a little more than 2⁻⁷. The tensor core multiplies the rounded numbers exactly, and accumulates with about the precision of float32, whose rounding is 65,536 times finer. (Its sums are not correctly rounded float32 additions: the hardware adds several products at once and may truncate the last bits.)
 #
-# **Predict.** 3.01 · 4.99 − 3.02 · 4.98 = −0.0197. What is the result if you round the four numbers to bfloat16 first: by how many percent is it off: less than 1, about 10, or several hundred? `___`
+# **Predict.** 3.01 · 4.99 − 3.02 · 4.98 = −0.0197. Suppose that you round the four numbers to bfloat16 first. By how many percent is the result off: less than 1, about 10, or several hundred? `___`
 
 # %% tags=["guess"]
 guess("16 cancellation", off_by=...)

@@ -76,7 +76,7 @@ show_table(
 #
 # **You need no GPU.** NVIDIA's compiler NVRTC turns C++ into PTX on any Linux or Windows machine, and `sim` runs the PTX. There is no NVRTC for macOS. There, the lesson uses PTX that was recorded when the lesson was built. If your code differs from the solution, it cannot be checked on macOS, and the cell says so.
 #
-# Here is an example of its use: seven lines of C++ with a bug. Read them first. **Which two threads conflict (name one pair)?** `___` And at which lines: the line that writes `___` and the line that reads `___`? (Line 1 is `extern`.)
+# Here is an example of its use: seven lines of C++ with a bug. Read them first. **Which two threads conflict (name one pair)?** `___` Which line writes? `___` Which line reads? `___` (Line 1 is `extern`.)
 
 # %% tags=["guess"]
 guess("22 race", threads=..., writes=..., reads=...)

@@ -158,7 +158,7 @@ int main() {
 """
 
 # %% [markdown]
-# **Predict** the two lines at which `sim` will find them, before you run the program. (Two bugs meet in one line.) `___`
+# **Predict** the two lines at which `sim` will find them, before you run the program. (`sim` finds two of the three bugs at the same line.) `___`
 
 # %% tags=["guess"]
 guess("22b program", lines=...)
