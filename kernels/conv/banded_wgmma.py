@@ -9,9 +9,9 @@ processes COLUMNS columns:
     2. T   = products with the bands of taps; dO Vᵀ; then P, and dT, which is stored in shared memory
     3. dS  = products with the bands of the flipped taps; S0 of the next columns; the gradient of the taps
 
-A band has zeros for rows that a product contributes nothing to. Zero times NaN is NaN, so S0 and dT must be
-finite in shared memory. If L or D of any row near the block is not finite, the kernel limits S0 and dT, and
-makes the gradients of the rows that depend on such a row NaN.
+A product computes with zeros of a band for the rows to which it contributes nothing. Zero times NaN is NaN,
+so S0 and dT must be finite in shared memory. If L or D of any row near the block is not finite, the kernel
+limits S0 and dT, and makes the gradients of the rows that depend on such a row NaN.
 
     grid    (B · H, tiles of the band), owned = 128 - 2 · (c_q - 1) queries per tile; those with the most keys
             first

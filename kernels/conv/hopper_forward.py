@@ -19,7 +19,7 @@ others compute weights. The barrier turns[g] counts these warps, for each tile o
     - if `early`, of group g - 1, when its products of the previous tile, which read those rows, are complete
 
 The shared memory that a product reads limits the convolution: a product of 64 × 16 by 16 × 24 elements takes
-22 cycles, of which 12 would suffice for its operations.
+22 cycles, although its operations need only 12.
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
     loop).
 

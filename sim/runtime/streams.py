@@ -112,7 +112,7 @@ class Streams:
             self.finish(self.clocks[stream])
 
     def query(self, clock: Counter) -> bool:
-        """Return whether the operations of a clock are over.
+        """Return whether the operations of a clock are complete.
 
         The first query of pending operations returns False. This exposes programs that do not repeat it.
         """

@@ -106,9 +106,8 @@ NEW_TAPS = (
     " c_q, c_k)."
 )
 FORWARD = (
-    "The shapes in between: in_proj gives (B, N, 3E): first all queries, then all keys, then all values, and"
-    " in each of the three parts the elements of head 0 come first. conv_attention takes (B, H, N, d);"
-    " out_proj takes (B, N, E)."
+    "in_proj returns (B, N, 3E): first all queries, then all keys, then all values. In each of these three"
+    " parts the elements of head 0 come first. conv_attention takes (B, H, N, d), and out_proj (B, N, E)."
 )
 LARGE = (
     "exp(1000) is too large for any float: subtract the largest score of the row first, as torch.softmax and"
