@@ -12,6 +12,7 @@ and a cell of lesson 01 contains `guess("01 readers", rounds=...)`.
     because    the reason, a clause that follows the answer (optional)
     also       other texts that mean the same as `is` (optional)
     within     largest relative error of a number (optional; 0 for integers and 0.02 for other numbers)
+    in_order   true if the entries of a list have to be in this order (optional)
 """
 
 import functools
@@ -89,7 +90,10 @@ def agrees(given, answer):
 
 
 def same_entries(given, right, answer):
-    """Return whether two lists have the same entries, in any order."""
+    """Return whether two lists have the same entries, in any order unless the answer says `in_order`."""
+    if answer.get("in_order"):
+        pairs = zip(given, right, strict=False)
+        return len(given) == len(right) and all(agrees(one, answer | {"is": other}) for one, other in pairs)
     rest = list(given)
     for entry in right:
         match = next((other for other in rest if agrees(other, answer | {"is": entry})), None)

@@ -68,6 +68,9 @@ def test_some_blanks_may_be_left_open(capsys):
         ([0, 0, 50], {"is": [0, 50]}, False),
         (50, {"is": [0, 50]}, False),
         (["nan", "inf"], {"is": ["inf", "nan"]}, True),
+        ((3, 8), {"is": [3, 8], "in_order": True}, True),
+        ((8, 3), {"is": [3, 8], "in_order": True}, False),
+        ((3,), {"is": [3, 8], "in_order": True}, False),
     ],
 )
 def test_a_guess_agrees_with_equal_numbers_texts_and_lists(given, answer, expected):
@@ -116,5 +119,5 @@ def test_each_blank_of_a_lesson_has_one_place_for_a_guess_and_an_answer(lesson):
 def test_each_answer_agrees_with_itself(file):
     for question, wanted in tomllib.loads(file.read_text(encoding="utf-8")).items():
         for blank, answer in wanted.items():
-            assert set(answer) <= {"is", "because", "also", "within"}, (question, blank)
+            assert set(answer) <= {"is", "because", "also", "within", "in_order"}, (question, blank)
             assert agrees(answer["is"], answer), (question, blank)
