@@ -120,6 +120,7 @@ class ProgressCheck:
         self.states = {}  # looping thread -> set of states at the start of its iterations
         self.memory = {}  # id of a byte array -> (the array, a copy of its initial contents)
         self.mbarriers = self.phases()  # initial phases
+        self.advanced = False  # whether an mbarrier has ended a phase, so that no earlier state can recur
         context.clock.readers.clear()
         for allocation in context.space.allocations:
             self.watch(allocation.root)
@@ -142,6 +143,8 @@ class ProgressCheck:
         Return True if nothing visible to threads changes any more, False if something does, and None if more
         iterations are needed to decide.
         """
+        if self.advanced:
+            return False
         thread = self.context.thread
         if thread not in self.numbers and self.context.forecast.follows(thread, self.numbers):
             self.numbers[thread] = Numbers(frame)

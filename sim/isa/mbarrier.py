@@ -29,6 +29,7 @@ class Barrier:
     phase: the current phase, counted from 0.
     address: the address of the barrier, or None before it is in memory.
     block: the index of its block.
+    replaces: whether there was an earlier mbarrier at its address.
     tracked: lists of pending copies (cp.async.mbarrier.arrive). Each list counts as one arrival once all its
         copies are complete.
     tx: the number of bytes that the current phase expects and that have not arrived. It is negative if bytes
@@ -48,7 +49,7 @@ class Barrier:
 
     def __init__(self, expected):
         self.expected, self.pending, self.phase = check_count(expected), expected, 0
-        self.address, self.block, self.tracked = None, None, []
+        self.address, self.block, self.replaces, self.tracked = None, None, False, []
         self.tx, self.bulk, self.expected_bytes, self.brought = 0, [], [], []
         self.suppliers, self.expecting, self.complete_bytes, self.brought_by = {}, 0, 0, Counter()
         self.failed = set()

@@ -35,14 +35,15 @@ class BarrierMemory:
             home, address = self.context.thread.block.home(spot.address)
             if barrier is not None and home.mbarriers.get(address) is not None:
                 self.report_second_init(home.mbarriers[address], spot.address)
-            home.mbarriers[address] = barrier
             if barrier is not None:
                 barrier.address, barrier.block = address, home.index
+                barrier.replaces = address in home.mbarriers
                 if self.context.listeners["phase_ended"]:
                     barrier.phase_ended = self.announce_end
             else:  # observers order an invalidation differently, so it needs its own segment of the log
                 self.context.begin_segment(self.context.thread)
                 self.context.invalidating.add(self.context.last_segment)
+            home.mbarriers[address] = barrier
             self.log_write(spot, site)
             if barrier is None:
                 self.context.begin_segment(self.context.thread)
@@ -90,6 +91,10 @@ class BarrierMemory:
 
     def announce_end(self, barrier):
         """Report that an mbarrier completes its current phase."""
+        check = self.context.progress_check
+        # Initialising the barrier again in a loop can restore an earlier state.
+        if check and not barrier.replaces:
+            check.advanced = True
         phase = phase_of(barrier, barrier.phase)
         self.context.announce("phase_ended", phase, barrier.observations, barrier.last_arrival)
 

@@ -42,6 +42,8 @@ def merge(clocks):
     contains, such as the clock that a thread acquired with a lock and publishes again when it releases the
     lock.
     """
+    if len(clocks) == 1:
+        return clocks[0]
     distinct = sorted({id(part): part for part in clocks}.values(), key=len)
     if not distinct:
         return {}

@@ -3,6 +3,7 @@ the time until the verdict."""
 
 import functools
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from ptx import hopper_corpus as corpus
 from sim import load_ptx, simulate
 from sim.engine.wait_graph import WaitGraph
 from sim.isa.mbarrier import Barrier
+from sim.progress import ProgressCheck
 from sim.ptx import nvrtc
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -206,3 +208,40 @@ def test_in_a_cycle_the_root_is_the_barrier_that_lags_behind():
     empty.phase, full.expecting = 4, 4
     empty.suppliers = {consumer: 3}
     assert WaitGraph(polls, [block]).root() is full
+
+
+PHASES = r"""
+extern "C" __global__ void k(const int* x, int* y) {
+    __shared__ u64 bar;
+    int t = threadIdx.x;
+    if (t == 0) { init(&bar, 64); init_fence(); }
+    __syncthreads();
+    for (int i = 0; i < 8; i++) {
+        arrive(&bar);
+        WAIT
+    }
+}"""
+RENEW = """wait(&bar, 0);
+        __syncthreads();
+        if (t == 0) { invalidate(&bar); init(&bar, 64); init_fence(); }
+        __syncthreads();"""
+
+
+@pytest.mark.parametrize(("wait", "progress"), [("wait(&bar, i % 2);", True), (RENEW, False)])
+def test_the_end_of_a_phase_ends_a_comparison_of_threads(wait, progress, monkeypatch):
+    # A barrier that a loop renews returns to its state, so the end of its phase proves nothing.
+    monkeypatch.setattr("sim.context.FIRST_PATIENCE", 0.0)
+    monkeypatch.setattr("sim.context.LEAST_ITERATIONS", 1)
+    iterations, compare = Counter(), ProgressCheck.nothing_changes
+
+    def count(check, site, frame):
+        iterations[check] += 1
+        return compare(check, site, frame)
+
+    monkeypatch.setattr(ProgressCheck, "nothing_changes", count)
+    x, y = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    kernel = compiled(corpus.PRELUDE + PHASES.replace("WAIT", wait))
+    assert not simulate(kernel, on_finding="report")[2, 64](x, y).errors
+    assert iterations and any(check.advanced for check in iterations) == progress
+    if progress:
+        assert max(iterations.values()) <= 2 * 2 * 64
