@@ -330,8 +330,7 @@ def test_a_kernel_of_every_package_can_be_cached():
     from kernels.conv.banded_products import key_gradient_kernel, query_gradient_kernel
     from kernels.conv.banded_scores import score_gradient_kernel
     from kernels.conv.banded_wgmma import wgmma_score_gradient_kernel
-    from kernels.conv.hopper_forward import BLOCKS as CONV_BLOCKS
-    from kernels.conv.hopper_forward import conv_hopper_kernel
+    from kernels.conv.hopper_forward import block_for, conv_hopper_kernel
     from kernels.conv.tensor_backward import gradient_kernel
     from kernels.flash.hopper_blocks import BLOCKS
     from kernels.flash.hopper_forward import flash_hopper_kernel
@@ -348,7 +347,7 @@ def test_a_kernel_of_every_package_can_be_cached():
             wgmma_score_gradient_kernel(64, "bfloat16", 7, 7, True),
             query_gradient_kernel(64, "bfloat16", 128, 116),
             key_gradient_kernel(64, "bfloat16", 128, 116),
-            conv_hopper_kernel(64, "bfloat16", CONV_BLOCKS[64], 7, 7, True),
+            conv_hopper_kernel(64, "bfloat16", block_for(64, 7, 7), 7, 7, True),
             flash_hopper_kernel(64, "bfloat16", BLOCKS[64]),
         )
     }
