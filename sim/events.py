@@ -389,6 +389,9 @@ class Observer:
         arrival: the last arrival at the mbarrier, or the copy whose bytes completed the phase.
         """
 
+    def registers_changed(self, arrivals: list[Moment], site: int) -> Findings:
+        """All threads of a warp group have arrived at a setmaxnreg."""
+
     def proxy_fenced(self, at: Moment, spaces: tuple[int, ...]) -> Findings:
         """A thread has executed fence.proxy.async for these state spaces."""
 

@@ -60,12 +60,17 @@ def change_registers(scheduler, entry, frame, site):
     key = group, entry.name, id(frame.f_code), frame.f_lasti
     arrivals = block.warpgroup_arrivals.setdefault(key, Arrivals(entry))
     arrivals.threads[thread.linear % THREADS], thread.frame = thread, frame
+    if scheduler.context.listeners["registers_changed"]:
+        arrivals.operands[thread.linear % THREADS] = scheduler.context.moment()
+        scheduler.context.begin_segment(thread)
     if len(arrivals.threads) < min(THREADS, len(block.threads) - THREADS * group):
         scheduler.wait(WARPGROUP, frame)
         return
     del block.warpgroup_arrivals[key]
     threads = list(arrivals.threads.values())
     others = [one for one in threads if one is not thread]
+    if arrivals.operands:
+        scheduler.context.announce("registers_changed", list(arrivals.operands.values()), site)
     if not apply_change(scheduler.context, block, entry, group, threads, site):
         for other in others:
             other.waits = REGISTERS

@@ -40,6 +40,7 @@ class Arrivals:
 
     entry: its entry in sim.isa.
     operands: {thread's number in its group: (accumulators, A or its descriptor, descriptor of B, scale_d)}.
+        For setmaxnreg, the Moment of the thread instead.
     """
 
     __slots__ = "entry", "threads", "operands"

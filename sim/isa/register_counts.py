@@ -70,10 +70,13 @@ def registers_of_dispatcher(kernel):
 
 def entry_registers(limit, names):
     """Return the registers per thread at launch: the limit, or less if no setmaxnreg.inc asks for as many.
+    Return None if the kernel has no setmaxnreg.
 
     limit: the result of `registers_at_launch`.
     names: the names of the kernel's instructions.
     """
     entries = (INSTRUCTIONS.get(name) for name in names)
-    changes = (entry for entry in entries if isinstance(entry, RegisterChange) and entry.action == "inc")
-    return limit and min(limit, max((entry.count for entry in changes), default=limit))
+    changes = [entry for entry in entries if isinstance(entry, RegisterChange)]
+    if not limit or not changes:
+        return None
+    return min(limit, max((entry.count for entry in changes if entry.action == "inc"), default=limit))

@@ -45,6 +45,7 @@ from sim.observers.pairs import (
 )
 from sim.observers.quick_test import global_rows, may_share_cell
 from sim.observers.read_only import ReadOnlyLoads
+from sim.observers.register_changes import RegisterChanges
 from sim.observers.replicas import is_replicated_store, replicated_loads
 
 # The maximum number of racy cells examined per block, and between blocks. Beyond it, one cell per pattern is
@@ -73,6 +74,7 @@ class Races(OrderingObserver):
         self.performed = Performed() if context.clustered else self.order
         self.proxy = AsyncProxy(*parts, self.performed, self.flights) if context.asynchronous else None
         self.phases = MissedPhases(context, self.number, self.names) if context.mbarriers else None
+        self.registers = RegisterChanges(context, self.number) if context.registers_at_launch else None
         if context.noncoherent:
             ReadOnlyLoads(context)
         self.cluster = ClusterAccesses(context, self.number, self.names) if context.clustered else None
@@ -138,7 +140,7 @@ class Races(OrderingObserver):
         super().record_event(name, self.number(block), *facts)
         if self.performed is not self.order:
             getattr(self.performed, name)(self.number(block), *facts)
-        for part in filter(None, (self.proxy, self.phases)):
+        for part in filter(None, (self.proxy, self.phases, self.registers)):
             part.record(name, self.number(block), *facts)
         if len(self.events) < MAX_EVENTS:
             self.events.append((name, self.number(block), *facts))

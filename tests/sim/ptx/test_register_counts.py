@@ -67,14 +67,14 @@ def test_a_request_that_no_release_satisfies_is_a_deadlock(engine):
         # the release comes after a wait for the groups that wait for it
         (f"{INC} 232;", f"{LAST_THREAD} bar.sync 1, 384; {DEC} 40;", BOUNDS, ["deadlock"]),
         (f"{INC} 232; {ARRIVE}", f"{POLL} {DEC} 40;", BOUNDS, ["deadlock"]),
-        ("", f"{LAST_THREAD} {ARRIVE} {POLL} {DEC} 40; {INC} 168;", BOUNDS, []),
+        ("", f"{LAST_THREAD} {ARRIVE} {POLL} {DEC} 40; bar.sync 1, 128; {INC} 168;", BOUNDS, []),
         (f"{DEC} 40; bar.sync 1, 256; {INC} 128;", f"{INC} 240;", BOUNDS, []),
         (f"{DEC} 40; bar.sync 1, 256; {INC} 160;", f"{INC} 256;", ".maxnreg 128", ["deadlock"]),
         (f"{INC} 184;", f"{DEC} 24;", ".maxnreg 128", ["deadlock"]),
         (f"{INC} 176;", f"{DEC} 24;", ".maxnreg 128", []),
         (f"{DEC} 240;", f"{INC} 256;", BOUNDS, ["invalid-operand", "deadlock"]),
         (f"{INC} 160;", "", BOUNDS, []),  # ptxas then lets the kernel begin with 160
-        (f"{INC} 160;", f"{DEC} 40; {INC} 184;", BOUNDS, ["invalid-operand", "deadlock"]),
+        (f"{INC} 160;", f"{DEC} 40; bar.sync 1, 128; {INC} 184;", BOUNDS, ["invalid-operand", "deadlock"]),
         (f"setp.lt.u32 %q, %r1, 32; @%q {DEC} 40;", "", BOUNDS, ["warp-divergence"]),
         (f"setp.lt.u32 %q, %r1, 32; @%q {DEC} 40; @!%q {DEC} 48;", "", BOUNDS, ["warp-divergence"]),
     ],
@@ -83,6 +83,41 @@ def test_registers_of_a_block(first, last, directives, wanted):
     found, report, right = launch(first, last, directives)
     assert sorted(found) == sorted(wanted), report
     assert right or wanted
+
+
+LANE = "and.b32 %r3, %r1, 31; setp.eq.u32 %q, %r3, 0;"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("between", "right"),
+    [
+        ("", False),
+        ("bar.warp.sync -1;", False),
+        ("bar.sync 1, 128;", True),
+        (f"{LANE} {ARRIVE} {POLL}", True),  # one arrival per warp, and every warp waits
+        (f"{LANE} {ARRIVE} and.b32 %r3, %r1, 64; setp.eq.u32 %q, %r3, 0; @%q bra ON; {POLL} ON:", False),
+    ],
+)
+def test_the_warps_of_a_warp_group_synchronise_between_two_changes(between, right, engine):
+    # the mbarrier expects four arrivals here, one per warp
+    text = KERNEL.replace("[%r2], 1", "[%r2], 4").replace("DIRECTIVES", BOUNDS).replace("FIRST", "")
+    text = text.replace("LAST", f"{DEC} 40; {between} {INC} 168;")
+    out = np.zeros(384, np.int32)
+    report = simulate(load_ptx(text)["k"], engine=engine, on_finding="report")[1, 384](out)
+    assert [finding.kind for finding in report.findings] == ["misuse"] * (not right), report
+    if not right:
+        (finding,) = report.findings
+        assert "do not synchronise between two setmaxnreg" in finding.verdict
+        assert [access.what for access in finding.accesses] == ["executes"] * 2
+
+
+def test_a_barrier_of_the_block_synchronises_a_warp_group():
+    text = KERNEL.replace("DIRECTIVES", BOUNDS).replace("@%q bra OTHER;", "").replace("LAST", "")
+    for between, found in (("bar.sync 0;", []), ("", ["misuse"])):
+        kernel = load_ptx(text.replace("FIRST", f"{DEC} 40; {between} {INC} 168;"))["k"]
+        report = simulate(kernel, on_finding="report")[1, 384](np.zeros(384, np.int32))
+        assert [finding.kind for finding in report.findings] == found
 
 
 @pytest.mark.parametrize("directives", ["", ".maxntid 384", ".reqntid 384"])
