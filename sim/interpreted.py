@@ -112,6 +112,7 @@ class Interpreted:
         context.mbarriers = "mbarrier_init" in binder.used
         context.asynchronous = bool(binder.used & ASYNCHRONOUS)
         context.registers_at_launch = entry_registers(launch.registers, binder.used)
+        context.views = binder.views()
         for fact in ("synchronizes", "stores", "counts_iterations"):
             setattr(context, fact, binder.any(fact))
         if context.synchronizes:

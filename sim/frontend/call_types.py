@@ -168,9 +168,11 @@ class CallTypes:
         """Return the type of an array declared by `cuda.shared.array(shape, dtype)` or `cuda.local.array`."""
         local, dtype = node.declares.space == "local", referent_of(node.declares.dtype).dtype
         shape = self.versions.shape(node.declares.shape)
-        # A shape of 0 is a view of the dynamic shared memory, whose size is unknown here.
-        if dtype is None or dtype.hasobject or not shape or 0 in shape:
+        if dtype is None or dtype.hasobject or not shape:
             return ANY
+        # A shape of 0 is a view of the dynamic shared memory, whose size is unknown here.
+        if 0 in shape:
+            return ANY if local or shape != (0,) else View(element_type(dtype), 1)
         # The fast path tracks written elements of local memory in 8-byte words, so wider elements cannot use
         # it.
         if dtype.names is not None or local and dtype.itemsize > 8:

@@ -36,6 +36,7 @@ from sim.frontend.polling import can_poll
 from sim.frontend.resolve import GEOMETRIES, referent_of, source_of
 from sim.frontend.rewrite import Rewriter
 from sim.frontend.tree import as_list, located
+from sim.frontend.types import ANY, Number
 from sim.isa.conversions import cast, domain
 from sim.isa.table import ENTRY_OF_OBJECT, SUSPENDING
 from sim.memory.argument import host_array
@@ -104,6 +105,8 @@ class Code:
         self.code, self.polls, self.synchronizes, self.stores = function.__code__, True, False, False
         self.counts_iterations, self.as_generator, self.comparison_constants = False, None, set()
         self.accessed = set()  # numbers of the sites that access an element
+        # number of an access site -> type of the elements; the dtypes of views of dynamic shared memory
+        self.elements, self.dynamic = {}, set()
         if self.rewritten:
             self.comparison_constants = comparison_constants(function, source.tree)
             self.polls = can_poll(source.tree, parameters)
@@ -128,6 +131,7 @@ class Code:
         body = [statement for part in tree.body for statement in as_list(rewriter.visit(part))]
         tree.body = [*located(unset, tree), *body]
         self.constants, self.calls, self.makers = rewriter.constants, rewriter.calls, rewriter.makers
+        self.elements, self.dynamic = rewriter.elements, rewriter.dynamic
         free = function.__code__.co_freevars
         # A recursive function refers to itself by its global name.
         outside = [] if tree.name in free else [ast.Global([tree.name])]
@@ -242,6 +246,19 @@ class Binder:
         """Return whether any function of the launch has this Code attribute set, such as "polls" or
         "stores"."""
         return any(getattr(code, fact) for code in self.codes)
+
+    def views(self):
+        """Return {site of an access: dtype of the elements} if the views of dynamic shared memory have
+        several dtypes, and otherwise {}. A site of unknown or several dtypes has None."""
+        if len(set().union(*(code.dynamic for code in self.codes))) < 2:
+            return {}
+        found = {}
+        for site, element in (item for code in self.codes for item in code.elements.items()):
+            found[site] = element if found.get(site, element) == element else ANY
+        return {
+            site: np.dtype(element.scalar) if isinstance(element, Number) else None
+            for site, element in found.items()
+        }
 
     def as_generator(self, function, parameters, copy):
         """Return a copy of the kernel, rewritten as a generator that yields at each barrier.

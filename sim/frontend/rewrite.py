@@ -257,6 +257,8 @@ class Rewriter(Accesses):
         """Return a call to a prepared maker if the local memory's shape and dtype are constants."""
         dtype = referent_of(node.declares.dtype).dtype
         shape = self.types.versions.shape(node.declares.shape)
+        if node.declares.space == "shared" and shape == (0,):
+            self.dynamic.add(dtype)
         if node.declares.space != "local" or dtype is None or dtype.hasobject or shape is None:
             return self.generic_visit(node)
         name = self.name(f"local{len(self.makers)}", node)

@@ -82,6 +82,7 @@ class Declarations:
             )
             memory = fresh_memory(self.dynamic_bytes, None if poison is None else dtype, poison)
             shared["dynamic"] = self.array(allocation, memory, dtype, shape)
+            self.context.dynamic_shared = allocation
         return shared["dynamic"].another(0, dtype, shape, c_strides(shape, dtype))
 
     def local(self, shape, dtype, frame, alignment=None):

@@ -33,6 +33,7 @@ from sim.observers.lifetimes import Performed
 from sim.observers.missed_phases import MissedPhases
 from sim.observers.order import GRID, HappensBefore
 from sim.observers.ordering import OrderingObserver
+from sim.observers.overlapping_views import OverlappingViews
 from sim.observers.pairs import (
     both_store,
     closeness,
@@ -77,6 +78,7 @@ class Races(OrderingObserver):
         self.registers = RegisterChanges(context, self.number) if context.registers_at_launch else None
         if context.noncoherent:
             ReadOnlyLoads(context)
+        self.views = OverlappingViews(context) if context.views else None
         self.cluster = ClusterAccesses(context, self.number, self.names) if context.clustered else None
         # the events passed to `order`; (number of events replayed, order with a fence before every atomic)
         self.events, self.generous = [], (0, HappensBefore(generous=True))
@@ -97,7 +99,9 @@ class Races(OrderingObserver):
             self.proxy.process()
         findings = [*self.between_blocks(), *(self.proxy.launch_finished() if self.proxy else ())]
         findings += self.between_blocks_of_cluster() if self.cluster else []
-        return findings + (self.phases.launch_finished(findings) if self.phases else [])
+        for part in filter(None, (self.phases, self.views)):
+            findings += part.launch_finished(findings)
+        return findings
 
     def collective(self, name, block, site):
         place = SITES[site]

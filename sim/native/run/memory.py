@@ -105,14 +105,14 @@ class Memory:
     def dynamic_memory(self):
         """Return (dynamic shared memory as bytes, its shadow memory).
 
-        Shadow memory has entries per element, so raise CannotLower if the kernel views the bytes with
-        elements of different sizes.
+        Shadow memory has entries per element and does not record its type, so raise CannotLower if the kernel
+        views the bytes with elements of different types.
         """
         declared = self.program.lowered.module.declared.values()
-        sizes = {array.dtype.itemsize for array in declared if array.shape is None} or {1}
-        if len(sizes) > 1:
-            raise CannotLower("the kernel views dynamic shared memory with elements of different sizes")
-        count = self.launch.shared // sizes.pop()
+        types = {array.dtype for array in declared if array.shape is None} or {np.dtype(np.uint8)}
+        if len(types) > 1:
+            raise CannotLower("the kernel views dynamic shared memory with elements of different types")
+        count = self.launch.shared // types.pop().itemsize
         return np.zeros(self.launch.shared, np.uint8), np.zeros(2 * count, np.int64)
 
     def declared(self, declared, dynamic):

@@ -1,0 +1,113 @@
+"""Views of dynamic shared memory that overlap, although the kernel uses them as separate arrays.
+
+Every dynamic shared array begins at the same byte. If a kernel declares two of them with different dtypes,
+one of them has to be a slice after the end of the other. A finding requires four accesses to the same bytes,
+so that a reuse or a reinterpretation of the bytes has none:
+
+    1. a store through one view
+    2. a store through the other view, which overwrites that value; nothing has read it through the other
+       view, as a kernel does that reinterprets bytes
+    3. a load of the new value through the view of the first store
+    4. a load of the new value through the view of the second store
+
+A kernel that reuses the bytes reads a new value only through the view through which it was stored. If another
+thread could store between these accesses, the launch has a race, which is reported instead.
+"""
+
+from dataclasses import dataclass, field
+
+from sim.events import ATOMIC, SITES, STORE, Access, Finding
+
+
+@dataclass
+class Held:
+    """The last value that was stored to a unit of memory.
+
+    view: the dtype of the view through which it was stored, or None if it is unknown.
+    store: the row (thread, site) of the store.
+    lost: the (view, row) of the overwritten store, or None.
+    reads: the rows of the first loads since then, by view.
+    """
+
+    view: object
+    store: tuple
+    lost: tuple | None
+    reads: dict = field(default_factory=dict)
+
+
+class OverlappingViews:
+    """The accesses of a launch to dynamic shared memory. The observer Races creates it.
+
+    unit: the number of bytes of the smallest element, or 1 if it is unknown.
+    """
+
+    def __init__(self, context):
+        self.context, self.held = context, {}  # block -> {address in units: Held}
+        self.found = {}  # the sites of the four accesses -> (block, address, their rows)
+        sizes = {dtype.itemsize for dtype in context.views.values() if dtype is not None}
+        self.unit = min(sizes, default=1)
+        context.listeners["accesses"].append(self.accesses)
+        context.listeners["block_ended"].append(lambda block, epoch: self.held.pop(block, None) and None)
+
+    def accesses(self, batch):
+        place = self.context.dynamic_shared
+        if place is None:
+            return
+        held, views = self.held.setdefault(batch.block, {}), self.context.views
+        inside = (batch.address >= place.base) & (batch.address < place.base + place.root.size)
+        columns = (getattr(batch, name)[inside].tolist() for name in ("thread", "site", "address", "size"))
+        for thread, site, address, size in zip(*columns):
+            first, end = address // self.unit, -(-(address + size) // self.unit)
+            view, row = views.get(site), (thread, site)
+            for unit in range(first, end):
+                if site & 3 == STORE:
+                    held[unit] = self.stored(held.get(unit), view, row)
+                elif unit in held:
+                    self.loaded(batch.block, unit, held[unit], view, row)
+
+    def stored(self, before, view, row):
+        """Return the Held after a store."""
+        # a comparison with None would take float64 for None
+        if before is None or view is None or before.view is None:
+            return Held(view, row, None)
+        if view == before.view:
+            return Held(view, row, before.lost)
+        lost = None if before.reads.keys() - {before.view} else (before.view, before.store)
+        return Held(view, row, lost)
+
+    def loaded(self, block, unit, held, view, row):
+        """Record a load or an atomic, and note it if it completes a finding. An atomic reads and writes, as a
+        reinterpretation may."""
+        if view is None or row[1] & 3 == ATOMIC:
+            held.view = None
+        held.reads.setdefault(view, row)
+        if held.lost and held.view is not None and {held.view, held.lost[0]} <= held.reads.keys():
+            rows = held.lost[1], held.store, held.reads[held.lost[0]], held.reads[held.view]
+            key, new = tuple(site for _, site in rows), (block, unit * self.unit, rows)
+            # the lowest block and address, whatever the order of execution
+            self.found[key] = min(self.found.get(key, new), new, key=lambda one: (one[0][::-1], one[1]))
+
+    def launch_finished(self, others):
+        """Return the findings of the launch, unless it has other errors."""
+        if any(finding.severity == "error" for finding in (*self.context.findings, *others)):
+            return []
+        return [self.finding(*found) for found in self.found.values()]
+
+    def finding(self, block, address, rows):
+        words = "written", "written", "read", "read"
+        element = self.context.space.element(address)
+        first, second = (self.context.views[site] for _, site in rows[:2])
+        return Finding(
+            "misuse",
+            "error",
+            f"two dynamic shared arrays overlap: a store to an array of {second} overwrites a value that was"
+            f" stored to an array of {first}, and both arrays are read afterwards",
+            tuple(
+                Access(word, block, self.context.thread_index(thread), SITES[site])
+                for word, (thread, site) in zip(words, rows)
+            ),
+            *element,
+            reason="All dynamic shared arrays begin at the same byte.",
+            fix="let the second array begin after the end of the first: cuda.shared.array(0, dtype)[n:],"
+            " where n elements of its own type cover the first array",
+        )

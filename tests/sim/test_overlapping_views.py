@@ -1,0 +1,121 @@
+"""Tests of dynamic shared arrays of different dtypes that one kernel uses as separate arrays."""
+
+import numpy as np
+import pytest
+from numba import cuda, float32, float64, int32, uint8
+
+from sim import simulate
+
+ENGINES = "fibers", "threads", "native"
+
+
+def make_argmax(start):
+    @cuda.jit
+    def argmax(x, out):
+        values = cuda.shared.array(0, float32)
+        places = cuda.shared.array(0, int32)[start:]
+        t = cuda.threadIdx.x
+        values[t] = x[t]
+        places[t] = t
+        cuda.syncthreads()
+        half = 16
+        while half:
+            if t < half and values[t + half] > values[t]:
+                values[t] = values[t + half]
+                places[t] = places[t + half]
+            cuda.syncthreads()
+            half //= 2
+        if t == 0:
+            out[0] = places[0]
+
+    return argmax
+
+
+def findings(kernel, engine, *arguments, seed=0):
+    """Return the findings of a launch of one block of 32 threads."""
+    launch = simulate(kernel, engine=engine, on_finding="report", seed=seed)[1, 32, 0, 512]
+    return launch(*arguments).findings
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("seed", range(3))
+def test_two_arrays_at_the_same_byte(engine, seed):
+    x, out = np.random.default_rng(1).random(32, np.float32), np.zeros(1)
+    assert not findings(make_argmax(32), engine, x, out, seed=seed) and out[0] == x.argmax()
+    (first, *_) = findings(make_argmax(0), engine, x, out, seed=seed)
+    assert (first.kind, first.severity, first.array) == ("misuse", "error", "values")
+    assert "an array of int32 overwrites a value that was stored to an array of float32" in first.verdict
+    sources = [access.site.source for access in first.accesses]
+    assert sources[:2] == ["values[t] = x[t]", "places[t] = t"]
+
+
+@pytest.mark.parametrize(("start", "found"), [(0, 1), (15, 1), (16, 0)])
+def test_elements_of_different_sizes(start, found):
+    @cuda.jit
+    def kernel(x, out):
+        flags = cuda.shared.array(0, uint8)
+        sums = cuda.shared.array(0, float64)[start:]
+        t = cuda.threadIdx.x
+        if t == 0:
+            for i in range(128):
+                flags[i] = 1
+            sums[0] = x[0]
+            for i in range(128):
+                out[0] += flags[i]
+            out[0] += sums[0]
+
+    assert bool(findings(kernel, "fibers", np.ones(1), np.zeros(1))) == found
+
+
+@cuda.jit
+def reuses(x, out):
+    """Sort keys in the bytes in which sums were before."""
+    sums, keys = cuda.shared.array(0, float32), cuda.shared.array(0, int32)
+    t = cuda.threadIdx.x
+    for _ in range(2):
+        sums[t] = x[t]
+        cuda.syncthreads()
+        total = sums[t] + sums[t ^ 1]
+        cuda.syncthreads()
+        keys[t] = int32(total)
+        cuda.syncthreads()
+        out[t] = keys[31 - t]
+        cuda.syncthreads()
+
+
+@cuda.jit
+def reads_bits(x, out):
+    """Negate numbers by their sign bits."""
+    numbers, words = cuda.shared.array(0, float32), cuda.shared.array(0, int32)
+    t = cuda.threadIdx.x
+    numbers[t] = x[t]
+    words[t] = words[t] ^ int32(-(2**31))
+    out[t] = numbers[t] + 0 * words[t]
+
+
+@cuda.jit
+def clears_words(x, out):
+    """Clear bytes as words, and fill them as numbers."""
+    numbers, words = cuda.shared.array(0, float32), cuda.shared.array(0, int32)
+    t = cuda.threadIdx.x
+    words[t] = 0
+    if t < 16:
+        numbers[t] = x[t]
+    cuda.syncthreads()
+    out[t] = numbers[t]
+
+
+@cuda.jit
+def converts_in_place(x, out):
+    numbers, words = cuda.shared.array(0, float32), cuda.shared.array(0, int32)
+    t = cuda.threadIdx.x
+    numbers[t] = x[t]
+    words[t] = int32(numbers[t])
+    numbers[t] = words[t] + 0.5
+    out[t] = numbers[t]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kernel", [reuses, reads_bits, clears_words, converts_in_place])
+def test_bytes_that_are_reused_or_reinterpreted(kernel, engine):
+    assert not findings(kernel, engine, np.ones(32, np.float32), np.zeros(32))
