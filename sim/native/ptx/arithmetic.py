@@ -2,6 +2,8 @@
 
 from llvmlite import ir
 
+from sim.isa.bits import bits_of
+from sim.isa.ptx_types import HALVES
 from sim.isa.registers import WIDTHS
 from sim.native.codegen.scalars import from_double, to_double
 from sim.native.lower.module import CannotLower
@@ -22,6 +24,8 @@ from sim.native.ptx.values import (
     signed_bits,
     wrap_signed,
 )
+
+HALF_TYPES = {scalar: ptx_type for ptx_type, scalar in HALVES.items()}
 
 
 class Arithmetic:
@@ -209,6 +213,12 @@ class Arithmetic:
         if ptx_type in FLOATS:
             return Float(convert(self.resize(value, 64), FLOATS[ptx_type]), ptx_type)
         return self.round_float(convert(self.resize(value, 64), DOUBLE), ptx_type)
+
+    def coded_half(self, value):
+        """Return a known f16 or bf16 number as a Float, because the operators need its PTX type. Return any
+        other value unchanged."""
+        ptx_type = HALF_TYPES.get(type(value))
+        return self.of_bits(bits_of(value), ptx_type) if ptx_type else value
 
     def round_float(self, double, ptx_type):
         """Round an LLVM double to a float of this PTX type, to nearest, ties to even."""

@@ -257,7 +257,7 @@ class Evaluator(Arithmetic):
         if known and any(isinstance(value, CODE) for value in given):
             return known(self, *given, **more)
         if not any(isinstance(value, CODE) for value in given):
-            return function(*given, **more)
+            return self.coded_half(function(*given, **more))
         if function in PLAIN:
             return self.binary(PLAIN[function], *given)
         if not inspect.isfunction(function):

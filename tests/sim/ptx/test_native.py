@@ -79,9 +79,18 @@ SOME = """add.s32 sub.u64 mul.lo.s64 mul.hi.s32 mul.hi.u64 mul.wide.s32 mad.lo.s
     add.sat.s32 szext.clamp.s32 dp4a.s32.u32""".split()
 
 
-def differing(names):
-    """Return the instructions for which the two engines disagree."""
-    kernel, found = operations.kernel(names), []
+FLOATING = """fma.rn.f16 fma.rn.bf16 fma.rn.bf16x2 add.rn.f16 mul.f16 mul.f16x2 sub.f16 min.f16
+    max.NaN.bf16 neg.f16 abs.bf16 neg.bf16x2 setp.lt.f16 setp.geu.bf16 cvt.f32.f16 cvt.rni.s32.f16
+    rcp.approx.ftz.f64 rsqrt.approx.f32 ex2.approx.f32 sin.approx.f32 tanh.approx.f32 cvt.rn.f16.f64
+    mul.rz.f32 add.rm.f32 div.rz.f32 sqrt.rp.f32 cvt.rz.f32.f64""".split()
+
+
+def differing(names, constant=""):
+    """Return the instructions for which the two engines disagree.
+
+    constant: the operands that are constants ("a", "b", "c").
+    """
+    kernel, found = operations.kernel(names, constant), []
     for engine in ("fibers", "native"):
         out = np.zeros((len(names), operations.THREADS), np.uint64)
         report = simulate(kernel, engine=engine, observers=())[1, operations.THREADS](
@@ -94,6 +103,11 @@ def differing(names):
 
 def test_instructions_give_every_bit_of_the_interpreter():
     assert differing(SOME) == []
+
+
+@pytest.mark.parametrize("constant", ["a", "b", "abc"])
+def test_operands_can_be_constants(constant):
+    assert differing(FLOATING, constant) == []
 
 
 COUNTED = """.version 8.0\n.target sm_80\n.address_size 64
