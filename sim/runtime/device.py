@@ -13,6 +13,7 @@ import numpy as np
 
 from sim.device import DeviceSpec
 from sim.errors import LaunchError, RefusedLaunch, SimulatorError, ThreadError
+from sim.events import ATOMIC, LOAD, STORE
 from sim.launch import simulate
 from sim.ptx.module import Kernel, Module, load_ptx
 from sim.runtime.call_sites import UNKNOWN, CallSite
@@ -25,14 +26,18 @@ from sim.runtime.errors import (
     SUCCESS,
 )
 from sim.runtime.findings import HostFinding, Log
+from sim.runtime.footprints import Footprint
 from sim.runtime.handlers_graphs import Graphs
-from sim.runtime.memory import MANAGED, PINNED, DeviceMemory
+from sim.runtime.memory import DEVICE, DeviceMemory
 from sim.runtime.stream_races import NOT_RECORDED, StreamRaces
 from sim.runtime.streams import Streams
 
 # largest size in bytes of dynamic shared memory that does not require cudaFuncSetAttribute
 STATIC_LIMIT = DeviceSpec.dynamic_shared_bytes
-WATCHED_LIMIT = 64 << 20  # largest size in bytes of managed memory that each launch compares
+WATCHED_LIMIT = 64 << 20  # largest size in bytes of host memory that each launch compares
+NOT_WATCHED = "host accesses to memory that a kernel may still use were not looked for"
+OF_SIZE = "in some launches, because managed and pinned memory exceeds 64 MiB"
+OF_SCOPE = "if the kernel's module contains operations of system scope"
 
 
 @dataclass
@@ -221,7 +226,7 @@ class Device:
             )
         try:
             self.name_buffers(kernel, values)
-            with self.watched_managed_memory(kernel):
+            with self.watched_host_memory(kernel):
                 self.run(configured, values)
         except ThreadError as error:  # the kernel executed a trap or failed an assertion
             self.log.launches += 1
@@ -238,23 +243,33 @@ class Device:
         return SUCCESS
 
     @contextlib.contextmanager
-    def watched_managed_memory(self, kernel: Kernel) -> Iterator[None]:
-        """After a launch, protect the managed and pinned memory that it has changed, until the host waits.
+    def watched_host_memory(self, kernel: Kernel) -> Iterator[None]:
+        """After a launch, protect the host memory that it has accessed, until the host waits.
 
         Kernels that communicate with the running host contain operations of system scope. Their memory is not
         protected.
         """
-        managed = [b for b in self.memory.buffers.values() if b.kind in (MANAGED, PINNED)]
-        if sum(b.root.size for b in managed) > WATCHED_LIMIT or ".sys" in "\n".join(kernel.module.text.lines):
-            managed = []
-        before = [buffer.root.copy() for buffer in managed]
-        yield
-        for buffer, old in zip(managed, before):
-            changed = np.flatnonzero(buffer.root != old)
-            if changed.size:
-                start, end = int(changed[0]), int(changed[-1]) + 1
-                what = f"{kernel.__name__} writes {buffer}"
-                self.streams.watch(buffer.root.ctypes.data + start, end - start, True, what, self.call)
+        mapped = [b for b in self.memory.buffers.values() if b.kind != DEVICE]
+        large = sum(b.root.size for b in mapped) > WATCHED_LIMIT
+        if mapped and (large or ".sys" in "\n".join(kernel.module.text.lines)):
+            self.log.notes[f"{NOT_WATCHED} {OF_SIZE if large else OF_SCOPE}"] = None
+            mapped = []
+        before = [buffer.root.copy() for buffer in mapped]
+        footprint = self.memory.footprint = Footprint() if mapped else None
+        try:
+            yield
+        finally:
+            self.memory.footprint = None
+        for buffer, old in zip(mapped, before):
+            changed = buffer.base + np.flatnonzero(buffer.root != old)
+            footprint.add_rows(STORE, np.stack([changed, changed + 1], 1))
+        for buffer in mapped:
+            for verb, actions in (("writes", (STORE, ATOMIC)), ("reads", (LOAD,))):
+                ranges = footprint.within(actions, *buffer.protectable())
+                if len(ranges):
+                    what = f"{kernel.__name__} {verb} {buffer}"
+                    offset = buffer.root.ctypes.data - buffer.base
+                    self.streams.watch(ranges + offset, verb == "writes", what, self.call)
 
     def configure(self, kernel: Kernel, seed: int, grid: tuple, block: tuple, shared: int) -> Any:
         """Return the function that runs a launch. Raise LaunchError if the configuration is invalid."""

@@ -40,6 +40,18 @@ class Footprint(Observer):
         if self.count > PENDING_LIMIT:
             self.merge()
 
+    def add_granules(self, action: int, address: int, nbytes: int, mask: np.ndarray) -> None:
+        """Add the accesses of compiled code: the granules of `nbytes` bytes, the first one at an address, for
+        which a mask is True."""
+        start = address + np.flatnonzero(mask) * nbytes
+        self.add_rows(action, np.stack([start, start + nbytes], 1))
+
+    def within(self, actions: tuple[int, ...], start: int, end: int) -> np.ndarray:
+        """Return the merged ranges of some actions, clipped to the bytes between two addresses."""
+        self.merge()
+        rows = merged(np.concatenate([self.ranges[action] for action in actions])).clip(start, end)
+        return rows[rows[:, 0] < rows[:, 1]]
+
     def include(self, other: "Footprint") -> None:
         """Add all ranges of another footprint."""
         other.merge()

@@ -87,7 +87,7 @@ def copy(device, destination, source, nbytes, kind, name, pending=False):
         for (at, buffer), writes in ((to, True), (origin, False)):
             if buffer is not None and buffer.kind == PINNED:
                 what = f"{name} {'writes' if writes else 'reads'} {buffer}"
-                device.streams.watch(at, nbytes, writes, what, device.call)
+                device.streams.watch(np.array([[at, at + nbytes]]), writes, what, device.call)
     elif to_device is False or from_device is False:
         device.streams.synchronize(DEFAULT_STREAM)
     return SUCCESS

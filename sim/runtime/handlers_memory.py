@@ -112,21 +112,19 @@ def cudaMemGetInfo(device, available, total):
 
 def cudaHostRegister(device, address, nbytes, flags):
     """Register host memory. Give it a separate device address, as on a system without unified addressing."""
-    registered = device.memory.registered
-    if address in registered:
+    if address in device.memory.registered:
         return ALREADY_REGISTERED
     try:
         base, key = device.memory.reserve(nbytes)
     except OutOfDeviceMemory:
         return MEMORY_ALLOCATION
     root = np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
-    buffer = registered[address] = DeviceBuffer(base, root, PINNED, device.call, key=key)
-    device.memory.add(buffer)
+    device.memory.register(address, DeviceBuffer(base, root, PINNED, device.call, key=key))
     return SUCCESS
 
 
 def cudaHostUnregister(device, address):
-    buffer = device.memory.registered.pop(address, None)
+    buffer = device.memory.register(address, None)
     if buffer is None:
         return NOT_REGISTERED
     device.streams.synchronize_all()

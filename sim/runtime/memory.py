@@ -8,14 +8,16 @@ the host dereferences their address, it receives a SIGSEGV, which `sim.runtime.p
 import ctypes
 import mmap
 from bisect import bisect_right, insort
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sim.events import INTEGER_POISON
+from sim.events import INTEGER_POISON, LOAD, STORE
 from sim.memory.spaces import Allocation
 from sim.ptx.regions import ADDRESSES, HOST, ModuleKey, PaddedSpace
 from sim.runtime.call_sites import UNKNOWN, CallSite
+from sim.runtime.footprints import Footprint
 
 DEVICE, MANAGED, PINNED, SYMBOL = "device", "managed", "pinned host", "symbol"
 PITCH = 512  # bytes; cudaMallocPitch rounds rows up to a multiple of this, as on an H200
@@ -57,6 +59,17 @@ class DeviceBuffer:
     def __str__(self) -> str:
         return self.name or f"the {self.kind} memory allocated at {self.site} ({self.root.size:,} bytes)"
 
+    def protectable(self) -> tuple[int, int]:
+        """Return the first and last address, end excluded, of the bytes whose pages can be protected.
+
+        The first and last page of registered memory can contain other data of the process.
+        """
+        host = self.root.ctypes.data
+        if host == self.base:
+            return self.base, self.end
+        inner = -(-host // mmap.PAGESIZE) * mmap.PAGESIZE, (host + self.root.size) & -mmap.PAGESIZE
+        return tuple(self.base + address - host for address in inner)
+
     def mark_written(self, offset: int, nbytes: int) -> None:
         """Record that the host has written some bytes."""
         if self.unwritten is not None:
@@ -92,6 +105,10 @@ class DeviceMemory:
         self.unwatched = 0  # number of times that a launch skipped this check
         # host address -> buffer registered with cudaHostRegister
         self.registered: dict[int, DeviceBuffer] = {}
+        # called with the lowest and highest host address of registered memory
+        self.registered_changed: Callable[[int, int], object] = lambda start, end: None
+        # the accesses of the current launch to memory of the host, or None if they are not needed
+        self.footprint: Footprint | None = None
         self.unused: dict[int, np.ndarray] = {}  # bytes of variables that no kernel uses
 
     @property
@@ -136,6 +153,17 @@ class DeviceMemory:
         self.buffers[buffer.base] = buffer
         insort(self.bases, buffer.base)
 
+    def register(self, address: int, buffer: DeviceBuffer | None) -> DeviceBuffer | None:
+        """Add the buffer of registered host memory, or remove it if `buffer` is None. Return the buffer that
+        was registered before."""
+        before = self.registered.pop(address, None)
+        if buffer is not None:
+            self.registered[address] = buffer
+            self.add(buffer)
+        ends = [(start, start + one.root.size) for start, one in self.registered.items()] or [(0, 0)]
+        self.registered_changed(min(ends)[0], max(end for _, end in ends))
+        return before
+
     def free(self, buffer: DeviceBuffer, site: CallSite) -> None:
         """Free a buffer, but remember it for findings."""
         del self.buffers[buffer.base]
@@ -169,6 +197,9 @@ class DeviceMemory:
 
     def attach(self, run) -> None:
         """Make every buffer accessible to a launch. `sim.ptx.run.Run` calls this method."""
+        # A rerun with other initial values of unwritten memory can access other addresses.
+        if self.footprint is not None and run.context.poison is None:
+            run.context.listeners["accesses"].append(self.footprint.accesses)
         used = {allocation.name for allocation in run.context.space.allocations}
         for base, buffer in self.buffers.items():
             if buffer.kind == SYMBOL:
@@ -184,6 +215,17 @@ class DeviceMemory:
             allocation.unwritten = self.watched_bytes(buffer)
             run.context.space.allocations.append(allocation)
             run.memory.make_addressable(allocation)
+
+    def add_compiled(self, regions) -> None:
+        """Add the accesses of a compiled launch to memory of the host. `sim.native` calls this method.
+
+        regions: (first address, bytes per granule, masks of the granules that were loaded and stored).
+        """
+        for base, nbytes, loaded, stored in regions:
+            buffer = self.buffers.get(base)
+            if self.footprint is not None and buffer is not None and buffer.kind != DEVICE:
+                self.footprint.add_granules(LOAD, base, nbytes, loaded)
+                self.footprint.add_granules(STORE, base, nbytes, stored)
 
     def watched_bytes(self, buffer: DeviceBuffer) -> np.ndarray | None:
         """Return the mask of unwritten bytes that a launch checks, or None if it checks none.

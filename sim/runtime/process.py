@@ -48,6 +48,7 @@ from sim.runtime.signatures import (
     REGISTRATION,
     SIGNATURES,
 )
+from sim.runtime.streams import Pending
 from sim.runtime.stubs import compile_stubs, needed_functions
 from sim.runtime.unchecked import ignores_result, verdict_and_fix
 
@@ -111,6 +112,8 @@ class Program:
         """
         stubs = ctypes.CDLL(str(compile_stubs(self.names, folder)), mode=ctypes.RTLD_GLOBAL)
         stubs.sim_connect(self.callback)
+        stubs.sim_registered.argtypes = ctypes.c_size_t, ctypes.c_size_t
+        self.device.memory.registered_changed = stubs.sim_registered
         sys.stdout = Output(stubs)
         program = ctypes.CDLL(str(self.library))
         if not hasattr(program, "main"):
@@ -142,6 +145,16 @@ class Program:
         return 0
 
     def call(self, name: str, arguments: Any, frames: list[int]) -> int:
+        """Execute a runtime function with access to all memory. Return its result."""
+        streams = self.device.streams
+        streams.open()
+        try:
+            report_late_writes(self.device)
+            return self.execute(name, arguments, frames)
+        finally:
+            streams.close()
+
+    def execute(self, name: str, arguments: Any, frames: list[int]) -> int:
         """Execute a runtime function. Return its result."""
         device = self.device
         device.call = self.sites.of_frames(frames) if self.sites and name not in QUIET else UNKNOWN
@@ -152,14 +165,10 @@ class Program:
         parameters, _, result = SIGNATURES[name].partition(":")
         reported = device.log.seen.total()
         values = [convert(arguments[i], letter) for i, letter in enumerate(parameters)]
-        device.streams.open()
-        try:
-            if device.sticky and name in AFTER_ABORT:
-                answer = device.sticky
-            else:
-                answer = HANDLERS[name](device, *values) or 0
-        finally:
-            device.streams.close()
+        if device.sticky and name in AFTER_ABORT:
+            answer = device.sticky
+        else:
+            answer = HANDLERS[name](device, *values) or 0
         if answer and not result and name not in QUIET | NO_ERROR:
             self.failed(name, answer, device.log.seen.total() > reported)
         return answer
@@ -186,15 +195,9 @@ class Program:
         """
         device, memory = self.device, self.device.memory
         device.call = self.sites.of_frames(frames) if self.sites else UNKNOWN
-        watched, pending = device.streams.take(address, write)
+        watched, pending = device.streams.take(address, write, device.call)
         if pending is not None:
-            device.report(
-                "unsynchronized-access",
-                "error",
-                f"the host {'writes' if write else 'reads'} {address:#x} although it has not waited for the"
-                f" work issued at {pending.site}: {pending.what}",
-                "wait first, with cudaStreamSynchronize, cudaEventSynchronize or cudaDeviceSynchronize",
-            )
+            report_early_access(device, address, "writes" if write else "reads", pending)
         if watched:
             return REPEAT
         buffer = memory.find(address) or memory.find_freed(address)
@@ -221,6 +224,7 @@ class Program:
         device, log = self.device, self.device.log
         log.first_only = False
         device.streams.open()
+        report_late_writes(device)
         if not early and not device.sticky:
             report_leaks(device)
         report_unchecked(device)
@@ -272,6 +276,27 @@ def convert(word: int, letter: str) -> int:
         if letter == "u"
         else word
     )
+
+
+def report_early_access(device: Device, address: int, action: str, pending: Pending) -> None:
+    """Report an access of the host to memory that pending work uses.
+
+    action: the verb, and where it happens unless it is at the current call site.
+    """
+    device.report(
+        "unsynchronized-access",
+        "error",
+        f"the host {action} {address:#x} although it has not waited for the work issued at {pending.site}:"
+        f" {pending.what}",
+        "wait first, with cudaStreamSynchronize, cudaEventSynchronize or cudaDeviceSynchronize",
+    )
+
+
+def report_late_writes(device: Device) -> None:
+    """Report the memory of pending work that the host has written since the last call."""
+    for address, pending, site in device.streams.late_writes():
+        device.call = site
+        report_early_access(device, address, "writes, here or later before a call,", pending)
 
 
 def report_unchecked(device: Device) -> None:

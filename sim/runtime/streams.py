@@ -1,9 +1,10 @@
 """The order of streams, and accesses of the host that do not wait for them.
 
 The simulator executes work when it is issued. On a GPU, work may still be pending when the host continues.
-This module records which host memory pending work reads and writes, and removes access to that memory with
-mprotect until the host has waited. If the host accesses it earlier, the process receives a SIGSEGV, which
-`sim.runtime.process` reports.
+This module records which host memory pending work reads and writes, and removes access to the pages of that
+memory with mprotect until the host has waited. If the host accesses them earlier, the process receives a
+SIGSEGV, which `sim.runtime.process` reports if the access conflicts with the work. Otherwise the page is
+opened until the next call of a runtime function, which looks for bytes that have changed in the meantime.
 
 Each stream has a vector clock: for each stream, the number of operations that precede the stream's next
 operation. The default stream waits for all blocking streams, and they wait for it.
@@ -16,8 +17,15 @@ import mmap
 from collections import Counter
 from dataclasses import dataclass
 
-from sim.runtime.call_sites import CallSite
+import numpy as np
 
+from sim.runtime.call_sites import CallSite
+from sim.runtime.footprints import merged
+
+LIBC = ctypes.CDLL(None)
+LIBC.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+WORD = 4  # bytes to which the address of a changed byte is rounded down
+MOST_PENDING = 64  # operations whose memory is watched at a time
 DEFAULT_STREAM = 0
 DEFAULT_NAMES = 0, 1  # the handles that stand for the default stream: nullptr and cudaStreamLegacy
 
@@ -27,7 +35,7 @@ class Pending:
     """Host memory that pending work uses.
 
     stream, number: the operation.
-    start, end: addresses, end excluded.
+    ranges: merged ranges of addresses, as rows (start, end).
     writes: whether the operation writes the memory. Otherwise it reads it, and the host may read it too.
     what: the operation and the memory, for findings.
     site: the host call that issued the operation.
@@ -35,16 +43,26 @@ class Pending:
 
     stream: int
     number: int
-    start: int
-    end: int
+    ranges: np.ndarray
     writes: bool
     what: str
     site: CallSite
 
-    def pages(self) -> tuple[int, int]:
-        """Return (address, length) of the pages that contain the memory."""
-        start = self.start & -mmap.PAGESIZE
-        return start, -(-self.end // mmap.PAGESIZE) * mmap.PAGESIZE - start
+    def __post_init__(self) -> None:
+        start = self.ranges[:, 0] & -mmap.PAGESIZE
+        end = -(-self.ranges[:, 1] // mmap.PAGESIZE) * mmap.PAGESIZE
+        # (start, end) of the pages that contain the memory
+        self.pages: list[list[int]] = merged(np.stack([start, end], 1)).tolist()
+
+    def contains(self, addresses: np.ndarray) -> np.ndarray:
+        """Return a mask of the addresses that belong to the memory."""
+        at = np.searchsorted(self.ranges[:, 0], addresses, side="right") - 1
+        return (at >= 0) & (addresses < self.ranges[at, 1])
+
+    def repeats(self, other: "Pending") -> bool:
+        """Return whether this is the same use of the same memory as an earlier operation of the stream."""
+        same = self.stream == other.stream and self.site == other.site and self.what == other.what
+        return same and np.array_equal(self.ranges, other.ranges)
 
 
 class Streams:
@@ -57,6 +75,8 @@ class Streams:
         self.events: dict[int, Counter] = {}
         self.finished: Counter = Counter()  # the operations that the host has waited for
         self.pending: list[Pending] = []
+        # page -> its contents when the host was given access to it, and the site of that access
+        self.opened: dict[int, tuple[bytes, CallSite]] = {}
         self.asked: set[frozenset] = set()  # the clocks of queries whose operations were pending
         self.current = DEFAULT_STREAM, 0  # the operation being executed
 
@@ -132,46 +152,70 @@ class Streams:
 
     # --- memory ---------------------------------------------------------------------------------------------
 
-    def watch(self, start: int, nbytes: int, writes: bool, what: str, site: CallSite) -> None:
+    def watch(self, ranges: np.ndarray, writes: bool, what: str, site: CallSite) -> None:
         """Protect host memory that the current operation uses, until the host has waited for the operation.
+
+        ranges: merged ranges of addresses, as rows (start, end).
 
         The caller must call `close` when the simulator no longer accesses the memory itself.
         """
-        self.pending.append(Pending(*self.current, start, start + nbytes, writes, what, site))
+        new = Pending(*self.current, ranges, writes, what, site)
+        self.pending = [p for p in self.pending if not new.repeats(p)][1 - MOST_PENDING :] + [new]
 
     def open(self) -> None:
         """Give the simulator access to the memory of pending work."""
         for pending in self.pending:
-            protect(*pending.pages(), mmap.PROT_READ | mmap.PROT_WRITE)
+            for start, end in pending.pages:
+                protect(start, end, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def close(self) -> None:
         """Take away the host's access to the memory of pending work."""
         for pending in sorted(self.pending, key=lambda p: p.writes):  # no access is stronger than read-only
-            protect(*pending.pages(), 0 if pending.writes else mmap.PROT_READ)
+            for start, end in pending.pages:
+                protect(start, end, 0 if pending.writes else mmap.PROT_READ)
 
-    def take(self, address: int, write: bool) -> tuple[bool, Pending | None]:
-        """Give up watching the page of an address that the host has accessed.
+    def take(self, address: int, write: bool, site: CallSite) -> tuple[bool, Pending | None]:
+        """Open the page of an address that the host accesses.
 
-        Return (whether the page was watched, the pending work that conflicts with the access or None).
+        Return (whether the page was watched, the pending work that conflicts with the access or None). Work
+        that conflicts is no longer watched.
         """
         page = address & -mmap.PAGESIZE
-        watched = [p for p in self.pending if p.pages()[0] <= page < sum(p.pages())]
-        self.open()
-        self.pending = [p for p in self.pending if p not in watched]
-        self.close()
-        conflicts = [p for p in watched if p.start <= address < p.end and (p.writes or write)]
+        watched = [p for p in self.pending if any(start <= page < end for start, end in p.pages)]
+        conflicts = [p for p in watched if (p.writes or write) and p.contains(np.array([address]))[0]]
+        if conflicts:
+            self.open()
+            self.pending = [p for p in self.pending if p not in watched]
+            self.close()
+        elif watched:
+            protect(page, page + mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE)
+            self.opened[page] = ctypes.string_at(page, mmap.PAGESIZE), site
         return bool(watched), conflicts[0] if conflicts else None
+
+    def late_writes(self) -> list[tuple[int, Pending, CallSite]]:
+        """Return the writes of the host to pages that `take` has opened, as (lowest address, pending work
+        that conflicts, first access of the host to the page). Forget the pages."""
+        found = []
+        for page, (before, site) in self.opened.items():
+            now = ctypes.string_at(page, mmap.PAGESIZE)
+            changed = page + np.flatnonzero(np.frombuffer(before, np.uint8) != np.frombuffer(now, np.uint8))
+            for pending in self.pending:
+                written = changed[pending.contains(changed)]
+                if written.size:
+                    found.append((int(written[0]) & -WORD, pending, site))
+                    self.pending = [p for p in self.pending if p is not pending]
+                    break
+        self.opened.clear()
+        return found
 
     def forget(self, start: int, end: int) -> None:
         """Stop watching memory that is freed."""
         if self.pending:
             self.open()
-            self.pending = [p for p in self.pending if p.end <= start or end <= p.start]
+            self.pending = [p for p in self.pending if p.ranges[-1, 1] <= start or end <= p.ranges[0, 0]]
             self.close()
 
 
-def protect(start: int, nbytes: int, protection: int) -> None:
+def protect(start: int, end: int, protection: int) -> None:
     """Set the access rights of pages."""
-    libc = ctypes.CDLL(None)
-    libc.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    libc.mprotect(start, nbytes, protection)
+    LIBC.mprotect(start, end - start, protection)

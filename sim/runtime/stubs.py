@@ -30,6 +30,7 @@ typedef long long (*callback)(int, size_t *, void **, int);
 
 enum { FINISH = -1, FAULT = -2, REPEAT = 1, FRAMES = 24 };
 static callback dispatch;
+static size_t registered_start, registered_end; /* addresses that contain all registered memory */
 
 static long long call(int index, size_t *arguments) {
     void *frames[FRAMES];
@@ -54,7 +55,8 @@ static void fault(int number, siginfo_t *info, void *context) {
 #elif defined(__aarch64__)
     frames[0] = (char *)((ucontext_t *)context)->uc_mcontext.pc + 1;
 #endif
-    if ((size_t)info->si_addr < (size_t)1 << 36) {
+    size_t address = arguments[0];
+    if (address < (size_t)1 << 36 || registered_start <= address && address < registered_end) {
         int count = 1 + backtrace(frames + 1, FRAMES - 1);
         if (dispatch(FAULT, arguments, frames, count) == REPEAT) { return; }
     }
@@ -73,6 +75,8 @@ void sim_connect(callback function) {
     sigaction(SIGSEGV, &action, NULL);
     sigaction(SIGBUS, &action, NULL);
 }
+
+void sim_registered(size_t start, size_t end) { registered_start = start, registered_end = end; }
 
 void sim_print(const char *text) { fputs(text, stdout); }
 """

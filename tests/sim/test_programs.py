@@ -275,6 +275,31 @@ def test_accesses_that_do_not_wait_are_found(run, built, which):
     assert status == 1
 
 
+HOST_WRITES = {
+    1: (r"writes 0x\w+ .*:36: twice reads the managed memory allocated at host_writes.cu:24", 37),
+    2: (r"reads 0x\w+ .*:36: twice writes the managed memory allocated at host_writes.cu:25", 38),
+    3: (r"writes, here or later before a call, 0x\w+ .*:36: twice reads the managed memory", 40),
+    4: (r"writes 0x\w+ .*:46: twice reads the pinned host memory allocated at host_writes.cu:28", 47),
+    5: (r"writes 0x\w+ .*:49: twice reads the pinned host memory allocated at host_writes.cu:32", 50),
+    6: (r"reads 0x\w+ .*:53: set_total writes the variable total", 54),
+    7: (r"writes, here or later before a call, 0x\w+ .*:58: advance reads the managed memory", 59),
+    8: (r"writes 0x\w+ .*:62: advance reads the managed memory allocated at host_writes.cu:27", 64),
+}  # fmt: skip
+
+
+@needs_nvcc
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize("which", [0, *HOST_WRITES])
+def test_accesses_to_memory_that_a_kernel_may_still_use(run, built, which, engine):
+    status, out, err = run(built("host_writes"), which, options=["--engine", engine])
+    if which == 0:
+        assert (status, out) == (0, "3\n") and "no findings" in err, err
+        return
+    text, line = HOST_WRITES[which]
+    assert re.search(rf"unsynchronized-access: the host {text}.*\n  at host_writes.cu:{line}\n", err), err
+    assert status == 1 and "1 finding (1 unsynchronized-access)" in err
+
+
 # line of the operation, line of an earlier one, what each of them does
 STREAM_RACES = {
     11: [(91, 89, "writes byte 0 of", "writes")],

@@ -70,6 +70,8 @@ class PtxAttempt(Attempt):
         """Run the blocks. First save the variables of the module, whose values persist between launches."""
         self.variables_before = [(a.root, a.root.copy()) for a in self.variables if a.writable]
         super().run()
+        if self.device is not None:
+            self.device.add_compiled(self.table.accessed())
         if self.rings is not None and has_copies(self.rings):
             self.restore()
             raise CannotLower("a thread ends before its asynchronous copies have arrived")
@@ -96,8 +98,9 @@ class PtxAttempt(Attempt):
             self.add_fixed(table, region.allocation)
         for allocation in self.layout.memory.slots[events.SHARED]:
             self.add_own(table, allocation, SHARED, 1, fixed=OF_BLOCK)
-        self.values["table"] = table.write()
+        self.table, self.values["table"] = table, table.write()
         self.references.append(table)
+        self.device = self.layout.store.device
         return [self.spill_address(), *(self.values[name] for name in self.program.lowered.parameters)]
 
     def add_fixed(self, table, allocation):

@@ -243,6 +243,8 @@ class Table:
 
     def __init__(self, site_count, space, mixed, rings=None):
         self.rows, self.references, self.site_count, self.space, self.mixed = [], [], site_count, space, mixed
+        # (first address, bytes per granule, shadow memory) of the regions of global memory
+        self.shadows = []
         self.rings = rings
 
     def add(self, allocation, memory, watch, itemsize, fixed=WRITABLE, stride=0):
@@ -258,6 +260,8 @@ class Table:
         granules, shadow, widths = (memory.size >> shift) + 1, None, None
         if watch != BARE:
             shadow = np.zeros(granules, np.uint8) if watch == LOCAL else np.zeros(2 * granules, np.int64)
+        if watch in (GLOBAL, EMPTY):
+            self.shadows.append((allocation.base, 1 << shift, shadow))
         if self.mixed and watch not in (BARE, LOCAL):
             widths = np.zeros(SIZE_COUNT * granules, np.int64)
         addresses = self.address(memory), self.address(shadow)
@@ -270,6 +274,12 @@ class Table:
             return 0
         self.references.append(array)
         return array.__array_interface__["data"][0]
+
+    def accessed(self):
+        """Yield (first address, bytes per granule, masks of the granules that the launch has loaded and
+        stored) for each region of global memory."""
+        for base, nbytes, shadow in self.shadows:
+            yield base, nbytes, shadow[1::2] != 0, shadow[::2] != 0
 
     def write(self):
         """Return the address of the finished table on the host."""
