@@ -150,12 +150,14 @@ class Origin:
         else to its alignment."""
         name = re.escape(plain_name(variable.name))
         constants = self.constants()
-        for found in re.finditer(
-            rf"([\w ]+?)\s+{name}\s*((?:\[[^\]]*\]\s*)+)[;={{]", without_comments(self.main_text)
-        ):
-            words = found[1].split()
+        text = without_comments(self.main_text)
+        for found in re.finditer(rf"\b{name}\s*((?:\[[^\]]*\]\s*)+)[;={{]", text):
+            # The type precedes the name. A pattern for both would take time that grows with the square of the
+            # longest run of spaces.
+            before = text[max(found.start() - 500, 0) : found.start()].rstrip()
+            words = re.split(r"[^\w ]", before)[-1].split()
             itemsize = next((ITEMSIZES[word] for word in reversed(words) if word in ITEMSIZES), None)
-            shape = [evaluate(part, constants) for part in re.findall(r"\[([^\]]*)\]", found[2])]
+            shape = [evaluate(part, constants) for part in re.findall(r"\[([^\]]*)\]", found[1])]
             if itemsize and variable.count is None:
                 return itemsize, None
             if itemsize and all(shape) and prod(shape) * itemsize == variable.bytes:

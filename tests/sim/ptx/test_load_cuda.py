@@ -1,5 +1,7 @@
 """Tests of load_cuda: compiler options, headers, templates, module variables and pointers in memory."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -127,3 +129,17 @@ def test_what_pointer_refuses(kernels):
         kernels.pointer(x)
     with pytest.raises(LaunchError, match="values is a list; wanted a numpy array or a CPU tensor"):
         kernels.pointer([1, 2], "values")
+
+
+def test_long_runs_of_spaces_take_no_time(tmp_path):
+    # Source without its host code, or without its comments, can have thousands of empty lines.
+    blank = ("\n" + " " * 100) * 300
+    (tmp_path / "reverse.cu").write_text(
+        f"{blank}__global__ void reverse(const float* x, float* y) {{\n    __shared__ float tile[64];{blank}"
+        f"tile[threadIdx.x] = x[threadIdx.x];{blank}y[threadIdx.x] = tile[63 - threadIdx.x];\n}}{blank}"
+    )
+    x, began = np.ones(64, np.float32), time.process_time()
+    kernel = load_cuda(tmp_path / "reverse.cu")["reverse"]
+    (finding,) = simulate(kernel, on_finding="report")[1, 64](x, np.zeros_like(x)).findings
+    assert finding.verdict.startswith("tile[0] in shared memory")
+    assert time.process_time() - began < 10  # 0.3; with a pattern of quadratic time, more than a minute
