@@ -98,15 +98,18 @@ def report_unwritten(device, origin, source, nbytes, name):
 
     Fewer than PADDING_LIMIT consecutive bytes may be the padding of a structure, and are not reported.
     """
-    if origin is None or origin.unwritten is None:
+    if origin is None or origin.unwritten is None or not nbytes:
         return
     start = source - origin.base
-    unwritten = np.flatnonzero(origin.unwritten[start : start + nbytes])
-    ends = np.append(np.flatnonzero(np.diff(unwritten) != 1), unwritten.size - 1)
-    if unwritten.size and np.diff(ends, prepend=-1).max() >= PADDING_LIMIT:
+    unwritten = origin.unwritten[start : start + nbytes]
+    # A list of the unwritten bytes would take 8 times the memory of the buffer.
+    bounds = np.concatenate([[0], np.flatnonzero(unwritten[1:] != unwritten[:-1]) + 1, [unwritten.size]])
+    first = 0 if unwritten[0] else 1  # runs of written and unwritten bytes alternate
+    runs = np.diff(bounds)[first::2]
+    if runs.size and runs.max() >= PADDING_LIMIT:
         verdict = (
-            f"{name} copies {unwritten.size:,} of {nbytes:,} bytes that nothing has written, the first at"
-            f" byte {start + int(unwritten[0]):,} of {origin}"
+            f"{name} copies {int(runs.sum()):,} of {nbytes:,} bytes that nothing has written, the first at"
+            f" byte {start + int(bounds[first]):,} of {origin}"
         )
         fix = "check the grid and the bound of the kernel that fills it, or copy only the bytes that it fills"
         device.report("uninitialized-copy", "warning", verdict, fix)

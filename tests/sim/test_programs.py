@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -221,6 +222,20 @@ def test_padding_may_be_unwritten():
         device = SimpleNamespace(report=lambda *finding: seen.append(finding))  # noqa: B023
         report_unwritten(device, SimpleNamespace(unwritten=mask, base=0), 0, 16, "cudaMemcpy")
         assert len(seen) == reported, (first, count)
+
+
+def test_a_check_for_unwritten_bytes_takes_little_memory():
+    size, seen = 8_000_000, []
+    mask = np.ones(size, bool)
+    mask[5 : size // 2] = False
+    device = SimpleNamespace(report=lambda *finding: seen.append(finding[2]))
+    tracemalloc.start()
+    try:
+        report_unwritten(device, SimpleNamespace(unwritten=mask, base=0), 0, size, "cudaMemcpy")
+        assert tracemalloc.get_traced_memory()[1] < 2 * size
+    finally:
+        tracemalloc.stop()
+    assert "4,000,005 of 8,000,000 bytes that nothing has written, the first at byte 0" in seen[0]
 
 
 @needs_nvcc
