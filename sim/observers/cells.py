@@ -113,6 +113,8 @@ class Cells:
     one.
 
     The rows `origin[starts[c]:ends[c]]` access cell c. They are sorted by party and then by thread.
+
+    are_bytes: whether a cell is a byte.
     """
 
     rows: Rows
@@ -121,6 +123,7 @@ class Cells:
     address: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
+    are_bytes: bool
 
     def members(self, cell):
         return self.origin[self.starts[cell] : self.ends[cell]]
@@ -138,10 +141,15 @@ class Cells:
         cell = np.repeat(np.arange(len(lengths)), lengths)
         return cell, self.origin[np.repeat(self.ends - np.cumsum(lengths), lengths) + np.arange(len(cell))]
 
+    def any_access(self, mask):
+        """Return a mask of the cells with an access in `mask`, a mask of the rows."""
+        cell, row = self.flat()
+        return np.bincount(cell[mask[row]], minlength=len(self.address)) > 0
+
     def select(self, wanted):
         """Return the Cells for which the boolean mask `wanted` is True."""
         chosen = (column[np.array(wanted, bool)] for column in (self.address, self.starts, self.ends))
-        return Cells(self.rows, self.party, self.origin, *chosen)
+        return Cells(self.rows, self.party, self.origin, *chosen, self.are_bytes)
 
     def patterns(self, always=False):
         """Yield (hash of the access pattern, cells with this pattern) for each pattern.
@@ -226,9 +234,9 @@ def racy_cells(rows, party):
     """Return the Cells accessed by two parties if at least one of the accesses is a write and they are not
     both atomic."""
     cell, origin = rows.address, np.arange(len(rows.address))
-    if (
-        len(sorted_distinct(rows.size)) > 1 or (rows.address % rows.size).any()
-    ):  # for accesses of mixed sizes, or unaligned ones, a cell is a byte
+    # For accesses of mixed sizes, or unaligned ones, a cell is a byte.
+    are_bytes = len(sorted_distinct(rows.size)) > 1 or bool((rows.address % rows.size).any())
+    if are_bytes:
         origin = np.repeat(origin, rows.size)
         begins = np.cumsum(rows.size) - rows.size
         cell = rows.address[origin] + np.arange(len(origin)) - begins[origin]
@@ -236,7 +244,7 @@ def racy_cells(rows, party):
     keep = np.flatnonzero(np.isin(cell, cell[(action == STORE) | (action == ATOMIC)]))
     # Try a cheap test first: in most epochs, no cell is accessed by two parties.
     if not has_shared_cell(cell[keep], party[origin[keep]]):
-        return Cells(rows, party, origin[:0], cell[:0], origin[:0], origin[:0])
+        return Cells(rows, party, origin[:0], cell[:0], origin[:0], origin[:0], are_bytes)
     keep = keep[np.lexsort((rows.thread[origin[keep]], party[origin[keep]], cell[keep]))]
     cell, origin, action = cell[keep], origin[keep], action[keep]
     starts = np.flatnonzero(np.concatenate([cell[:1] >= 0, cell[1:] != cell[:-1]]))
@@ -248,4 +256,4 @@ def racy_cells(rows, party):
     element = rows.address[origin] << 4 | np.frexp(rows.size[origin])[1]
     mixed = np.minimum.reduceat(element, starts) != np.maximum.reduceat(element, starts)
     racy = several & (any_of[STORE] | any_of[ATOMIC] & (any_of[LOAD] | mixed))
-    return Cells(rows, party, origin, cell[starts], starts, ends).select(racy)
+    return Cells(rows, party, origin, cell[starts], starts, ends, are_bytes).select(racy)

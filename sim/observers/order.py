@@ -271,6 +271,11 @@ class HappensBefore:
         """Return the clocks whose union is the acquired clock of a thread."""
         return self.acquired.get((block, thread), {}).values()
 
+    def threads_that_acquired(self, block, threads, segment):
+        """Return those of these threads of a block that have acquired a clock in a segment or later."""
+        last = {thread: self.history.get((block, thread), NOTHING)[0][-1:] for thread in threads}
+        return [thread for thread, segments in last.items() if segments and segments[0] >= segment]
+
     def before(self, a, b):
         """Return whether access a happens before access b. Both have the attributes of a Moment."""
         return any(

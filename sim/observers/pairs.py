@@ -140,7 +140,7 @@ def follows_atomic(rows, i, j):
 
 
 def unordered_pairs(cells, order):
-    """Return a list with one entry per cell: two accesses (Row) that nothing orders, or None."""
+    """Return a list with one entry per cell: the positions of two accesses that nothing orders, or None."""
     rows, cache = cells.rows, {}
 
     # The order depends only on the segments of the accesses, so cache it for each pair of segments.
@@ -169,8 +169,8 @@ def unordered_pairs(cells, order):
             if not mixed:
                 judged[sequence] = pair and [members.index(i) for i in pair]
         else:
-            pair = judged[sequence] and [members[place] for place in judged[sequence]]
-        found.append(pair and tuple(map(rows.row, pair)))
+            pair = judged[sequence] and tuple(members[place] for place in judged[sequence])
+        found.append(pair)
     return found
 
 

@@ -16,7 +16,6 @@ schedule, so a launch whose control flow depends on the results of atomics is ru
 """
 
 from collections import Counter
-from itertools import combinations_with_replacement
 from math import prod
 
 import numpy as np
@@ -26,6 +25,7 @@ from sim.observers import advice
 from sim.observers.async_proxy import FATAL, AsyncProxy
 from sim.observers.cells import ATOMIC_LOAD, MAX_CELLS, Rows, pick_evenly, racy_cells, sorted_distinct
 from sim.observers.clusters import ClusterAccesses
+from sim.observers.collisions import Cases, Collisions
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
 from sim.observers.extents import Extents
 from sim.observers.facts import Facts
@@ -34,16 +34,7 @@ from sim.observers.missed_phases import MissedPhases
 from sim.observers.order import GRID, HappensBefore
 from sim.observers.ordering import OrderingObserver
 from sim.observers.overlapping_views import OverlappingViews
-from sim.observers.pairs import (
-    both_store,
-    closeness,
-    common_barrier,
-    first_pair,
-    may_race,
-    stores_again,
-    unordered_pairs,
-    write_equal_values,
-)
+from sim.observers.pairs import both_store, closeness, common_barrier, stores_again, unordered_pairs
 from sim.observers.quick_test import global_rows, may_share_cell
 from sim.observers.read_only import ReadOnlyLoads
 from sim.observers.register_changes import RegisterChanges
@@ -88,6 +79,8 @@ class Races(OrderingObserver):
         self.global_accesses = []  # accesses to global memory since the last grid barrier
         self.examined = Counter()  # block, or None between blocks -> number of racy cells examined
         self.scanned, self.diverged = 0, []  # number of findings scanned; list of those about divergence
+        self.elements = {}  # address -> its Element
+        self.known_pairs = {}  # see Collisions
         self.best = {}  # (space, array, site, site) -> (rank, the finding with the lowest rank)
         self.repeated = {}  # (block, pattern) -> the findings for one cell with this pattern
 
@@ -237,12 +230,15 @@ class Races(OrderingObserver):
             loads = [site for site, action in self.context.strong.items() if action == LOAD]
             rows.action[np.isin(rows.site, loads) & (rows.action == ATOMIC)] = ATOMIC_LOAD
         cells = racy_cells(rows, party)
-        racing_pairs = [None] * len(cells.address)
-        if self.order_matters:
-            racing_pairs = unordered_pairs(cells, self.order)
-            cells = cells.select([pair is not None for pair in racing_pairs])
-            racing_pairs = [pair for pair in racing_pairs if pair is not None]
-        findings, self.extents = [], Extents(rows, self.context.space)
+        ordered = self.may_be_ordered(cells, block)
+        pairs = iter(unordered_pairs(cells.select(ordered), self.order))
+        # a pair, None if everything is ordered, or () if nothing can be
+        racing_pairs = [next(pairs) if may_be else () for may_be in ordered.tolist()]
+        racing = np.array([pair is not None for pair in racing_pairs], bool)
+        racing_pairs = [pair for pair in racing_pairs if pair is not None]
+        cells, ordered = cells.select(racing), ordered[racing]
+        collisions = Collisions(cells, ordered, self.order, block is not None, self.known_pairs)
+        findings, self.extents = Cases(), Extents(rows, self.context.space)
         # Beyond the limit, cells with known patterns are only counted.
         repeats = self.examined[block] >= MAX_CELLS_PER_BLOCK
         most = 1 if repeats else MAX_CELLS
@@ -253,58 +249,64 @@ class Races(OrderingObserver):
                 more -= len(chosen)
                 self.examined[block] += len(chosen)
                 for cell in chosen:
-                    members = cells.members(cell)
-                    at = int(cells.address[cell]), rows[members], party[members], racing_pairs[cell]
-                    found = list(self.races_at(*at))
-                    findings += found
-            findings += [finding.with_cases(more) for finding in found if more]
+                    found = list(self.races_at(collisions.at(cell, racing_pairs[cell])))
+                    for finding in found:
+                        findings.add(finding)
+            for finding in found if more else ():
+                findings.add(finding, more)
             if repeats:
                 self.repeated[block, pattern] = found
-        return findings
+        return findings.merged()
 
-    def races_at(self, address, rows, party, racing_pair):
-        """Yield one finding for each pair of sites that race on a cell.
+    def may_be_ordered(self, cells, block):
+        """Return a mask of the cells whose accesses the order can order.
 
-        address: the address of the cell.
-        rows, party: the accesses to the cell, and their parties.
-        racing_pair: two Rows that race, or None.
+        Within an epoch of a block, two plain accesses are ordered only if the thread of one of them has
+        acquired a clock in this epoch.
         """
-        sites = {site: np.flatnonzero(rows.site == site) for site in sorted_distinct(rows.site).tolist()}
-        order, pairs = self.order if self.order_matters else None, {}
-        for one, other in combinations_with_replacement(sites, 2):
-            if may_race(rows[np.concatenate([sites[one], sites[other]])]):
-                pair = first_pair(rows, party, sites[one], sites[other], order)
-                if pair is not None:
-                    pairs[one, other] = tuple(map(rows.row, pair))
-        if not pairs and racing_pair:
-            pairs[racing_pair[0].site, racing_pair[1].site] = racing_pair
+        if block is None or self.proxy or not self.order_matters or not len(cells.address):
+            return np.full(len(cells.address), self.order_matters)
+        rows = cells.rows
+        acquiring = self.order.threads_that_acquired(
+            block, sorted_distinct(rows.thread).tolist(), int(rows.segment.min())
+        )
+        return cells.any_access((rows.action >= ATOMIC) | np.isin(rows.thread, acquiring))
+
+    def races_at(self, collision):
+        """Yield one finding for each pair of sites that race on a cell."""
+        pairs = collision.pairs
         # A racy read can change the value that its thread writes, so equal values excuse only racing stores.
         equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
             self.allow_replicas
-            and is_replicated_store(address, one, other)
-            or write_equal_values(rows, party, (rows.site == one) | (rows.site == other), order)
+            and is_replicated_store(collision.address, one, other)
+            or collision.writes_equal_values(one, other)
             for one, other in pairs
         )
-        for pair in pairs.values():
+        for sites in pairs:
             if not (equal and self.allow_equal_writes):
-                yield self.finding(address, *pair, rows, equal, pairs)
+                yield self.finding(collision, sites, equal)
 
     # --- findings -------------------------------------------------------------------------------------------
 
-    def finding(self, address, a, b, rows, equal, pairs):
-        """Return the finding for a racing pair.
+    def finding(self, collision, sites, equal):
+        """Return the finding for a racing pair of sites.
 
         A report shows one finding per pair of sites. If an earlier pair from these sites takes precedence,
         return its finding again as another occurrence, because the advice for a pair is expensive.
         """
-        if b.site & 3 == STORE and a.site & 3 != STORE:  # name the writer first
-            a, b = b, a
-        element = self.context.space.element(address)
-        array, index = element
-        rank = equal, closeness(a, b), index or (), [self.place(row) for row in (a, b)]
-        key = address >> SPACE_SHIFT, array, a.site, b.site
-        best = self.best.get(key)
+        address, near = collision.address, collision.pairs[sites][2]
+        if address not in self.elements:
+            self.elements[address] = self.context.space.element(address)
+        array, index = element = self.elements[address]
+        name = slice(None, None, -1 if sites[1] & 3 == STORE != sites[0] & 3 else 1)  # the writer first
+        key = address >> SPACE_SHIFT, array, *sites[name]
+        rank, best = (equal, near, index or ()), self.best.get(key)
+        if best is not None and best[0][:3] < rank:
+            return best[1]
+        a, b = collision.accesses(sites)[name]
+        rank = *rank, [self.place(row) for row in (a, b)]
         if best is None or rank < best[0]:
+            rows, pairs = collision.rows, collision.pairs
             best = rank, self.full_finding(address, element, a, b, rows, equal, pairs)
             self.best[key] = best
         return best[1]

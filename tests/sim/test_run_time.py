@@ -11,6 +11,7 @@ from sim import context, idle_variables, progress, simulate
 from sim.engine.scheduler import Scheduler
 from sim.forecast import Numbers, directions
 from sim.observers import advice, order, pairs
+from sim.observers.collisions import Collisions
 from sim.progress import ProgressCheck
 
 THREADS = 64
@@ -45,6 +46,44 @@ def test_each_pair_of_lines_gets_its_advice_once(monkeypatch):
     assert sum(finding.count for finding in report.findings) > 1000
     # A pair that takes precedence over an earlier one, such as one with a lower index, gets its own advice.
     assert len(advised) < 20 * len(report.findings)
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_cell_with_the_same_races_in_each_block_is_searched_once(fenced, monkeypatch):
+    """Launch a scan without its barriers. If a fence and an atomic follow, one thread of each block acquires
+    what other blocks have released, but none of the racing accesses is ordered."""
+
+    @cuda.jit
+    def scan(x, count):
+        tile = cuda.shared.array(THREADS, float32)
+        t = cuda.threadIdx.x
+        tile[t] = x[cuda.grid(1)]
+        d = 1
+        while d < THREADS:
+            if t >= d:
+                tile[t] += tile[t - d]
+            d *= 2
+        x[cuda.grid(1)] = tile[t]
+        if fenced and t == THREADS - 1:
+            cuda.threadfence()
+            cuda.atomic.add(count, 0, 1)
+
+    searched, search = [], Collisions.search
+    monkeypatch.setattr(Collisions, "search", lambda *of: searched.append(of) or search(*of))
+
+    def launch(blocks):
+        """Return (searched cells per run, racing pairs per run, elements named by the findings)."""
+        searched.clear()
+        x, count = np.zeros(blocks * THREADS, np.float32), np.zeros(1, np.int32)
+        report = simulate(scan, on_finding="report")[blocks, THREADS](x, count)
+        found = [finding for finding in report.findings if finding.kind == "race-shared"]
+        runs, cases = report.counters["schedules"], sum(finding.count + 1 for finding in found)
+        return len(searched) / runs, cases / runs, {(f.array, f.index) for f in found}
+
+    (few, once, elements), (many, often, same) = launch(1), launch(3)
+    assert often == 3 * once > THREADS and same == elements
+    # The thread that acquires accesses log2(THREADS) + 1 of the cells, and these are searched in each block.
+    assert THREADS - 1 <= few <= many <= few + 2 * THREADS.bit_length() * fenced
 
 
 @cuda.jit
