@@ -23,12 +23,15 @@ class Uses:
         # register -> indices of the instructions that read it; label -> its index in the body
         self.readers, self.labels = {}, {}
         self.jumps = []  # pairs (index of a branch, indices of its targets)
+        self.volatile = {}  # location in the source -> indices of the volatile loads there
         for at, item in enumerate(self.body):
             if isinstance(item, Label):
                 self.labels[item.name] = at
             elif isinstance(item, Instruction):
                 for name in read_and_written(item)[0]:
                     self.readers.setdefault(name, []).append(at)
+                if item.names[0] == "ld" and "volatile" in item.names:
+                    self.volatile.setdefault(item.location, []).append(at)
         for at, item in enumerate(self.body):
             if isinstance(item, Instruction) and item.names[0] in ("bra", "brx"):
                 self.jumps.append((at, [self.labels[name] for name in targets(item) if name in self.labels]))
@@ -45,7 +48,7 @@ class Uses:
         if leaves_function(readers):
             return False
         kept = any(ends_in_memory(item) and address_of(item) != address_of(load) for item in readers)
-        return kept and not self.is_awaited(self.body.index(load), decisions)
+        return kept and not self.is_awaited(load, decisions)
 
     def acts_on(self, load):
         """Return whether a loaded value can affect what a thread does.
@@ -59,7 +62,7 @@ class Uses:
         """Return whether a loop waits for a loaded value to change, or whether the value leaves the
         function."""
         values, decisions = self.dependent_registers(load)
-        return leaves_function(self.readers_of(values)) or self.is_awaited(self.body.index(load), decisions)
+        return leaves_function(self.readers_of(values)) or self.is_awaited(load, decisions)
 
     def swap_after(self, load):
         """Return the compare-and-swap on the loaded element that expects the loaded value, or None."""
@@ -103,22 +106,46 @@ class Uses:
                     found |= written
         return values, decisions
 
-    def is_awaited(self, at, decisions):
-        """Return whether a branch on one of these predicates can leave a loop around an instruction.
+    def is_awaited(self, load, decisions):
+        """Return whether a loop waits for a loaded value.
 
-        at: the index of the instruction.
-        decisions: the names of the predicates.
+        A compiler can move the first iteration of a loop before the loop. The load there counts as awaited if
+        a decision depends on it and a loop waits for the load from the same place in the source.
+
+        decisions: the predicates that depend on the value.
         """
-        # In the text, a backward branch and its target delimit a loop.
-        loops = [(target, jump) for jump, targets in self.jumps for target in targets if target <= at <= jump]
-        for first, last in loops:
-            for jump, places in self.jumps:
-                guard = self.body[jump].guard
-                if first <= jump <= last and guard is not None and guard[0].name in decisions:
-                    after = [*places, jump + 1]
-                    if any(not first <= place <= last for place in after):
-                        return True
+        at = self.body.index(load)
+        if any(self.can_leave(loop, decisions) for loop in self.loops_around(at)):
+            return True
+        if not decisions or load.location is None:
+            return False
+        for copy in self.volatile[load.location]:
+            loops = [loop for loop in self.loops_around(copy) if not loop[0] <= at <= loop[1]]
+            if loops:
+                _, others = self.dependent_registers(self.body[copy])
+                if any(self.can_leave(loop, others) for loop in loops):
+                    return True
         return False
+
+    def loops_around(self, at):
+        """Return the loops around an instruction, as pairs (first index, last index)."""
+        # In the text, a backward branch and its target delimit a loop.
+        return [(target, jump) for jump, targets in self.jumps for target in targets if target <= at <= jump]
+
+    def can_leave(self, loop, decisions):
+        """Return whether a branch on one of these predicates can leave a loop."""
+        first, last = loop
+        return any(
+            first <= jump <= last
+            and self.is_guarded_by(jump, decisions)
+            and any(not first <= place <= last for place in [*places, jump + 1])
+            for jump, places in self.jumps
+        )
+
+    def is_guarded_by(self, jump, decisions):
+        """Return whether one of these predicates decides whether an instruction is executed."""
+        guard = self.body[jump].guard
+        return guard is not None and guard[0].name in decisions
 
 
 def leaves_function(readers):
