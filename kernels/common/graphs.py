@@ -136,17 +136,25 @@ side_streams: dict = {}
 
 
 def copy_all(targets, sources):
-    """Copy tensors to others of the same shapes and types, with one launch per type."""
-    if all(x.dtype == targets[0].dtype for x in targets):
-        torch._foreach_copy_(targets, sources)
-        return
-    groups = {}
+    """Copy tensors to others of the same shapes and types, with one launch for all, or per type.
+
+    A tensor with larger elements than the first one is copied as if it had elements of that type.
+    """
+    dtype, groups = targets[0].dtype, {}
     for target, source in zip(targets, sources):
-        group = groups.setdefault(target.dtype, ([], []))
-        group[0].append(target)
-        group[1].append(source)
+        if target.numel():
+            if target.dtype != dtype and all(divisible(x, dtype) for x in (target, source)):
+                target, source = target.view(dtype), source.view(dtype)
+            group = groups.setdefault(target.dtype, ([], []))
+            group[0].append(target)
+            group[1].append(source)
     for group in groups.values():
         torch._foreach_copy_(*group)
+
+
+def divisible(x, dtype):
+    """Return whether each element of x can be viewed as elements of `dtype`."""
+    return x.ndim > 0 and x.itemsize % dtype.itemsize == 0 and x.is_contiguous()
 
 
 def settings():
