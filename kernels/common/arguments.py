@@ -327,11 +327,8 @@ def autocasts_type(x):
 
     The result is float32 if autocast's dtype is not in HALVES.
     """
-    if (
-        not isinstance(x, torch.Tensor)
-        or x.device.type not in DEVICES
-        or not torch.is_autocast_enabled(x.device.type)
-    ):
+    kind = x.device.type if isinstance(x, torch.Tensor) else None
+    if kind not in DEVICES or not torch.is_autocast_enabled(kind):
         return None
-    given = torch.get_autocast_dtype(x.device.type)
+    given = torch.get_autocast_dtype(kind)
     return given if given in HALVES else torch.float32

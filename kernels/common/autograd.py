@@ -45,10 +45,12 @@ def differentiable_once(forward, backward, functions, tensors, others, name, out
             return (None,) * ctx.inputs
         wanted = list(ctx.needs_input_grad[:tensors])
         # with create_graph=True, the operator records itself, and a second derivative is refused
-        call = backward if intercepted(d_o) or torch.is_grad_enabled() else differentiate
+        recorded = type(d_o) not in ORDINARY or intercepted() or torch.is_grad_enabled()
+        call = backward if recorded else differentiate
         found = call(*ctx.saved_tensors, d_o, *ctx.others, wanted)
-        reached = (gradient if want else None for gradient, want in zip(found, wanted))
-        return *reached, *[None] * (ctx.inputs - tensors)
+        if not all(wanted):
+            found = [gradient if want else None for gradient, want in zip(found, wanted)]
+        return *found, *[None] * (ctx.inputs - tensors)
 
     def no_second_derivative(ctx, *_):
         raise RuntimeError(
@@ -74,22 +76,26 @@ def differentiable_once(forward, backward, functions, tensors, others, name, out
     apply = super(torch.autograd.Function, Direct).apply
 
     def call(*inputs):
-        given = [x for x in inputs[:tensors] if x is not None]
-        if intercepted(*given):
+        differentiable = False
+        for x in inputs[:tensors]:
+            if x is not None:
+                if type(x) not in ORDINARY:
+                    return forward(*inputs)
+                differentiable = differentiable or x.requires_grad
+        if intercepted():
             return forward(*inputs)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        if differentiable and torch.is_grad_enabled():
             return apply(*inputs)
         return compute(*inputs)
 
     return call
 
 
-def intercepted(*tensors):
-    """Return whether a tracer such as torch.compile must intercept operator calls with these tensors."""
+def intercepted():
+    """Return whether a tracer such as torch.compile must intercept operator calls."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
-        or any(type(x) not in ORDINARY for x in tensors)
     )

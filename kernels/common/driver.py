@@ -7,7 +7,7 @@ into one buffer, and the driver copies that buffer.
 import ctypes
 import functools
 import sys
-from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from ctypes import byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 
 # values of the driver API
 BUFFER_POINTER, BUFFER_SIZE, END = 1, 2, 0  # CU_LAUNCH_PARAM_…
@@ -35,9 +35,10 @@ def library():
 
 
 def declared(driver):
-    """Return the driver's library with the argument types of `cuLaunchKernelEx`, which is called most
-    often."""
+    """Return the driver's library with the argument types of the functions that are called most often."""
     driver.cuLaunchKernelEx.argtypes = [c_void_p] * 4
+    driver.cuGraphExecKernelNodeSetParams_v2.argtypes = [c_void_p] * 3
+    driver.cuGraphLaunch.argtypes = [c_void_p] * 2
     driver.cuInit(0)
     return driver
 
@@ -110,41 +111,103 @@ class Configuration(ctypes.Structure):
     )
 
 
+class KernelNode(ctypes.Structure):
+    """The driver's CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = (
+        ("function", c_void_p),
+        *((f"{size}{axis}", c_uint) for size in ("grid", "block") for axis in "xyz"),
+        ("shared", c_uint),
+        *((name, c_void_p) for name in ("arguments", "extra", "kernel", "context")),
+    )
+
+
 class PackedLaunch:
-    """The size of a launch, and a buffer with its arguments, laid out as the kernel expects them.
+    """A loaded kernel, the size of a launch, and a buffer with its arguments, laid out as the kernel expects
+    them.
 
     early: whether the kernel may start before the previous kernel of its stream has ended.
     words: the buffer as 8-byte words, to change the arguments that are addresses.
-    size, extra: the first and the last argument of `cuLaunchKernelEx`. `extra` refers to the buffer.
+    call: the arguments of `cuLaunchKernelEx`, which refer to the buffer.
+    node: the launch as a node of a graph, which refers to the buffer, too.
     """
 
-    __slots__ = ("buffer", "configuration", "extra", "owners", "size", "words")
+    __slots__ = ("buffer", "call", "configuration", "node", "owners", "words")
 
-    def __init__(self, packed, grid, block, early=False):
+    def __init__(self, kernel, packed, grid, block, early=False):
         self.buffer = ctypes.create_string_buffer(packed, -(-len(packed) // 8) * 8)
         self.words = memoryview(self.buffer).cast("B").cast("Q")
         used = ctypes.c_size_t(len(packed))
         entries = (BUFFER_POINTER, ctypes.addressof(self.buffer), BUFFER_SIZE, ctypes.addressof(used), END)
         extra = (c_void_p * 5)(*entries)
         self.configuration = Configuration(*grid, *block)
-        self.size, self.extra = ctypes.addressof(self.configuration), ctypes.addressof(extra)
+        self.call = ctypes.addressof(self.configuration), kernel, None, ctypes.addressof(extra)
         attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
         if early:
             self.configuration.attributes = ctypes.addressof(attribute)
             self.configuration.attribute_count = 1
+        self.node = KernelNode(None, *grid, *block, 0, None, ctypes.addressof(extra), kernel, None)
         self.owners = used, extra, attribute
 
 
-def launch(kernel, stream, packed, device):
-    """Launch a loaded kernel asynchronously.
+def launch(launches, stream, device):
+    """Launch loaded kernels asynchronously, one after the other.
 
+    launches: a PackedLaunch for each of them.
     stream: the address of a CUDA stream.
-    packed: a PackedLaunch.
     """
-    packed.configuration.stream = stream
-    status = library().cuLaunchKernelEx(packed.size, kernel, None, packed.extra)
-    if status == INVALID_CONTEXT:  # this thread has not used the GPU yet
+    function = library().cuLaunchKernelEx
+    for packed in launches:
+        packed.configuration.stream = stream
+        status = function(*packed.call)
+        if status:
+            repeat_in_context(function, packed.call, status, device)
+
+
+def repeat_in_context(function, arguments, status, device):
+    """Repeat a call of the driver that returned an error because this thread had not used the GPU yet; raise
+    other errors."""
+    if status == INVALID_CONTEXT:
         use_device(device)
-        status = library().cuLaunchKernelEx(packed.size, kernel, None, packed.extra)
-    if status:
-        check(status, "cuLaunchKernelEx")
+        status = function(*arguments)
+    check(status, function.__name__)
+
+
+class LaunchGraph:
+    """A CUDA graph of launches, one after the other, which the driver starts with a single call.
+
+    The graph has copies of the arguments of its launches, from its creation or the last update.
+
+    launches: a PackedLaunch for each of them; not early.
+    """
+
+    def __init__(self, launches, device):
+        use_device(device)
+        graph, ready, earlier, count = c_void_p(), c_void_p(), None, ctypes.c_size_t(0)
+        check(library().cuGraphCreate(byref(graph), 0), "cuGraphCreate")
+        updates = []
+        for packed in launches:
+            node = c_void_p()
+            added = library().cuGraphAddKernelNode_v2(byref(node), graph, earlier, count, byref(packed.node))
+            check(added, "cuGraphAddKernelNode")
+            updates.append((node, ctypes.addressof(packed.node)))
+            earlier, count = byref(node), ctypes.c_size_t(1)
+        created = library().cuGraphInstantiateWithFlags(byref(ready), graph, c_ulonglong(0))
+        check(created, "cuGraphInstantiateWithFlags")
+        self.device, self.ready = device, ready.value
+        self.updates = [(ready.value, node.value, parameters) for node, parameters in updates]
+
+    def update(self):
+        """Copy the current arguments of the launches. This does not change earlier launches of the graph."""
+        function = library().cuGraphExecKernelNodeSetParams_v2
+        for arguments in self.updates:
+            status = function(*arguments)
+            if status:
+                repeat_in_context(function, arguments, status, self.device)
+
+    def launch(self, stream):
+        """Launch the kernels asynchronously, in a CUDA stream."""
+        function = library().cuGraphLaunch
+        status = function(self.ready, stream)
+        if status:
+            repeat_in_context(function, (self.ready, stream), status, self.device)

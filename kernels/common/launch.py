@@ -6,19 +6,18 @@ as `run`. By default, CPU tensors are simulated and CUDA tensors run on their GP
 
 import functools
 import math
-from typing import NamedTuple
 
 import torch
 from numba import cuda
 
 from kernels.common.arguments import MAX_HEAD_DIM
 from kernels.common.device_argument import device_argument
-from kernels.common.specialised import MOST_PLANS, plan_for, plans
+from kernels.common.specialised import MOST_PLANS, Steps, plan_for, plans
 
 # largest number of elements that an interpreted launch may read; such a launch takes a few seconds
 MOST_INTERPRETED = 2**22
 ALIGNMENT = 16  # bytes
-remembered: dict = {}  # key -> Steps, for `relaunch` and `repeat`
+remembered: dict = {}  # key -> Steps, for `relaunch` and `repeated`
 WIDTHS = (16, 32, 64, MAX_HEAD_DIM)
 
 
@@ -57,21 +56,6 @@ class Bits:
         return self.tensor.view(self.dtype)
 
 
-class Steps(NamedTuple):
-    """Launches to repeat with other tensors.
-
-    launches: (Plan, indices of its tensors in a list of addresses) for each of them.
-    scratch: the number of float32 elements of scratch memory that they share.
-    """
-
-    launches: list
-    scratch: int
-
-    @property
-    def device(self):
-        return self.launches[0][0].device
-
-
 def launch(kernel, grid, block, *arguments, run=None, remember=None, early=False):
     """Launch kernel[grid, block](*arguments) with `run`, or with the runner for the first argument's device.
 
@@ -97,19 +81,19 @@ def launch(kernel, grid, block, *arguments, run=None, remember=None, early=False
     return plan
 
 
-def remember_steps(key, launched, tensors, scratch=0):
-    """Remember a sequence of launches under a key, for `repeat`, unless one of them cannot be repeated.
+def remember_steps(key, launched, tensors, *options):
+    """Remember a sequence of launches under a key, unless it is None, or one of them cannot be repeated.
 
     launched: (Plan or None, indices of its tensors in `tensors`, arguments) for each launch.
-    scratch: as for `Steps`.
+    options: the arguments of Steps after `plans`.
     """
-    if len(remembered) >= MOST_PLANS:
+    if key is None or len(remembered) >= MOST_PLANS:
         return
     addresses = [None if x is None else x.data_ptr() for x in tensors]
     for plan, places, arguments in launched:
         if plan is None or [addresses[place] for place in places] != addresses_of(arguments):
             return
-    remembered[key] = Steps([(plan, tuple(places)) for plan, places, _ in launched], scratch)
+    remembered[key] = Steps([(plan, tuple(places)) for plan, places, _ in launched], *options)
 
 
 def relaunch(key, tensors):
@@ -119,23 +103,48 @@ def relaunch(key, tensors):
     The key must determine everything in a launch except the addresses of its tensors: shapes, types, device
     and numbers. All tensors must be contiguous, in the order of the kernel's arguments.
     """
-    return key in remembered and repeat(remembered[key], [x.data_ptr() for x in tensors])
+    steps = remembered.get(key)
+    addresses = steps and aligned_addresses(steps, tensors)
+    if addresses:
+        steps.launch(addresses, raw_stream(steps.device))
+    return bool(addresses)
 
 
-def repeat(steps, addresses):
-    """Launch remembered steps with tensors at these addresses; return whether that was possible.
+def repeated(key, given, number):
+    """Repeat the launches that are remembered under this key; return their results, or None if there are no
+    such launches.
+
+    given: contiguous tensors. The results have the shapes and types of the first ones.
+    number: a float32 tensor on the same device.
+
+    The launches use the addresses of `given`, of the results, and of the parts of their scratch memory.
+    """
+    steps = remembered.get(key)
+    addresses = steps and aligned_addresses(steps, given)
+    if not addresses:
+        return None
+    results = [torch.empty_like(x) if made else None for x, made in zip(given, steps.results)]
+    addresses += [0 if x is None else x.data_ptr() for x in results]
+    if steps.size:
+        scratch = number.new_empty(steps.size)  # is needed until the launches are issued
+        first = scratch.data_ptr()
+        addresses += [first + start for start in steps.scratch]
+    steps.launch(addresses, raw_stream(steps.device))
+    return tuple(results)
+
+
+def aligned_addresses(steps, tensors):
+    """Return the addresses of tensors for a repeated launch, or None if it is impossible with them.
 
     Addresses that are not aligned are refused, because some kernels need copies of such tensors.
     """
-    if steps.device != torch.cuda.current_device():
-        return False
+    if steps.device != current_device():
+        return None
+    addresses = [x.data_ptr() for x in tensors]
     for address in addresses:
         if address % ALIGNMENT:
-            return False
-    stream = raw_stream(steps.device)
-    for plan, places in steps.launches:
-        plan.launch([addresses[place] for place in places], stream)
-    return True
+            return None
+    return addresses
 
 
 def addresses_of(arguments):
@@ -184,7 +193,7 @@ def on_gpu(kernel, grid, block, *arguments, early=False):
     Return the Plan, or None if Numba launches the kernel.
     """
     device = (arguments[0].tensor if type(arguments[0]) is Bits else arguments[0]).get_device()
-    if device != torch.cuda.current_device():
+    if device != current_device():
         with torch.cuda.device(device):
             return on_gpu(kernel, grid, block, *arguments, early=early)
     key, addresses = [id(kernel), device, grid, block, early], []
@@ -202,7 +211,7 @@ def on_gpu(kernel, grid, block, *arguments, early=False):
     plan = plans.get(key) or plan_for(key, kernel, grid, block, device, [*map(plain, arguments)], early)
     if plan.function is None:
         return with_numba(kernel, grid, block, device, stream, map(plain, arguments))
-    plan.launch(addresses, stream)
+    plan.steps.launch(addresses, stream)
     return plan
 
 
@@ -211,8 +220,14 @@ def raw_stream(device):
     return torch.cuda.current_stream(device).cuda_stream
 
 
-# a private function of torch, which may be missing, that does the same in a tenth of the time
+def current_device():
+    """Return the index of torch's current device, when a tensor on a GPU exists."""
+    return torch.cuda.current_device()
+
+
+# private functions of torch, which may be missing, that do the same in a tenth of the time
 raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", raw_stream)
+current_device = getattr(torch._C, "_cuda_getDevice", current_device)
 
 
 def with_numba(kernel, grid, block, device, stream, arguments):

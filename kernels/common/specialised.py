@@ -5,7 +5,8 @@ A launch is specialised in two steps, and each step is cached:
     per kernel, argument types and device   the machine code, from the disk cache or from Numba
     per shapes, numbers, grid and block     a Plan: all arguments packed, except the addresses of the tensors
 
-A call then only writes the addresses into the packed arguments, and calls the driver.
+A call then only writes the addresses into the packed arguments, and calls the driver. Steps do so for several
+launches in order.
 """
 
 import struct
@@ -45,19 +46,73 @@ class Plan:
         self.grid, self.block, self.early = three(grid), three(block), early
         if function is not None:
             self.packed, self.places = packed(arguments)
-        self.free = []  # buffers that no thread uses at the moment
+            self.steps = Steps([(self, range(len(self.places)))])
+
+    def packed_launch(self):
+        """Return a new PackedLaunch, whose addresses are 0."""
+        return driver.PackedLaunch(self.function, self.packed, self.grid, self.block, self.early)
+
+
+class Steps:
+    """Launches of one or several kernels in order, with everything decided except the addresses of the
+    tensors.
+
+    plans: (Plan, indices of its tensors in a list of addresses) for each launch.
+    results: whether the launches store each of the results that `kernels.common.launch.repeated` returns.
+    scratch: the first bytes of the parts of the scratch memory that the launches share. Their addresses
+        follow those of the tensors.
+    size: the number of float32 elements of that memory.
+    """
+
+    def __init__(self, plans, results=(), scratch=(), size=0):
+        self.plans, self.results, self.scratch, self.size = plans, results, scratch, size
+        self.device = plans[0][0].device
+        self.free = {}  # stream -> Buffers that no thread uses at the moment
 
     def launch(self, addresses, stream):
-        """Launch the kernel with tensors at these addresses, in a CUDA stream."""
+        """Launch the kernels with tensors at these addresses, in a CUDA stream."""
+        free = self.free.get(stream) or self.free.setdefault(stream, [])
         try:
-            buffer = self.free.pop()
+            buffers = free.pop()
         except IndexError:
-            buffer = driver.PackedLaunch(self.packed, self.grid, self.block, self.early)
-        words = buffer.words
-        for place, address in zip(self.places, addresses):
-            words[place] = address
-        driver.launch(self.function, stream, buffer, self.device)
-        self.free.append(buffer)
+            buffers = Buffers(self.plans, self.device)
+        buffers.launch(addresses, stream)
+        free.append(buffers)
+
+
+class Buffers:
+    """Packed arguments of the launches of Steps, for one thread at a time and one CUDA stream.
+
+    Several launches become a CUDA graph. On the host of an H200, five launches take 24 to 30 µs. A graph of
+    them takes 3 µs, or 15 to 19 µs if the addresses have changed.
+    """
+
+    def __init__(self, plans, device):
+        self.launches = [plan.packed_launch() for plan, _ in plans]
+        # (words of a launch, index of a word, index of the address that belongs there)
+        self.targets = [
+            (launch.words, word, place)
+            for launch, (plan, places) in zip(self.launches, plans)
+            for word, place in zip(plan.places, places)
+        ]
+        self.several = len(plans) > 1 and not any(plan.early for plan, _ in plans)
+        self.device, self.addresses, self.graph, self.updated = device, None, None, False
+
+    def launch(self, addresses, stream):
+        """Launch the kernels with tensors at these addresses."""
+        if addresses != self.addresses:
+            for words, word, place in self.targets:
+                words[word] = addresses[place]
+            self.addresses, self.updated = addresses, False
+        if not self.several or torch.cuda.is_current_stream_capturing():
+            driver.launch(self.launches, stream, self.device)
+            return
+        if self.graph is None:
+            self.graph = driver.LaunchGraph(self.launches, self.device)
+        elif not self.updated:
+            self.graph.update()
+        self.updated = True
+        self.graph.launch(stream)
 
 
 def plan_for(key, kernel, grid, block, device, arguments, early=False):

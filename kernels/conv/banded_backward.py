@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from kernels.common.launch import Bits, launch, output, remember_steps, remembered, repeat
+from kernels.common.launch import Bits, launch, output, remember_steps
 from kernels.common.splits import multiprocessors
 from kernels.conv import banded_wgmma
 from kernels.conv.banded_products import (
@@ -42,7 +42,6 @@ ALIGNED = 32  # float32 elements: each part of scratch memory starts at a multip
 # the indices in Pass.tensors of the arguments, the gradients, and the parts of scratch memory
 Q, K, V, W, O, LOG_SUM, D_O, D_Q, D_K, D_V, D_W, DELTA, P, S, K_SUMS, V_SUMS, W_PARTS = range(17)
 GIVEN = D_Q  # number of arguments
-scratch_starts: dict = {}  # key of remembered launches -> the parts of their scratch memory, and its size
 
 
 class Plan(NamedTuple):
@@ -91,15 +90,15 @@ def time_of_band(sequences, lengths, slots):
 
 def suits(q, w, causal):
     """Return whether this pass is faster than `conv_tensor_backward` for queries q and taps w."""
-    if not q.is_cuda or capability(q.device) != HOPPER:
-        return False
-    return suits_shape(q.shape, w.shape, bool(causal), multiprocessors(q.device))
+    return q.is_cuda and suits_shape(q.device, q.shape, w.shape, bool(causal))
 
 
 @functools.cache
-def suits_shape(q_shape, w_shape, causal, processors):
-    """Return the result of `suits` for a GPU of compute capability 9.0."""
-    batch, heads, n, _ = q_shape
+def suits_shape(device, q_shape, w_shape, causal):
+    """Return the result of `suits` for tensors of these shapes on a GPU."""
+    if capability(device) != HOPPER:
+        return False
+    (batch, heads, n, _), processors = q_shape, multiprocessors(device)
     plan = plan_for(batch * heads, n, *w_shape[1:], causal, processors)
     tiles = -(-n // owned_rows(w_shape[1], plan.warps))
     return plan.tiles == tiles or batch * heads * plan.tiles >= FEWEST * processors
@@ -118,50 +117,21 @@ def scratch_sizes(q_shape, w_shape, plan, keys_wanted):
     return sequences * n, scores, scores, sums, sums, batch * tiles * math.prod(w_shape)
 
 
-def conv_banded_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run=None, plan=None):
+def conv_banded_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run=None, plan=None, key=None):
     """Return (dQ, dK, dV, dW) like `conv_tensor_backward`.
 
     plan: a Plan; by default, `plan_for` chooses one.
     """
-    given = q, k, v, w, o, log_sum, d_o
-    key = conv_banded_backward, plan, q.shape, w.shape, q.dtype, w.dtype, q.device, causal, scale, *wanted
-    found = repeated(key, given, wanted) if run is None and key in remembered else None
-    if found is None:
-        of_queries, of_keys = bool(wanted[0]), bool(wanted[1] or wanted[2])
-        if plan is None:
-            sequences, processors = q.shape[0] * q.shape[1], multiprocessors(q.device)
-            plan = plan_for(sequences, q.shape[2], *w.shape[1:], bool(causal), processors)
-        sizes = scratch_sizes(q.shape, w.shape, plan, of_keys)
-        starts = [0, *itertools.accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes)]
-        scratch_starts[key] = starts
-        scratch = output((starts[-1],), like=q)
-        pieces = [scratch[start : start + size] for start, size in zip(starts, sizes)]
-        numbers = bool(causal), scale, of_queries, of_keys, bool(wanted[3])
-        found = launched(key, given, pieces, numbers, run, plan)
-    return tuple(x if want else None for x, want in zip(found, wanted))
-
-
-def repeated(key, given, wanted):
-    """Repeat the launches of an earlier call with the same key; return (dQ, dK, dV, dW), or None if a tensor
-    is not aligned."""
-    q, k, v, w, _, log_sum, _ = given
-    d_q = torch.empty_like(q) if wanted[0] else None
-    d_k, d_v = (torch.empty_like(k), torch.empty_like(v)) if wanted[1] or wanted[2] else (None, None)
-    found = d_q, d_k, d_v, torch.empty_like(w) if wanted[3] else None
-    *starts, size = scratch_starts[key]
-    scratch = log_sum.new_empty(size)
-    address = scratch.data_ptr()
-    addresses = [x.data_ptr() for x in given]
-    addresses += [0 if x is None else x.data_ptr() for x in found]
-    addresses += [address + 4 * start for start in starts]
-    return found if repeat(remembered[key], addresses) else None
-
-
-def launched(key, given, pieces, numbers, run, plan):
-    """Launch the kernels of a backward pass, and remember them under `key`; return (dQ, dK, dV, dW)."""
-    q, k, v, w, o, log_sum, d_o = given
-    causal, scale, of_queries, of_keys, of_taps = numbers
     check_tensor_cores(q)
+    given, causal = (q, k, v, w, o, log_sum, d_o), bool(causal)
+    of_queries, of_keys, of_taps = wanted[0], wanted[1] or wanted[2], wanted[3]
+    if plan is None:
+        sequences, processors = q.shape[0] * q.shape[1], multiprocessors(q.device)
+        plan = plan_for(sequences, q.shape[2], *w.shape[1:], causal, processors)
+    sizes = scratch_sizes(q.shape, w.shape, plan, of_keys)
+    *starts, size = 0, *itertools.accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes)
+    scratch = output((size,), like=q)
+    pieces = [scratch[start : start + size] for start, size in zip(starts, sizes)]
     (_, _, n, d), width = q.shape, tensor_width(q.shape[3])
     q, k, v, o, d_o = (x if d == width else pad(x, (0, width - d)) for x in (q, k, v, o, d_o))
     d_q = output(q.shape, like=q, dtype=q.dtype) if of_queries else None
@@ -173,10 +143,10 @@ def launched(key, given, pieces, numbers, run, plan):
     if n == 1:  # the weight of the only key is always 1, so these gradients are 0; NaN stays NaN
         d_q, d_k, d_w = (None if gradient is None else gradient * 0 for gradient in (d_q, d_k, d_w))
     else:
-        originals = [*given, d_q, d_k, d_v, d_w, *pieces]
-        remember_steps(key, passing.steps, originals)
+        originals, results = [*given, d_q, d_k, d_v, d_w, *pieces], (of_queries, of_keys, of_keys, of_taps)
+        remember_steps(key, passing.steps, originals, results, [4 * start for start in starts], size)
     cut = (x if x is None or d == width else x[..., :d].contiguous() for x in (d_q, d_k, d_v))
-    return *cut, d_w
+    return tuple(gradient if want else None for gradient, want in zip((*cut, d_w), wanted))
 
 
 class Pass:

@@ -8,6 +8,8 @@ from kernels.common.autograd import differentiable_once, operator
 from kernels.conv.backward import backward
 from kernels.conv.forward import forward
 
+contiguous = torch.Tensor.contiguous
+
 
 def conv_attention(
     q: torch.Tensor,
@@ -63,7 +65,7 @@ def conv_forward_checked(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (O, L) as `conv_forward` does, for arguments that are already checked."""
-    q, k, v, w = (x.contiguous() for x in (q, k, v, w))
+    q, k, v, w = map(contiguous, (q, k, v, w))
     return forward(q, k, v, w, causal, float32(scale))
 
 
@@ -91,13 +93,12 @@ def conv_backward_checked(
 
     Gradients that are not needed are returned as empty tensors.
     """
-    q, k, v, w, o, log_sum, d_o = (x.contiguous() for x in (q, k, v, w, o, log_sum, d_o))
+    q, k, v, w, o, log_sum, d_o = map(contiguous, (q, k, v, w, o, log_sum, d_o))
     deterministic = torch.are_deterministic_algorithms_enabled()
     gradients = backward(q, k, v, w, o, log_sum, d_o, causal, float32(scale), wanted, deterministic)
-    d_q, d_k, d_v, d_w = (
-        like.new_empty(0) if gradient is None else gradient for gradient, like in zip(gradients, (q, k, v, w))
-    )
-    return d_q, d_k, d_v, d_w
+    if all(wanted):
+        return gradients
+    return tuple(like.new_empty(0) if x is None else x for x, like in zip(gradients, (q, k, v, w)))
 
 
 conv_backward_operator = operator("conv_backward", conv_backward_checked)

@@ -40,7 +40,7 @@ from numpy import float32, int16, int32, uint32
 from torch.nn.functional import pad
 
 from kernels.common.extent import WHOLE
-from kernels.common.launch import Bits, launch, output, remember_steps, remembered, repeat
+from kernels.common.launch import Bits, launch, output, remember_steps
 from kernels.conv.tensor_backward_tiles import (
     BLOCKS,
     COLUMNS,
@@ -312,43 +312,18 @@ def registers_of(width):
     return 128 if width == 64 else None
 
 
-def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run=None, warps=WARPS):
+def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run=None, warps=WARPS, key=None):
     """Return (dQ, dK, dV, dW) like `conv_backward`, each in the dtype of its tensor.
 
     q, k, v, o, d_o: bfloat16 or float16, contiguous and already checked.
     w: the taps, which are rounded to the dtype of q.
+    key: the key under which to remember the launches for `kernels.common.launch.repeated`.
 
     All sums have a fixed order, so the results are reproducible bit for bit.
     """
-    of_queries, of_keys = bool(wanted[0] or wanted[3]), bool(wanted[1] or wanted[2])
-    facts = q.shape, w.shape, q.dtype, w.dtype, q.device, causal, scale
-    key = gradient_kernel, warps, of_queries, of_keys, *facts
-    given = q, k, v, w, o, log_sum, d_o
-    steps = remembered.get(key) if run is None else None
-    found = steps and repeated(steps, given, of_queries, of_keys)
-    found = found or launched(key, given, causal, scale, of_queries, of_keys, run, warps)
-    return tuple(gradient if want else None for gradient, want in zip(found, wanted))
-
-
-def repeated(steps, given, of_queries, of_keys):
-    """Repeat the launches of an earlier call with the same key; return (dQ, dK, dV, dW), or None if a tensor
-    is not aligned."""
-    q, k, v, w, _, log_sum, _ = given
-    d_q, d_w = (torch.empty_like(q), torch.empty_like(w)) if of_queries else (None, None)
-    d_k, d_v = (torch.empty_like(k), torch.empty_like(v)) if of_keys else (None, None)
-    fresh = d_q, d_k, d_v, d_w
-    scratch = log_sum.new_empty(steps.scratch)
-    address = scratch.data_ptr()
-    addresses = [x.data_ptr() for x in given]
-    addresses += [0 if x is None else x.data_ptr() for x in fresh]
-    addresses += address, address + 4 * aligned_size(log_sum)
-    return fresh if repeat(steps, addresses) else None
-
-
-def launched(key, given, causal, scale, of_queries, of_keys, run, warps):
-    """Launch the kernels of a backward pass, and remember them under `key`; return (dQ, dK, dV, dW)."""
-    q, k, v, w, o, log_sum, d_o = given
     check_tensor_cores(q)
+    of_queries, of_keys = wanted[0] or wanted[3], wanted[1] or wanted[2]
+    given = q, k, v, w, o, log_sum, d_o
     (batch, heads, n, d), width, taps = q.shape, tensor_width(q.shape[3]), w.shape[1:]
     q, k, v, o, d_o = (x if d == width else pad(x, (0, width - d)) for x in (q, k, v, o, d_o))
     taps_given, bits = taps_operand(w, q)
@@ -383,9 +358,11 @@ def launched(key, given, causal, scale, of_queries, of_keys, run, warps):
     if n == 1:  # the weight of the only key is always 1, so these gradients are 0; NaN stays NaN
         d_q, d_k, d_w = (None if gradient is None else gradient * 0 for gradient in (d_q, d_k, d_w))
     else:
-        remember_steps(key, steps, (*given, d_q, d_k, d_v, d_w, delta, d_w_parts), scratch.numel())
+        tensors = *given, d_q, d_k, d_v, d_w, delta, d_w_parts
+        results, starts = (of_queries, of_keys, of_keys, of_queries), [0, 4 * aligned_size(log_sum)]
+        remember_steps(key, steps, tensors, results, starts, scratch.numel())
     cut = (x if x is None or d == width else x[..., :d].contiguous() for x in (d_q, d_k, d_v))
-    return *cut, d_w
+    return tuple(gradient if want else None for gradient, want in zip((*cut, d_w), wanted))
 
 
 def aligned_size(log_sum):

@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import re
 import struct
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -13,13 +14,14 @@ from numba.cuda import dispatcher, types
 from numpy import float32, int32
 
 import kernels
+import kernels.reference
 from kernels.common import code_cache, driver, specialised
 from kernels.common import launch as launching
 from kernels.common.code_cache import MachineCode
 from kernels.common.extent import Extent
 from kernels.common.fingerprint import UnknownObjectError, fingerprint
 from kernels.common.launch import launch, on_gpu
-from kernels.conv import banded_backward, tensor_backward
+from kernels.conv import backward
 
 FACTOR = 3
 
@@ -85,11 +87,15 @@ def test_an_unknown_argument_is_left_to_numba():
 # A driver that records --------------------------------------------------------------------------------------
 
 
+COPIED = "buffer", "call", "configuration"
+
+
 class Recorder:
-    """A driver that records the machine code that it loads, and the launches with their arguments."""
+    """A driver that records the machine code that it loads, the launches with their arguments, and the
+    numbers of launches of its graphs."""
 
     def __init__(self):
-        self.loaded, self.launched = [], []
+        self.loaded, self.launched, self.graphs = [], [], []
 
     def load_kernel(self, name, cubin):
         if cubin == b"refused":
@@ -97,11 +103,26 @@ class Recorder:
         self.loaded.append((name, cubin))
         return len(self.loaded)
 
-    def launch(self, function, stream, packed, device):
-        sizes = [
-            getattr(packed.configuration, f"{size}{axis}") for size in ("grid", "block") for axis in "xyz"
-        ]
-        self.launched.append((function, tuple(sizes[:3]), tuple(sizes[3:]), stream, packed.buffer.raw))
+    def launch(self, launches, stream, device):
+        for packed in launches:
+            configuration, kernel = packed.configuration, packed.call[1]
+            grid, block = (
+                tuple(getattr(configuration, f"{size}{axis}") for axis in "xyz") for size in ("grid", "block")
+            )
+            self.launched.append((kernel, grid, block, stream, packed.buffer.raw))
+
+    def graph(self, launches, device):
+        """Return a graph of launches, with copies of their arguments."""
+        self.graphs.append(len(launches))
+        copies = []
+
+        def update():
+            copies[:] = [SimpleNamespace(**{name: getattr(x, name) for name in COPIED}) for x in launches]
+            for each in copies:
+                each.buffer = SimpleNamespace(raw=each.buffer.raw)
+
+        update()
+        return SimpleNamespace(update=update, launch=lambda stream: self.launch(copies, stream, device))
 
 
 @pytest.fixture
@@ -119,6 +140,7 @@ def gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(driver, "use_device", lambda device: None)
     monkeypatch.setattr(driver, "load_kernel", recorder.load_kernel)
     monkeypatch.setattr(driver, "launch", recorder.launch)
+    monkeypatch.setattr(driver, "LaunchGraph", recorder.graph)
 
     def compiled(kernel, given):
         recorder.compiled.append(given)
@@ -136,7 +158,7 @@ def run(kernel=scale, given=None, grid=(4,), block=9):
     """Launch with the plan that `on_gpu` would use."""
     given = given or arguments()
     addresses = [x.data_ptr() for x in given if isinstance(x, torch.Tensor)]
-    specialised.plan_for(len(specialised.plans), kernel, grid, block, 0, given).launch(addresses, 77)
+    specialised.plan_for(len(specialised.plans), kernel, grid, block, 0, given).steps.launch(addresses, 77)
     return addresses
 
 
@@ -158,10 +180,36 @@ def test_buffers_are_used_again(gpu):
     given = arguments()
     plan = specialised.plan_for(0, scale, (4,), 9, 0, given)
     for start in (100, 200):
-        plan.launch([start, start + 1], 0)
+        plan.steps.launch([start, start + 1], 0)
     words = [memoryview(data).cast("Q") for *_, data in gpu.launched]
     assert [(each[4], each[13]) for each in words] == [(100, 101), (200, 201)]
-    assert len(plan.free) == 1
+    assert len(plan.steps.free[0]) == 1 and not gpu.graphs
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_several_launches_become_a_graph_unless_they_are_captured(gpu, monkeypatch, captured):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    plan = specialised.plan_for(0, scale, (4,), 9, 0, arguments())
+    steps = specialised.Steps([(plan, (0, 1)), (plan, (1, 2))])
+    for start, stream in ((100, 7), (100, 7), (200, 7), (300, 8)):
+        steps.launch([start, start + 1, start + 2], stream)
+    words = [(stream, memoryview(data).cast("Q")) for *_, stream, data in gpu.launched]
+    assert [(stream, each[4], each[13]) for stream, each in words] == [
+        (stream, start + x, start + x + 1)
+        for start, stream in ((100, 7), (100, 7), (200, 7), (300, 8))
+        for x in range(2)
+    ]
+    assert gpu.graphs == ([] if captured else [2, 2])  # one for each stream
+
+
+def test_a_graph_is_updated_after_a_captured_launch(gpu, monkeypatch):
+    plan = specialised.plan_for(0, scale, (4,), 9, 0, arguments())
+    steps = specialised.Steps([(plan, (0, 1)), (plan, (1, 2))])
+    for start, captured in ((100, False), (200, True), (200, False)):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda captured=captured: captured)
+        steps.launch([start, start + 1, start + 2], 0)
+    words = [memoryview(data).cast("Q") for *_, data in gpu.launched]
+    assert [each[4] for each in words] == [100, 101, 200, 201, 200, 201]
 
 
 def test_a_second_process_loads_instead_of_compiling(gpu, monkeypatch):
@@ -180,28 +228,21 @@ def test_in_one_process_a_kernel_is_loaded_once_for_all_shapes(gpu):
     assert len(gpu.compiled) == len(gpu.loaded) == 2
 
 
-@pytest.mark.parametrize(
-    "module, differentiate, launches",
-    [
-        (tensor_backward, tensor_backward.conv_tensor_backward, 4),
-        (banded_backward, banded_backward.conv_banded_backward, 5),
-    ],
-)
-def test_a_repeated_backward_pass_launches_the_same_with_other_tensors(
-    gpu, monkeypatch, module, differentiate, launches
-):
+@pytest.mark.parametrize("banded, launches", [(False, 4), (True, 5)])
+def test_a_repeated_backward_pass_launches_the_same_with_other_tensors(gpu, monkeypatch, banded, launches):
     """Compare the launches of two calls, with a name in place of each address."""
     monkeypatch.setitem(launching.RUNNERS, "cpu", on_gpu)
+    monkeypatch.setattr(backward, "suits", lambda *_: banded)
     monkeypatch.setattr(launching, "remembered", repeated := {})
-    monkeypatch.setattr(module, "remembered", repeated)
     monkeypatch.setattr(launching, "raw_stream", lambda device: 7)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    monkeypatch.setattr(launching, "current_device", lambda: -1)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     calls = []
     for _ in range(2):
         q, k, v, o, d_o = (torch.zeros(1, 2, 40, 64, dtype=torch.float16) for _ in range(5))
         given = q, k, v, torch.zeros(2, 3, 3), o, torch.zeros(1, 2, 40), d_o
         gpu.launched.clear()
-        found = differentiate(*given, True, float32(1), (True,) * 4)
+        found = backward.backward(*given, True, float32(1), (True,) * 4, False)
         assert [x.shape for x in found] == [x.shape for x in given[:4]]
         names = {x.data_ptr(): number for number, x in enumerate((*given, *found))}
         words = [[*memoryview(data).cast("Q")] for *_, data in gpu.launched]
@@ -211,6 +252,7 @@ def test_a_repeated_backward_pass_launches_the_same_with_other_tensors(
         named = [[names.get(word, word) for word in each] for each in words]
         calls.append([(*rest, each) for (*rest, _), each in zip(gpu.launched, named)])
     assert len(repeated) == 1 and len(calls[0]) == launches and calls[0] == calls[1]
+    assert gpu.graphs == [launches]
 
 
 @pytest.mark.parametrize(
@@ -425,9 +467,106 @@ def test_relaunched_calls_compute_the_same():
                     assert (got - wanted).abs().max() <= 0.1
 
 
+# Repeated backward passes on a GPU -------------------------------------------------------------------------
+
+
+def leaves_of(seed):
+    """Return q, k, v and w, which require gradients, and the gradient of the output."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    q, k, v, d_o = torch.randn(4, 1, 2, 64, 64, device="cuda", generator=generator).bfloat16()
+    w = torch.randn(2, 5, 5, device="cuda", generator=generator).bfloat16() / 5
+    return [x.requires_grad_() for x in (q, k, v, w)], d_o
+
+
+def gradients_of(seed):
+    leaves, d_o = leaves_of(seed)
+    return torch.autograd.grad(kernels.conv_attention(*leaves), leaves, d_o)
+
+
+@pytest.fixture
+def wanted(monkeypatch):
+    """Return the gradients for eight seeds, each from a pass that is not repeated."""
+    found = []
+    for seed in range(8):
+        monkeypatch.setattr(launching, "remembered", {})
+        found.append(gradients_of(seed))
+    return found
+
+
+def equal(found, wanted):
+    return all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.gpu
+def test_repeated_backward_passes_compute_the_same(wanted):
+    for seed in (0, 1, 1, 2, 0, 3) * 3:
+        assert equal(gradients_of(seed), wanted[seed])
+    leaves, d_o = leaves_of(3)
+    o = kernels.conv_attention(*leaves)
+    for _ in range(3):
+        assert equal(torch.autograd.grad(o, leaves, d_o, retain_graph=True), wanted[3])
+    with torch.no_grad():
+        leaves[1].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(o, leaves, d_o)
+
+
+@pytest.mark.gpu
+def test_repeated_backward_passes_in_two_streams_compute_the_same(wanted):
+    streams, found = [torch.cuda.Stream() for _ in range(2)], []
+    torch.cuda.synchronize()
+    for turn in range(40):
+        with torch.cuda.stream(streams[turn % 2]):
+            found.append(gradients_of(turn % 8))
+    torch.cuda.synchronize()
+    assert all(equal(each, wanted[turn % 8]) for turn, each in enumerate(found))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("streams", ["one", "two"])
+def test_repeated_backward_passes_in_two_threads_compute_the_same(wanted, streams):
+    found = {}
+
+    def work(thread, stream):
+        with torch.cuda.stream(stream):
+            for turn in range(40):
+                found[thread, turn] = gradients_of((turn + thread) % 8)
+
+    torch.cuda.synchronize()
+    used = [torch.cuda.Stream() for _ in range(2)] if streams == "two" else [torch.cuda.current_stream()] * 2
+    threads = [threading.Thread(target=work, args=given) for given in enumerate(used)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    assert len(found) == 80
+    assert all(equal(each, wanted[(turn + thread) % 8]) for (thread, turn), each in found.items())
+
+
+@pytest.mark.gpu
+def test_a_repeated_backward_pass_can_be_captured(wanted):
+    leaves, d_o = leaves_of(0)
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            torch.autograd.grad(kernels.conv_attention(*leaves), leaves, d_o)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=side):
+        found = torch.autograd.grad(kernels.conv_attention(*leaves), leaves, d_o)
+    for seed in (1, 2):
+        others, other_d_o = leaves_of(seed)
+        with torch.no_grad():
+            for x, y in zip((*leaves, d_o), (*others, other_d_o)):
+                x.copy_(y)
+        gradients_of(seed)
+        graph.replay()
+        assert equal(found, wanted[seed])
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_only_an_early_launch_has_an_attribute(early):
-    packed = driver.PackedLaunch(bytes(8), (1, 1, 1), (32, 1, 1), early)
+    packed = driver.PackedLaunch(1, bytes(8), (1, 1, 1), (32, 1, 1), early)
     configuration = packed.configuration
     assert ctypes.sizeof(driver.Attribute) == 72 and configuration.attribute_count == early
     if early:
