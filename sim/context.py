@@ -36,7 +36,8 @@ LEAST_ITERATIONS, MOST_ITERATIONS = 32, 1 << 18
 # CPU seconds for which the barriers that open in a loop can extend its time limit.
 BARRIER_PATIENCE = 300.0
 # Hooks that only record the order of threads. Reading the clock twice would take longer than such a hook.
-QUICK = set("atomic_done fenced arrived passed copies_tracked warp_synchronized warp_exchanged".split())
+QUICK = set("atomic_done fenced arrived passed copy_sent copies_received copies_tracked".split())
+QUICK |= {"warp_synchronized", "warp_exchanged"}
 # A comparison of the threads may prove that nothing changes any more, so it may exceed the limit by this
 # factor.
 COMPARING = 1.5
@@ -210,10 +211,23 @@ class Context:
         return Moment(block.index, block.epoch, self.thread.linear, self.last_segment)
 
     def announce_ordering(self, hook, *facts):
-        """Report an event that may order the current thread's accesses, and start a new segment."""
-        if self.listeners[hook]:
-            self.announce(hook, self.moment(), *facts)
-            self.begin_segment(self.thread)
+        """Report an event that may order the current thread's accesses, and start a new segment.
+
+        Return the Moment of the event, or None if no observer subscribes to it.
+        """
+        listeners = self.listeners[hook]
+        if not listeners:
+            return None
+        thread, block = self.thread, self.thread.block
+        at = Moment(block.index, block.epoch, thread.linear, self.earlier + len(self.owners) - 1)
+        if hook in QUICK:
+            for listener in listeners:
+                if found := listener(at, *facts):
+                    self.findings.extend(found)
+        else:
+            self.announce(hook, at, *facts)
+        self.begin_segment(thread)
+        return at
 
     def collective(self, name, block, frame):
         """Report that threads of `block` perform the operation `name` together. `frame` is the caller's stack
@@ -305,6 +319,12 @@ class Context:
             self.extended = True
             if now - self.began < BARRIER_PATIENCE:
                 self.moved = now
+
+    def phase_ended(self):
+        """Postpone the comparison of threads, because an mbarrier has ended a phase: a comparison would find
+        this change. After an error, the launch has to end soon."""
+        if self.since is not None and not self.has_errors:
+            self.since, self.steps_then = time.process_time(), self.steps
 
     def tick(self, site):
         """Count an iteration of a `while` loop.

@@ -25,10 +25,12 @@ def cp_async(size):
             raise ValueError(f"cp_async_{size} takes 0 to {size} bytes of its source, got {valid}")
         # The source is read when the copy starts. A write to the source before the copy is complete is a
         # race, so `send` needs its Spot.
-        data, read = np.zeros(size, np.uint8), None
-        if valid:
-            read = memory.source(source, source_index, valid, size)
-            data[:valid] = read.memory
+        read = memory.source(source, source_index, valid, size) if valid else None
+        if valid == size:
+            data = read.memory.copy()
+        else:
+            data = np.zeros(size, np.uint8)
+            data[:valid] = read.memory if valid else 0
         memory.send(tile, index, data, read)
 
     memory_instruction(name=f"cp_async_{size}", source="PTX ISA cp.async")(semantics)

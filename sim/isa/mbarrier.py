@@ -29,6 +29,7 @@ class Barrier:
     phase: the current phase, counted from 0.
     address: the address of the barrier, or None before it is in memory.
     block: the index of its block.
+    identity: a key that identifies the barrier to observers, or None before it is in memory.
     replaces: whether there was an earlier mbarrier at its address.
     tracked: lists of pending copies (cp.async.mbarrier.arrive). Each list counts as one arrival once all its
         copies are complete.
@@ -43,13 +44,13 @@ class Barrier:
     complete_bytes: the number of bytes that the last complete phase expected.
     brought_by: index of a block -> the number of bytes of its copies, in all phases.
     observations: the (Moment, site) of the waits that have observed the end of the previous phase.
-    last_arrival: the Access of the last arrival, or of the copy whose bytes arrived last.
+    last_arrival: (thread, site) of the last arrival, or the Access of the copy whose bytes arrived last.
     phase_ended: a function (barrier) that is called at the end of each phase, or None.
     """
 
     def __init__(self, expected):
         self.expected, self.pending, self.phase = check_count(expected), expected, 0
-        self.address, self.block, self.replaces, self.tracked = None, None, False, []
+        self.address, self.block, self.identity, self.replaces, self.tracked = None, None, None, False, []
         self.tx, self.bulk, self.expected_bytes, self.brought = 0, [], [], []
         self.suppliers, self.expecting, self.complete_bytes, self.brought_by = {}, 0, 0, Counter()
         self.failed = set()

@@ -3,8 +3,10 @@
 Source: PTX ISA 9.7.13.15, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
 
-from sim.events import Finding
+from sim.events import ADDRESS_BITS, SITE_SHIFT, Finding
 from sim.nouns import plural
+
+LOG_SIZE = 3 << ADDRESS_BITS  # a log entry contains log2 of the 8 bytes of an mbarrier
 
 
 class BarrierMemory:
@@ -17,26 +19,35 @@ class BarrierMemory:
 
     def barrier(self, where, index):
         """Return the mbarrier at a location, or None if there is none."""
-        site = self.site("atomic")
-        spot = self.spot(where, index, 8, 8, site, "changed")
-        if spot is None:
+        context, site = self.context, self.site("atomic")
+        located = self.locate(where, index, site, "changed")
+        if located is None:
             return None
-        home, address = self.context.thread.block.home(spot.address)
+        home, address, given = located
         found = home.mbarriers.get(address)
         if found is None:
-            self.context.findings.append(self.not_initialised(spot.address, site))
-        self.log_write(spot, site)
+            context.findings.append(self.not_initialised(given, site))
+        if context.log is not None:
+            context.log.append((site << SITE_SHIFT) + LOG_SIZE + given)
+            context.values.append(None)
         return found
+
+    def locate(self, where, index, site, what):
+        """Return (block, address within it, address as the current thread sees it) of the 8 bytes of an
+        mbarrier. Return None if the access is refused."""
+        spot = self.spot(where, index, 8, 8, site, what)
+        return spot and (*self.context.thread.block.home(spot.address), spot.address)
 
     def set_barrier(self, where, index, barrier):
         site = self.site("store")
-        spot = self.spot(where, index, 8, 8, site, "written")
-        if spot is not None:
-            home, address = self.context.thread.block.home(spot.address)
+        located = self.locate(where, index, site, "written")
+        if located is not None:
+            home, address, given = located
             if barrier is not None and home.mbarriers.get(address) is not None:
-                self.report_second_init(home.mbarriers[address], spot.address)
+                self.report_second_init(home.mbarriers[address], given)
             if barrier is not None:
                 barrier.address, barrier.block = address, home.index
+                barrier.identity = "mbarrier", address, home.index
                 barrier.replaces = address in home.mbarriers
                 if self.context.listeners["phase_ended"]:
                     barrier.phase_ended = self.announce_end
@@ -44,7 +55,9 @@ class BarrierMemory:
                 self.context.begin_segment(self.context.thread)
                 self.context.invalidating.add(self.context.last_segment)
             home.mbarriers[address] = barrier
-            self.log_write(spot, site)
+            self.log(given, 8, site)
+            if self.context.log is not None:
+                self.context.values.append(None)
             if barrier is None:
                 self.context.begin_segment(self.context.thread)
 
@@ -64,7 +77,7 @@ class BarrierMemory:
         """Report that the current thread arrives at the mbarrier in this phase."""
         barrier.suppliers[self.context.thread] = phase
         if barrier.phase_ended:
-            barrier.last_arrival = self.witness("arrives")
+            barrier.last_arrival = self.context.thread, self.site("atomic")
         self.context.announce_ordering("arrived", phase_of(barrier, phase), self.reach)
 
     def expects(self, barrier):
@@ -84,19 +97,24 @@ class BarrierMemory:
         self.context.polls.failed()
 
     def passed(self, barrier, phase):
-        self.context.thread.failed_wait = None
+        context = self.context
+        context.thread.failed_wait = None
+        at = context.announce_ordering("passed", phase_of(barrier, phase), self.reach)
         if barrier.phase_ended:
-            barrier.observations.append((self.context.moment(), self.site("atomic")))
-        self.context.announce_ordering("passed", phase_of(barrier, phase), self.reach)
+            barrier.observations.append((at or context.moment(), self.site("atomic")))
 
     def announce_end(self, barrier):
         """Report that an mbarrier completes its current phase."""
-        check = self.context.progress_check
         # Initialising the barrier again in a loop can restore an earlier state.
-        if check and not barrier.replaces:
-            check.advanced = True
-        phase = phase_of(barrier, barrier.phase)
-        self.context.announce("phase_ended", phase, barrier.observations, barrier.last_arrival)
+        if not barrier.replaces:
+            self.context.phase_ended()
+            if check := self.context.progress_check:
+                check.advanced = True
+        phase, arrival = phase_of(barrier, barrier.phase), barrier.last_arrival
+        if isinstance(arrival, tuple):
+            thread, site = arrival
+            arrival = self.context.witness("arrives", site, thread)
+        self.context.announce("phase_ended", phase, barrier.observations, arrival)
 
     def report_second_init(self, barrier, address):
         """Report that the current thread initialises an mbarrier that is still valid."""
@@ -146,4 +164,4 @@ class BarrierMemory:
 def phase_of(barrier, phase):
     """Return the key that identifies a phase of an mbarrier to observers. It contains the block of the
     barrier, because other blocks of the cluster can arrive at it."""
-    return ("mbarrier", barrier.address, barrier.block), phase
+    return barrier.identity, phase

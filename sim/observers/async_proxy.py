@@ -34,6 +34,10 @@ class ProxyOrder(HappensBefore):
     It spreads with the same events as the ordinary clock, but the thread's own accesses enter it only at a
     proxy fence."""
 
+    def __init__(self):
+        super().__init__()
+        self.delayed = True
+
     def clocks_now(self, block, epoch, thread, segment):
         acquired, _ = super().clocks_now(block, epoch, thread, segment)
         return acquired, {}
@@ -52,7 +56,7 @@ class ProxyOrder(HappensBefore):
         self.arrive(block, epoch, thread, segment, phase)
 
     def complete(self, block, thread, segment, phase):
-        self.gather(block, phase, GRID, self.issued.pop((block, thread, segment), ()))
+        self.phase(block, phase).of(block, GRID).add(self.issued.pop((block, thread, segment), ()))
 
     def observe(self, block, thread, segment, moments):
         """Do nothing: the end of an operation orders no generic access."""

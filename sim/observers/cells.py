@@ -90,6 +90,11 @@ class Rows:
         columns = self.block, self.epoch, self.thread, self.segment, self.site, self.position
         return Row(*(int(column[i]) for column in columns), self.value[i])
 
+    def listed(self, positions):
+        """Return a list of the Rows at several positions."""
+        columns = self.block, self.epoch, self.thread, self.segment, self.site, self.position, self.value
+        return list(map(Row._make, zip(*(column[positions].tolist() for column in columns))))
+
     def of_global_memory(self, once):
         """Return the accesses to global memory.
 
@@ -145,6 +150,16 @@ class Cells:
         """Return a mask of the cells with an access in `mask`, a mask of the rows."""
         cell, row = self.flat()
         return np.bincount(cell[mask[row]], minlength=len(self.address)) > 0
+
+    def distinct(self):
+        """Return (Cells, numbers): the Cells without those that exactly the same accesses reach as the cell
+        before them, such as the bytes of an element, and for each cell the number of its equal among them."""
+        (cell, row), lengths = self.flat(), self.ends - self.starts
+        longer = np.diff(lengths, prepend=-1) != 0
+        before = np.arange(len(row)) - lengths[cell]
+        differs = longer[cell] | (row != row[before])
+        new = np.logical_or.reduceat(differs, np.cumsum(lengths) - lengths)
+        return self.select(new), (np.cumsum(new) - 1).tolist()
 
     def select(self, wanted):
         """Return the Cells for which the boolean mask `wanted` is True."""
@@ -230,18 +245,31 @@ def has_shared_cell(cell, party):
     return np.count_nonzero(unlike.view(np.uint64) < (1 << bits) - 1) > 0
 
 
+def only_atomic(rows):
+    """Return a mask of accesses of 8 bytes whose bytes are accessed only by such atomics, as those of an
+    mbarrier often are. They cannot race."""
+    atomic = (rows.action == ATOMIC) | (rows.action == ATOMIC_LOAD)
+    atomic &= (rows.size == 8) & (rows.address & 7 == 0)
+    if not atomic.any():
+        return atomic
+    begin = rows.address[~atomic]
+    others = sorted_distinct(np.concatenate([begin >> 3, begin + rows.size[~atomic] - 1 >> 3]))
+    return atomic & ~is_among(rows.address >> 3, others) if len(others) else atomic
+
+
 def racy_cells(rows, party):
     """Return the Cells accessed by two parties if at least one of the accesses is a write and they are not
     both atomic."""
-    cell, origin = rows.address, np.arange(len(rows.address))
+    origin = np.flatnonzero(~only_atomic(rows))
+    cell, size = rows.address[origin], rows.size[origin]
     # For accesses of mixed sizes, or unaligned ones, a cell is a byte.
-    are_bytes = len(sorted_distinct(rows.size)) > 1 or bool((rows.address % rows.size).any())
+    are_bytes = len(sorted_distinct(rows.size)) > 1 or bool((rows.address & rows.size - 1).any())
     if are_bytes:
-        origin = np.repeat(origin, rows.size)
-        begins = np.cumsum(rows.size) - rows.size
-        cell = rows.address[origin] + np.arange(len(origin)) - begins[origin]
+        origin = np.repeat(origin, size)
+        cell = np.repeat(cell - np.cumsum(size) + size, size) + np.arange(len(origin))
     action = rows.action[origin]
-    keep = np.flatnonzero(np.isin(cell, cell[(action == STORE) | (action == ATOMIC)]))
+    written = sorted_distinct(cell[(action == STORE) | (action == ATOMIC)])
+    keep = np.flatnonzero(is_among(cell, written)) if len(written) else origin[:0]
     # Try a cheap test first: in most epochs, no cell is accessed by two parties.
     if not has_shared_cell(cell[keep], party[origin[keep]]):
         return Cells(rows, party, origin[:0], cell[:0], origin[:0], origin[:0], are_bytes)

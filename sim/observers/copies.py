@@ -9,6 +9,7 @@ sim.observers.order says so. An access unordered with the issue of the copy is a
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,9 +50,9 @@ class Flight:
         if self.copy.source is not None:
             yield ByteRange(self.copy.source, self.copy.read, False)
 
-    def is_under_way(self, row, order):
-        """Return whether an access is ordered after the issue of the copy, but not after a wait for it."""
-        return precedes(self.begin, row, order) and not any(precedes(end, row, order) for end in self.ends)
+    def is_over_at(self, row, order):
+        """Return whether an access, or another Moment, is ordered after a wait for the copy."""
+        return any(precedes(end, row, order) for end in self.ends)
 
     def is_over(self, order):
         """Return whether the end of the copy is ordered before all further accesses of the block. The threads
@@ -74,6 +75,42 @@ class ByteRange(NamedTuple):
     is_written: bool
 
 
+class Successive:
+    """The copies of one block that write, or read, exactly the same bytes, in the order of their issue.
+
+    begins: the segments of their issues.
+    in_turn: for the first copies, whether each copy before this one is over at its issue. By transitivity, an
+        access after the issue then comes after the ends of these copies.
+    """
+
+    def __init__(self, place):
+        self.place, self.flights, self.begins, self.in_turn = place, [], [], [True]
+
+    def add(self, flight):
+        self.flights.append(flight)
+        self.begins.append(flight.begin.segment)
+
+    def follows_all(self, number, order):
+        """Return whether each copy before the one with this number is over at its issue."""
+        for later in range(len(self.in_turn), number + 1):
+            over = self.in_turn[-1] and self.flights[later - 1].is_over_at(self.flights[later].begin, order)
+            self.in_turn.append(over)
+        return self.in_turn[number]
+
+    def under_way(self, row, order):
+        """Return the copies whose issue is ordered before an access, but not a wait for them."""
+        found = []
+        # Segments are numbered in the order of execution, so no later copy can precede the access.
+        for number in reversed(range(bisect_left(self.begins, row.segment))):
+            flight = self.flights[number]
+            if precedes(flight.begin, row, order):
+                if not flight.is_over_at(row, order):
+                    found.append(flight)
+                if self.follows_all(number, order):
+                    break
+        return found[::-1]
+
+
 class Flights:
     """The copies in flight in each block."""
 
@@ -83,7 +120,7 @@ class Flights:
         self.ends = {}
 
     def add_copy(self, at, block, copy):
-        flight = Flight(at.block, copy, at._replace(block=block))
+        flight = Flight(at.block, copy, Moment(block, at.epoch, at.thread, at.segment))
         self.under_way.setdefault(block, {})[id(copy)] = flight
         if self.context.asynchronous:
             self.ends[at.segment, copy.site] = flight.ends
@@ -121,18 +158,23 @@ class Flights:
 
     def find_conflicts(self, flights, rows, order):
         """Yield a finding for each access that conflicts with a copy in flight."""
-        by_line = {}
+        by_place, by_line = {}, {}
         for flight in flights:
             for place in flight.byte_ranges():
-                by_line.setdefault(place.address >> LINE_SHIFT, []).append((flight, place))
-        for i in np.flatnonzero(np.isin(rows.address >> LINE_SHIFT, list(by_line))).tolist():
-            row, address, size = rows.row(i), int(rows.address[i]), int(rows.size[i])
-            for flight, place in by_line[address >> LINE_SHIFT]:
+                if place not in by_place:
+                    by_place[place] = Successive(place)
+                    by_line.setdefault(place.address >> LINE_SHIFT, []).append(by_place[place])
+                by_place[place].add(flight)
+        chosen = np.flatnonzero(np.isin(rows.address >> LINE_SHIFT, list(by_line)))
+        listed = rows.listed(chosen), rows.address[chosen].tolist(), rows.size[chosen].tolist()
+        for row, address, size in zip(*listed):
+            for copies in by_line[address >> LINE_SHIFT]:
                 # Any access to the destination of a copy conflicts with it. Reading the source is harmless.
+                place = copies.place
                 meets = address < place.address + place.size and place.address < address + size
-                disturbs = place.is_written or row.site & 3 != LOAD
-                if meets and disturbs and flight.is_under_way(row, order):
-                    yield self.finding(row, max(address, place.address), flight, place)
+                if meets and (place.is_written or row.site & 3 != LOAD):
+                    for flight in copies.under_way(row, order):
+                        yield self.finding(row, max(address, place.address), flight, place)
 
     def finding(self, row, address, flight, place):
         element = self.context.space.element(address)

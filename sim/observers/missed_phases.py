@@ -12,54 +12,70 @@ Source: PTX ISA 9.7.13.15.16, "mbarrier.test_wait, mbarrier.try_wait".
 """
 
 from sim.events import SITES, Access, Finding
-from sim.observers.clocks import merge
+from sim.observers.event_log import OnDemand
 from sim.observers.lifetimes import Performed
 
 WARPGROUP = 128  # threads
 
 
+class Observed(Performed):
+    """The order in which every value that a thread observes orders it, with or without a fence."""
+
+    def __init__(self):
+        super().__init__(generous=True)
+
+    def exchange(self, block, threads, segment):
+        self.sync_warp(block, threads, segment)
+
+    multiply = exchange
+
+
 class MissedPhases:
     """The waits at all mbarriers of a launch. The observer Races uses it.
 
+    order: the HappensBefore of the launch.
+    log: its EventLog.
     number: the function that returns the number of a block.
     names: the blocks in the order of their numbers.
     """
 
-    def __init__(self, context, number, names):
-        self.context, self.number, self.names = context, number, names
-        # Every value that a thread observes orders it, with or without a fence.
-        self.order = Performed(generous=True)
+    def __init__(self, context, order, log, number, names):
+        self.context, self.order, self.number, self.names = context, order, number, names
+        # This order contains the order of the launch, so it is computed only if that one does not suffice.
+        self.log, self.observed = log, OnDemand(log, Observed())
         self.found = {}  # (site of the wait, array) -> (rank, arguments of `finding`)
         context.listeners["phase_ended"].append(self.phase_ended)
         context.listeners["async_issued"].append(self.issued)
-        context.listeners["warp_exchanged"].append(self.exchanged)
-
-    def record(self, name, *facts):
-        """Pass an event that orders threads to the order."""
-        getattr(self.order, name)(*facts)
-
-    def exchanged(self, block, threads, segment):
-        self.order.sync_warp(self.number(block), threads, segment)
 
     def issued(self, operation):
         """Order the four warps of a warp group at a product, as a barrier does."""
         block, _, thread, segment = operation.issued
         if operation.kind == "wgmma" and thread % WARPGROUP == 0:
-            self.order.sync_warp(self.number(block), range(thread, thread + WARPGROUP), segment)
+            lanes = range(thread, thread + WARPGROUP)
+            self.log.add(("multiply", self.number(block), lanes, segment))
 
     def phase_ended(self, phase, observations, arrival):
         """Note the waits for the previous phase that no arrival of this phase follows."""
-        if not observations:
-            return
-        gathered = self.order.arrival_clocks.get(phase, {}).values()
-        clock = merge([part for clocks in gathered for part in clocks])
-        for at, site in observations:
-            block = self.number(at.block)
-            if at.epoch < clock.get(block, -1) or at.segment <= clock.get((block, at.thread), -1):
-                continue
+        missed = self.unordered(self.order, phase, observations)
+        missed = missed and self.unordered(self.observed.current(), phase, missed)
+        for at, site in missed:
             key, rank = (site, phase[0][1]), (at.block[::-1], at.thread, phase[1])
             if key not in self.found or rank < self.found[key][0]:
                 self.found[key] = rank, (at, site, phase, arrival)
+
+    def unordered(self, order, phase, observations):
+        """Return the observations that no arrival of a phase follows in an order."""
+        if not observations or phase not in order.phases:
+            return observations
+        for released in order.phases[phase].released.values():
+            clock = released.clock()
+            observations = [
+                (at, site)
+                for at, site in observations
+                if at.epoch >= clock.get(block := self.number(at.block), -1)
+                and at.segment > clock.get((block, at.thread), -1)
+            ]
+        return observations
 
     def launch_finished(self, others):
         """Return the findings of the launch, unless it has other errors.

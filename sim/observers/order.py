@@ -25,6 +25,8 @@ from bisect import bisect_left
 
 from sim.events import ATOMIC, SHARED, SPACE_SHIFT
 from sim.observers.clocks import MAX_PARTS, merge, widen
+from sim.observers.event_log import OnDemand
+from sim.observers.phases import Phase
 
 GRID, BLOCK, ANY = "grid", "block", "any scope"  # the reach of a fence or of a release
 MAX_UNIONS = 256  # the maximum number of unions of clocks in the cache
@@ -43,6 +45,7 @@ class HappensBefore:
 
     def __init__(self, generous=False):
         self.generous = generous
+        self.delayed = False  # whether a thread's own accesses enter its clock only at another event
         self.active = False  # whether any event so far can order accesses
         # (block, thread) -> {source: clock acquired from it}. A new clock from the same source contains the
         # earlier ones, so it replaces them.
@@ -57,9 +60,7 @@ class HappensBefore:
         self.last_acquired = {}
         self.history = {}  # (block, thread) -> (segments, the clocks of the thread after each of them)
         self.block_clocks = {}  # block -> (epochs, the clocks of all its threads after each of them)
-        # phase_key of a barrier -> {(block, reach): the clocks of its threads that have arrived}
-        self.arrival_clocks = {}
-        self.arrival_fences = {}  # (block, phase) -> the clocks of the grid-wide fences before its arrivals
+        self.phases = {}  # phase_key of a barrier -> its Phase
         self.unfenced = {}  # (block, thread) -> the clocks of relaxed waits, which its next fence acquires
         self.issued = {}  # (block, thread, segment) -> the clocks at the issue of an operation
         self.unions = {}  # ids of clocks -> (the clocks, their union)
@@ -90,6 +91,8 @@ class HappensBefore:
 
     def union(self, clocks):
         """Return the union of a tuple of clocks. The threads of a block often acquire the same ones."""
+        if len(clocks) <= 1:
+            return clocks[0] if clocks else {}
         # A clock is never modified once it is stored, so equal ids imply equal clocks.
         key = tuple(map(id, clocks))
         if key not in self.unions:
@@ -103,24 +106,33 @@ class HappensBefore:
         """Release at a barrier for a part of a block: add the clock of the thread to the phase of the
         barrier. A relaxed arrival (`reach` is None) adds the clock of the thread's last fence."""
         self.active = True
-        barrier, opened = phase
-        # Two phases later, every waiting thread has passed this phase.
-        self.arrival_clocks.pop(phase_key(block, (barrier, opened - 2)), None)
-        self.arrival_fences.pop((block, (barrier, opened - 2)), None)
+        gathered, fences = self.phase(block, phase), self.released.get(block)
         if reach is None:
-            released = self.released.get(block, {})
-            for part in (released[one] for one in (thread, None) if one in released):
+            for part in (fences[one] for one in (thread, None) if one in fences) if fences else ():
                 for home, clocks in part.items():
-                    self.gather(block, phase, home, clocks)
-        else:
-            self.gather(block, phase, reach, self.clocks_now(block, epoch, thread, segment))
-            if fence := self.released.get(block, {}).get(thread, {}).get(GRID):
-                self.arrival_fences.setdefault((block, phase), []).extend(fence)
+                    gathered.of(block, home).add(clocks)
+            return
+        released, key = gathered.of(block, reach), (block, thread)
+        if acquired := self.acquired.get(key):
+            released.add(acquired.values())
+            released.acquired[key] = acquired
+        if block in self.block_clocks:
+            released.add(self.block_clocks[block][1][-1])
+        if not self.delayed:
+            released.add_own({block: epoch, key: segment})
+        if fence := fences and fences.get(thread, {}).get(GRID):
+            gathered.fences.setdefault(block, []).extend(fence)
 
-    def gather(self, block, phase, reach, clocks):
-        """Add clocks that threads of a block release to a phase."""
-        phases = self.arrival_clocks.setdefault(phase_key(block, phase), {})
-        phases.setdefault((block, reach), []).extend(clocks)
+    def phase(self, block, phase):
+        """Return the Phase of a barrier at which a thread of a block arrives."""
+        key = phase_key(block, phase)
+        found = self.phases.get(key)
+        if found is None:
+            found = self.phases[key] = Phase()
+            # Two phases later, every waiting thread has passed this phase.
+            barrier, opened = phase
+            self.phases.pop(phase_key(block, (barrier, opened - 2)), None)
+        return found
 
     def track_copies(self, block, epoch, thread, segment, phase):
         """Record that the asynchronous copies of the thread arrive at an mbarrier on completion.
@@ -129,7 +141,8 @@ class HappensBefore:
         copies.
         """
         self.arrive(block, epoch, thread, segment, phase)
-        self.gather(block, phase, GRID, [{(block, copies_thread(thread)): segment}])
+        released = self.phase(block, phase).of(block, GRID)
+        released.add_own({(block, copies_thread(thread)): segment})
 
     def issue(self, block, epoch, thread, segment):
         """Save the clock of a thread that issues an operation of the async proxy."""
@@ -139,10 +152,11 @@ class HappensBefore:
     def complete(self, block, thread, segment, phase):
         """Release, at the mbarrier that counts the bytes of an operation, everything before its issue and its
         accesses."""
-        self.gather(block, phase, GRID, self.issued.pop((block, thread, segment), ()))
+        gathered = self.phase(block, phase)
+        gathered.of(block, GRID).add(self.issued.pop((block, thread, segment), ()))
         # The bytes of a multicast copy arrive at each block's own mbarrier, whatever the scope of its waits.
         end = dict.fromkeys(((block, thread), (block, bulk_thread(thread, phase[0]))), segment)
-        self.gather(block, phase, ANY, [end])
+        gathered.of(block, ANY).add([end])
 
     def observe(self, block, thread, segment, moments):
         """Let a thread that waits for operations acquire their accesses.
@@ -162,16 +176,17 @@ class HappensBefore:
     def pass_barrier(self, block, epoch, thread, segment, phase, reach=GRID):
         """Acquire the clocks that were released to this phase of a barrier. The next fence acquires those of
         a relaxed wait (`reach` is None)."""
-        clocks = {}
-        for (home, released), gathered in self.arrival_clocks.get(phase_key(block, phase), {}).items():
-            if home == block or released == ANY or released == GRID and reach != BLOCK:
-                gathered[:] = [merge(gathered)]
-                clocks[phase, home, released] = gathered[0]
+        gathered = self.phases.get(phase_key(block, phase))
+        key, clocks, contained = (block, thread), {}, ()
+        for (home, within), released in gathered.released.items() if gathered else ():
+            if home == block or within == ANY or within == GRID and reach != BLOCK:
+                clocks[phase, home, within] = released.clock()
+                contained = released.acquired.get(key) or contained
         if reach is None:
-            self.unfenced.setdefault((block, thread), {}).update(clocks)
+            self.unfenced.setdefault(key, {}).update(clocks)
             return
-        self.acquire(block, thread, segment, clocks)
-        if fences := self.arrival_fences.get((block, phase)):
+        self.acquire(block, thread, segment, clocks, contained)
+        if fences := gathered and gathered.fences.get(block):
             # These fences are valid for the later atomics of this thread, as at a block barrier.
             fences[:] = [merge(fences)]
             released = self.released.setdefault(block, {})
@@ -234,6 +249,9 @@ class HappensBefore:
     def exchange(self, block, threads, segment):
         """Do nothing: an exchange of values between lanes does not order their accesses to memory."""
 
+    def multiply(self, block, threads, segment):
+        """Do nothing: a product of a warp group does not order the accesses of its threads."""
+
     def sync_block(self, block, epoch):
         """Merge the clocks of the threads of a block at a block barrier.
 
@@ -253,19 +271,29 @@ class HappensBefore:
             epochs.append(epoch)
             before.append((merge([*before[-1], *acquired]),))
 
-    def acquire(self, block, thread, segment, clocks):
+    def acquire(self, block, thread, segment, clocks, contained=()):
         """Add clocks to the clock of a thread.
 
         clocks: {source: clock}.
+        contained: {source: clock} of acquired clocks that the new clocks contain, or ().
         """
-        by_source = {**self.acquired.get((block, thread), {}), **clocks}
-        if len(by_source) > MAX_PARTS:
-            by_source = {"merged": self.union(tuple(by_source.values()))}
-        self.acquired[block, thread] = by_source
-        self.acquirers.setdefault(block, set()).add(thread)
-        segments, clocks_after = self.history.setdefault((block, thread), ([], []))
+        key = block, thread
+        if before := self.acquired.get(key):
+            if contained is before:
+                before = {}
+            elif contained:
+                before = {of: clock for of, clock in before.items() if contained.get(of) is not clock}
+            clocks = {**before, **clocks}
+            if len(clocks) > MAX_PARTS:
+                clocks = {"merged": self.union(tuple(clocks.values()))}
+        else:
+            self.acquirers.setdefault(block, set()).add(thread)
+        self.acquired[key] = clocks
+        if key not in self.history:
+            self.history[key] = [], []
+        segments, clocks_after = self.history[key]
         segments.append(segment)
-        clocks_after.append(tuple(by_source.values()))
+        clocks_after.append(tuple(clocks.values()))
 
     def thread_clocks(self, block, thread):
         """Return the clocks whose union is the acquired clock of a thread."""
@@ -278,20 +306,28 @@ class HappensBefore:
 
     def before(self, a, b):
         """Return whether access a happens before access b. Both have the attributes of a Moment."""
-        return any(
-            a.epoch < clock.get(a.block, -1) or a.segment <= clock.get((a.block, a.thread), -1)
-            for clock in self.clocks_at(b)
-        )
+        block, key = a.block, (a.block, a.thread)
+        for clock in self.clocks_at(b):
+            if a.epoch < clock.get(block, -1) or a.segment <= clock.get(key, -1):
+                return True
+        return False
 
     def clocks_at(self, row):
-        """Yield the clock of the accessing thread and the clock of its block, at the time of the access."""
+        """Return the clocks of the accessing thread, and of its block, at the time of the access."""
         # The entry before position `bisect_left` is the last one recorded before the access.
-        for (moments, clocks_after), now in (
-            (self.history.get((row.block, row.thread), NOTHING), row.segment),
-            (self.block_clocks.get(row.block, NOTHING), row.epoch),
-        ):
-            if last := bisect_left(moments, now):
-                yield from clocks_after[last - 1]
+        segments, clocks_after = self.history.get((row.block, row.thread), NOTHING)
+        last = bisect_left(segments, row.segment)
+        clocks = clocks_after[last - 1] if last else ()
+        epochs, clocks_after = self.block_clocks.get(row.block, NOTHING)
+        last = bisect_left(epochs, row.epoch)
+        return (*clocks, *clocks_after[last - 1]) if last else clocks
+
+
+class Exchanges(HappensBefore):
+    """The happens-before order in which an exchange of values between lanes also orders their accesses."""
+
+    def exchange(self, block, threads, segment):
+        self.sync_warp(block, threads, segment)
 
 
 class Invalidation(HappensBefore):
@@ -301,48 +337,46 @@ class Invalidation(HappensBefore):
     longer uses the barrier, so a lane that receives the result of the vote is allowed to invalidate the
     barrier. The destructor of cuda::pipeline relies on this rule. Such an exchange does not order plain
     accesses to memory.
+
+    log: the EventLog of the launch.
     """
 
-    def __init__(self, context):
+    def __init__(self, context, log):
         super().__init__()
-        self.context, self.performed = context, HappensBefore()
+        self.context, self.performed = context, OnDemand(log, Exchanges())
+        self.exchanges = {}  # (block, thread) -> (segments, the threads that exchange values at each of them)
 
     def exchange(self, block, threads, segment):
-        self.performed.sync_warp(block, threads, segment)
+        for thread in threads:
+            segments, groups = self.exchanges.setdefault((block, thread), ([], []))
+            segments.append(segment)
+            groups.append(threads)
 
     def before(self, a, b):
         if super().before(a, b):
             return True
-        return self.is_invalidation(a, b) and self.performed.before(a, b)
+        if not self.is_invalidation(a, b):
+            return False
+        return self.follows_exchange(a, b) or self.performed.current().before(a, b)
+
+    def follows_exchange(self, a, b):
+        """Return whether b comes after an access of a thread that took part in an exchange after a.
+
+        This is the usual case, and does not need the order `performed`.
+        """
+        segments, groups = self.exchanges.get((a.block, a.thread), NOTHING)
+        first = bisect_left(segments, a.segment)
+        if first == len(segments) or a.block != b.block:
+            return False
+        segment, threads = segments[first], groups[first]
+        if b.thread in threads and b.segment > segment:
+            return True
+        clocks = self.clocks_at(b)
+        return any(clock.get((a.block, thread), -1) > segment for thread in threads for clock in clocks)
 
     def is_invalidation(self, a, b):
         """Return whether the access b invalidates an mbarrier used by the access a."""
         return b.segment in self.context.invalidating and a.site & 3 == ATOMIC
-
-
-def forward_event(name):
-    """Return a method of Invalidation that forwards an event to its two orders."""
-
-    def event(self, *facts):
-        getattr(HappensBefore, name)(self, *facts)
-        getattr(self.performed, name)(*facts)
-
-    return event
-
-
-for _name in (
-    "release",
-    "arrive",
-    "track_copies",
-    "pass_barrier",
-    "perform_atomic",
-    "sync_warp",
-    "sync_block",
-    "issue",
-    "complete",
-    "observe",
-):
-    setattr(Invalidation, _name, forward_event(_name))
 
 
 NOTHING = (), ()

@@ -2,9 +2,11 @@
 
 from sim.events import SHARED, SPACE_SHIFT, Observer
 from sim.observers.batches import without_reserved
+from sim.observers.event_log import EventLog
 from sim.observers.order import GRID, HappensBefore, Invalidation
 from sim.sites import cluster_rank, local_address
 
+MAX_EVENTS = 1 << 12  # the maximum number of events recorded to determine whether a fence is missing
 # The hooks by which an observer keeps its own order up to date, besides `barrier_opened`.
 EVENTS = (
     "fenced",
@@ -39,8 +41,9 @@ class OrderingObserver(Observer):
                 context.listeners[hook].remove(getattr(self, hook))
         else:
             self.orderer = context.orderer = self
-            self.own_order = Invalidation(context) if context.invalidates else HappensBefore()
-            if not context.invalidates:
+            self.log = EventLog(MAX_EVENTS)
+            self.own_order = Invalidation(context, self.log) if context.invalidates else HappensBefore()
+            if not context.mbarriers:
                 context.listeners["warp_exchanged"].remove(self.warp_exchanged)
             if context.ticking and not context.synchronizes:  # atomics cannot order anything
                 context.listeners["atomic_done"].remove(self.atomic_done)
@@ -66,7 +69,8 @@ class OrderingObserver(Observer):
         return self.epoch_ended(block)
 
     def record_event(self, name, block, *facts):
-        getattr(self.order, name)(block, *facts)
+        getattr(self.own_order, name)(block, *facts)
+        self.log.add((name, block, *facts))
 
     def fenced(self, at, reach):
         self.record_event("release", *at, reach)

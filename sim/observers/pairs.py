@@ -121,27 +121,50 @@ def in_order(rows, i, j, order):
     """
     if rows.position[i] > rows.position[j]:
         i, j = j, i
-    if rows.action[i] in ATOMICS and rows.action[j] not in ATOMICS and follows_atomic(rows, i, j):
+    after_atomic = rows.action[i] in ATOMICS and rows.action[j] not in ATOMICS
+    if after_atomic and follows_atomic(rows, np.array([i]), j)[0]:
         return True
     return order.before(rows.row(i), rows.row(j))
 
 
-def follows_atomic(rows, i, j):
-    """Return whether a later atomic orders the access j after the atomic i.
+def follows_atomic(rows, atomics, j):
+    """Return a mask of the `atomics` that a later atomic orders before the access j.
 
-    The later atomic must have observed the effect of i. It must be executed by j's own thread before j, or by
-    another thread of the block before a barrier that precedes j.
+    The later atomic must have observed the effect of the earlier one. It must be executed by j's own thread
+    before j, or by another thread of the block before a barrier that precedes j.
     """
-    element = (rows.address == rows.address[i]) & (rows.size == rows.size[i])
-    mine = element & atomic_mask(rows) & (rows.block == rows.block[j])
-    mine &= rows.position > rows.position[i]
     own = (rows.thread == rows.thread[j]) & (rows.position < rows.position[j])
-    return bool((mine & (own | (rows.epoch < rows.epoch[j]))).any())
+    mine = atomic_mask(rows) & (rows.block == rows.block[j]) & (own | (rows.epoch < rows.epoch[j]))
+    last = {}  # element -> the position of the last such atomic on it
+    columns = rows.address[mine], rows.size[mine], rows.position[mine]
+    for address, size, position in zip(*(column.tolist() for column in columns)):
+        last[address, size] = max(position, last.get((address, size), -1))
+    columns = rows.address[atomics], rows.size[atomics], rows.position[atomics]
+    later = [last.get((a, s), -1) > p for a, s, p in zip(*(column.tolist() for column in columns))]
+    return np.array(later, bool)
 
 
 def unordered_pairs(cells, order):
     """Return a list with one entry per cell: the positions of two accesses that nothing orders, or None."""
-    rows, cache = cells.rows, {}
+    if not len(cells.address):
+        return []
+    cells, numbers = cells.distinct()
+    pairs = pairs_of_distinct(cells, order)
+    return [pairs[number] for number in numbers]
+
+
+def pairs_of_distinct(cells, order):
+    """Return the list of `unordered_pairs` for Cells none of which equals the one before it."""
+    rows, party = cells.rows, cells.party
+    row, bounds = cells.in_order()
+    # Most cells have no such pair. Only those that may have one are searched for the first pair.
+    has_atomics = np.logical_or.reduceat(atomic_mask(rows)[row], bounds[:-1])
+    suspect = has_atomics | has_unordered_plain(rows, party, row, bounds, has_atomics, order)
+    # Thousands of cells of an array often have the same sequence of plain accesses. Only these columns
+    # determine the result, so each sequence is examined once: `judged` maps it to the positions of its pair,
+    # or to None.
+    columns, judged, found = np.column_stack([rows.segment[row], rows.action[row], party[row]]), {}, []
+    cache = {}
 
     # The order depends only on the segments of the accesses, so cache it for each pair of segments.
     def ordered(i, j):
@@ -150,21 +173,16 @@ def unordered_pairs(cells, order):
             cache[pair] = order.before(rows.row(i), rows.row(j))
         return cache[pair]
 
-    if not len(cells.address):
-        return []
-    row, bounds = cells.in_order()
-    # Thousands of cells of an array often have the same sequence of plain accesses. Only these columns
-    # determine the result, so each sequence is examined once: `judged` maps it to the positions of its pair,
-    # or to None.
-    columns, judged, found = np.column_stack([rows.segment[row], rows.action[row], cells.party[row]]), {}, []
-    has_atomics = np.logical_or.reduceat(atomic_mask(rows)[row], bounds[:-1]).tolist()
-    for first, last, mixed in zip(bounds, bounds[1:], has_atomics):
+    for first, last, mixed, searched in zip(bounds, bounds[1:], has_atomics.tolist(), suspect.tolist()):
+        if not searched:
+            found.append(None)
+            continue
         members, sequence = row[first:last], columns[first:last].tobytes()
         if mixed or sequence not in judged:
             pairs = pairs_with_atomics if mixed else successive_pairs
             # A numpy array is slow to index by one element.
             members = members if mixed else members.tolist()
-            racing = (pair for pair in pairs(rows, cells.party, members) if not ordered(*pair))
+            racing = (pair for pair in pairs(rows, party, members) if not ordered(*pair))
             pair = next(racing, None)
             if not mixed:
                 judged[sequence] = pair and [members.index(i) for i in pair]
@@ -172,6 +190,30 @@ def unordered_pairs(cells, order):
             pair = judged[sequence] and tuple(members[place] for place in judged[sequence])
         found.append(pair)
     return found
+
+
+def has_unordered_plain(rows, party, row, bounds, has_atomics, order):
+    """Return a mask of the cells, without those with atomics, some of whose `successive_pairs` are unordered.
+
+    row, bounds: the result of Cells.in_order.
+    has_atomics: a mask of the cells.
+    """
+    lengths, at = np.diff(bounds), np.arange(len(row))
+    cell, writes = np.repeat(np.arange(len(lengths)), lengths), rows.action[row] != LOAD
+    # the last write before each access, and the first one at or after it
+    before = np.concatenate([[-1], np.maximum.accumulate(np.where(writes, at, -1))[:-1]])
+    after = np.minimum.accumulate(np.where(writes, at, len(row))[::-1])[::-1]
+    follows = at[before >= np.array(bounds[:-1])[cell]]
+    precedes = at[~writes & (after < np.array(bounds[1:])[cell])]
+    one, other = np.concatenate([before[follows], precedes]), np.concatenate([follows, after[precedes]])
+    keep = (party[row[one]] != party[row[other]]) & ~has_atomics[cell[one]]
+    cell, one, other = cell[one[keep]], row[one[keep]], row[other[keep]]
+    key = rows.segment[one] << 32 | rows.segment[other]
+    _, chosen, back = np.unique(key, return_index=True, return_inverse=True)
+    ordered = map(order.before, rows.listed(one[chosen]), rows.listed(other[chosen]))
+    result = np.zeros(len(lengths), bool)
+    result[cell[~np.fromiter(ordered, bool, len(chosen))[back]]] = True
+    return result
 
 
 def successive_pairs(rows, party, members):
@@ -204,7 +246,7 @@ def pairs_with_atomics(rows, party, members):
         # For each thread, only the last atomic before the access and the first one after it need a check.
         last = earlier[len(earlier) - 1 - np.unique(who[earlier][::-1], return_index=True)[1]]
         first = later[np.unique(who[later], return_index=True)[1]]
-        yield from ((members[i], members[j]) for i in last if not follows_atomic(here, i, j))
+        yield from ((members[i], members[j]) for i in last[~follows_atomic(here, last, j)])
         yield from ((members[j], members[i]) for i in first)
     if not one_element(here):
         yield from overlapping_atomic_pairs(here, party, members)

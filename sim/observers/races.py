@@ -27,12 +27,13 @@ from sim.observers.cells import ATOMIC_LOAD, MAX_CELLS, Rows, pick_evenly, racy_
 from sim.observers.clusters import ClusterAccesses
 from sim.observers.collisions import Cases, Collisions
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
+from sim.observers.event_log import OnDemand
 from sim.observers.extents import Extents
 from sim.observers.facts import Facts
 from sim.observers.lifetimes import Performed
 from sim.observers.missed_phases import MissedPhases
 from sim.observers.order import GRID, HappensBefore
-from sim.observers.ordering import OrderingObserver
+from sim.observers.ordering import MAX_EVENTS, OrderingObserver
 from sim.observers.overlapping_views import OverlappingViews
 from sim.observers.pairs import both_store, closeness, common_barrier, stores_again, unordered_pairs
 from sim.observers.quick_test import global_rows, may_share_cell
@@ -43,7 +44,6 @@ from sim.observers.replicas import is_replicated_store, replicated_loads
 # The maximum number of racy cells examined per block, and between blocks. Beyond it, one cell per pattern is
 # examined, because a missing barrier in a loop causes the same races in each epoch.
 MAX_CELLS_PER_BLOCK = 512
-MAX_EVENTS = 1 << 12  # the maximum number of events recorded to determine whether a fence is missing
 
 
 class Races(OrderingObserver):
@@ -62,17 +62,22 @@ class Races(OrderingObserver):
         super().launch_started(context)
         self.flights = Flights(context)
         self.blocks, self.names = {}, []  # block -> its number; the blocks in the order of their numbers
-        parts = context, self.order, self.number, self.names
+        order, log, names = self.order, self.log, (self.number, self.names)
         self.performed = Performed() if context.clustered else self.order
-        self.proxy = AsyncProxy(*parts, self.performed, self.flights) if context.asynchronous else None
-        self.phases = MissedPhases(context, self.number, self.names) if context.mbarriers else None
-        self.registers = RegisterChanges(context, self.number) if context.registers_at_launch else None
+        self.proxy = None
+        if context.asynchronous:
+            self.proxy = AsyncProxy(context, order, *names, self.performed, self.flights)
+        self.phases = MissedPhases(context, order, log, *names) if context.mbarriers else None
+        self.registers = RegisterChanges(context, log, self.number) if context.registers_at_launch else None
         if context.noncoherent:
             ReadOnlyLoads(context)
         self.views = OverlappingViews(context) if context.views else None
         self.cluster = ClusterAccesses(context, self.number, self.names) if context.clustered else None
-        # the events passed to `order`; (number of events replayed, order with a fence before every atomic)
-        self.events, self.generous = [], (0, HappensBefore(generous=True))
+        # the functions that take each event, besides the order
+        self.recorders = [self.proxy.record] if self.proxy else []
+        if self.performed is not order:
+            self.recorders.append(lambda name, *facts: getattr(self.performed, name)(*facts))
+        self.generous = None  # an OnDemand: the order if a fence preceded every atomic
         # (block, thread) -> (segment, whether it is a grid-wide fence) of each recorded fence and atomic
         self.fences = {}
         self.meetings = {}  # (barrier, such as "syncthreads" or "grid.sync", function) -> its lines
@@ -134,24 +139,22 @@ class Races(OrderingObserver):
         self.proxy.fence(at._replace(block=self.number(at.block)), spaces)
 
     def record_event(self, name, block, *facts):
-        super().record_event(name, self.number(block), *facts)
-        if self.performed is not self.order:
-            getattr(self.performed, name)(self.number(block), *facts)
-        for part in filter(None, (self.proxy, self.phases, self.registers)):
-            part.record(name, self.number(block), *facts)
-        if len(self.events) < MAX_EVENTS:
-            self.events.append((name, self.number(block), *facts))
-            if name in ("release", "perform_atomic"):
-                _, thread, segment = facts[:3]
-                fence = name == "release" and facts[3] == GRID
-                self.fences.setdefault((self.number(block), thread), []).append((segment, fence))
+        number = self.number(block)
+        super().record_event(name, number, *facts)
+        for record in self.recorders:
+            record(name, number, *facts)
+        if name in ("release", "perform_atomic") and self.log.count <= MAX_EVENTS:
+            _, thread, segment = facts[:3]
+            fence = name == "release" and facts[3] == GRID
+            self.fences.setdefault((number, thread), []).append((segment, fence))
 
     def number(self, block):
         """Return the number of a block, in the order of first use."""
-        if block not in self.blocks:
-            self.blocks[block] = len(self.names)
+        number = self.blocks.get(block)
+        if number is None:
+            number = self.blocks[block] = len(self.names)
             self.names.append(block)
-        return self.blocks[block]
+        return number
 
     # --- collecting accesses --------------------------------------------------------------------------------
 
@@ -399,10 +402,7 @@ class Races(OrderingObserver):
     def lacks_fence(self, a, b):
         """Return whether a fence before every atomic would order the two accesses. Return False unless the
         launch synchronises through atomics."""
-        if len(self.events) == MAX_EVENTS or not self.context.synchronizes:
+        if self.log.count >= MAX_EVENTS or not self.context.synchronizes:
             return False
-        replayed, order = self.generous
-        for name, *facts in self.events[replayed:]:
-            getattr(order, name)(*facts)
-        self.generous = len(self.events), order
-        return order.before(*sorted((a, b), key=lambda row: row.position))
+        self.generous = self.generous or OnDemand(self.log, HappensBefore(generous=True))
+        return self.generous.current().before(*sorted((a, b), key=lambda row: row.position))

@@ -9,6 +9,7 @@ Source: PTX ISA 9.7.19, "Miscellaneous Instructions: setmaxnreg".
 
 from sim.events import SITES, Access, Finding
 from sim.isa.wgmma import THREADS, WARPS
+from sim.observers.event_log import OnDemand
 from sim.observers.lifetimes import Performed
 
 LANES = THREADS // WARPS
@@ -17,19 +18,16 @@ LANES = THREADS // WARPS
 class RegisterChanges:
     """The last setmaxnreg of each warp group of a launch. The observer Races uses it.
 
+    log: the EventLog of the launch.
     number: the function that returns the number of a block.
     """
 
-    def __init__(self, context, number):
+    def __init__(self, context, log, number):
         self.context, self.number = context, number
         # Every value that a thread observes orders it, with or without a fence.
-        self.order = Performed(generous=True)
+        self.order = OnDemand(log, Performed(generous=True))
         self.last = {}  # (block, warp group) -> (warp -> the arrivals of its lanes, site)
         context.listeners["registers_changed"].append(self.changed)
-
-    def record(self, name, *facts):
-        """Pass an event that orders threads to the order."""
-        getattr(self.order, name)(*facts)
 
     def changed(self, arrivals, site):
         """Return a finding if two warps have not synchronised since the last setmaxnreg of the group."""
@@ -47,7 +45,7 @@ class RegisterChanges:
 
     def ordered(self, a, b):
         """Return whether one arrival of a block is ordered before a later one."""
-        return a.epoch < b.epoch or self.order.before(a, b)
+        return a.epoch < b.epoch or self.order.current().before(a, b)
 
     def finding(self, block, *executed):
         (earlier, _), (later, _) = executed

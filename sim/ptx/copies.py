@@ -20,6 +20,7 @@ class AddressMemory(Memory):
     def __init__(self, memory, name, sites):
         super().__init__(memory.context, name)
         self.regions, self.sites = memory, sites
+        self.recent = {}  # state space -> (block, begin, end, alignment, Region) of a recent access
         self.shift = 0  # added to addresses in shared memory, to access another block of the cluster
 
     def site(self, action):
@@ -48,7 +49,17 @@ class AddressMemory(Memory):
 
     def yield_turn(self):
         """Let other threads run before the current thread continues."""
-        self.regions.yield_turn()
+        self.regions.scheduler.yield_turn(self.regions.place)
+
+    def locate(self, where, index, site, what):
+        # The checks of an address have the same result each time, so each block performs them once.
+        located, key = self.context.thread.block.located, (where, index, self.shift)
+        if key not in located:
+            found = super().locate(where, index, site, what)
+            if found is None or self.regions.find(found[2]).allocation.alignment % 8:
+                return found
+            located[key] = found
+        return located[key]
 
     def spot(self, where, index, size, multiple, site, what):
         """Return the Spot of `size` bytes at an address in a state space, or None if the access was refused.
@@ -65,10 +76,30 @@ class AddressMemory(Memory):
             address = self.regions.shared_pointers.strip(address, site, what)
         if self.shift and address >> SPACE_SHIFT == SHARED:
             address = local_address(address) + self.shift
-        region = self.regions.check_access(address, size, site, what, multiple, self.name)
+        region = self.region(where, address, size, multiple, site, what)
         if region is None:
             return None
         return Spot(address, region.root[address - region.base : address - region.base + size])
+
+    def region(self, where, address, size, multiple, site, what):
+        """Return the Region of an access, or None if it is refused.
+
+        The last Region is remembered, because the next access is likely to be there too.
+        """
+        block = self.context.thread.block
+        if recent := self.recent.get(where):
+            owner, begin, end, alignment, region = recent
+            inside = begin <= address <= end - size and owner is block
+            if inside and not (address % multiple or alignment % multiple):
+                return region
+        region = self.regions.check_access(address, size, site, what, multiple, self.name)
+        if region is None:
+            return None
+        allocation = region.allocation
+        # Local memory belongs to a thread, and a thread can free heap memory.
+        if allocation.space in ("global", "shared") and allocation.writable:
+            self.recent[where] = block, region.base, region.end, allocation.alignment, region
+        return region
 
     def shared_regions(self):
         """Yield (allocation, bytes) of the current block's shared memory."""

@@ -100,7 +100,8 @@ class RegionTable:
         region = frames.regions[frames.depth]
         frames.depth += 1
         region.root[:] = fresh_memory(nbytes, None)
-        region.written = np.zeros(nbytes, bool) if self.context.enabled.unwritten else None
+        region.marks = bytearray(nbytes) if self.context.enabled.unwritten else None
+        region.written = None if region.marks is None else np.frombuffer(region.marks, bool)
         region.origins = {}
         return region.base - WINDOWS["local"]
 

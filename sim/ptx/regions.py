@@ -192,14 +192,15 @@ def whole_array(context, allocation):
 class Region:
     """The bytes at the addresses from `base` up to but not including `end`, and typed views of them."""
 
-    __slots__ = ("allocation", "base", "end", "origins", "root", "views", "written")
+    __slots__ = ("allocation", "base", "end", "marks", "origins", "root", "views", "written")
 
     def __init__(self, allocation, root, base=None):
         self.allocation, self.root, self.views = allocation, root, {}
-        # `written` marks the bytes of local memory that have a defined value, if an observer needs this.
+        # `marks` has a 1 for each byte of local memory with a defined value, if an observer needs this.
+        # `written` is the same memory as an array of bool.
         # `origins` is {byte offset: origin} for the bytes to which an undefined value was stored
         # (sim.ptx.undefined).
-        self.written, self.origins = None, {}
+        self.marks, self.written, self.origins = None, None, {}
         self.base = allocation.base if base is None else base
         self.end = self.base + root.size
 
@@ -233,7 +234,11 @@ class Frames:
 
     def find(self, address):
         """Return the active Region that contains an address, or None."""
-        return next((r for r in self.regions[: self.depth] if r.base <= address < r.end), None)
+        for number in range(self.depth):
+            region = self.regions[number]
+            if region.base <= address < region.end:
+                return region
+        return None
 
     def base_below(self, address, otherwise):
         """Return the highest base of an active frame at or below the address, or `otherwise` if there is

@@ -102,7 +102,7 @@ class Origins:
     def check(self, *operands):
         """Emit a report for undefined operands."""
         if text := self.of(*operands):
-            self.writer.emit(f"{self.module.report_undefined()}({text})")
+            self.writer.emit(f"({text}) and {self.module.report_undefined()}({text})")
 
     def before(self, item):
         """Emit the statements that precede an instruction. They report undefined operands, and set the
@@ -273,11 +273,11 @@ class LocalMemory:
         if region is None or region.written is None:
             return False
         begin = address - region.base
-        written = region.written[begin : begin + nbytes]
-        if written.all():
+        first = region.marks.find(0, begin, begin + nbytes)
+        if first < 0:
             return False
         # A byte without a recorded origin was never written, so this load is the origin.
-        return region.origins.get(begin + int(written.argmin())) or (site, address)
+        return region.origins.get(first) or (site, address)
 
     def make_origin(self, space, nbytes, site):
         """Create a function that takes an address in the state space, and returns the origin of the value

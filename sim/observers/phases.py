@@ -1,0 +1,52 @@
+"""The clocks that threads release at a barrier for a part of a block."""
+
+from sim.observers.clocks import merge
+
+
+class Released:
+    """The clocks that the threads of a block release to one phase of a barrier, for one reach.
+
+    clocks: id -> a clock that a thread has acquired. Usually, many threads have acquired the same clocks.
+    entries: the clock of the threads' own accesses.
+    acquired: (block, thread) -> the clocks that the thread had acquired when it arrived, by source.
+    """
+
+    def __init__(self):
+        self.clocks, self.entries, self.acquired = {}, {}, {}
+        self.union = None  # the union of all clocks, until another one is added
+
+    def add(self, clocks):
+        """Add acquired clocks."""
+        self.union = None
+        for clock in clocks:
+            self.clocks[id(clock)] = clock
+
+    def add_own(self, clock):
+        """Add a clock of accesses. If it has an entry, it is at least as late as the earlier one."""
+        self.union = None
+        self.entries.update(clock)
+
+    def clock(self):
+        """Return the union of all clocks. All threads that pass the barrier share this object."""
+        if self.union is None:
+            self.union = merge([*self.clocks.values(), self.entries])
+            self.clocks, self.entries = {id(self.union): self.union}, {}
+        return self.union
+
+
+class Phase:
+    """A phase of a barrier, as the happens-before order sees it.
+
+    released: (block, reach) -> Released.
+    fences: block -> the clocks of the grid-wide fences before the arrivals of its threads.
+    """
+
+    def __init__(self):
+        self.released, self.fences = {}, {}
+
+    def of(self, block, reach):
+        """Return the Released of a block for a reach."""
+        key = block, reach
+        if key not in self.released:
+            self.released[key] = Released()
+        return self.released[key]
