@@ -6,6 +6,7 @@ specialised.py       pack the arguments of a launch once per shape; load machine
 fingerprint.py, code_cache.py
                      hash a kernel and everything that it calls; keep its machine code on disk
 driver.py            the functions of the CUDA driver that load and launch kernels
+second_stream.py     launch independent kernels at the same time
 device_argument.py   pass a CUDA tensor to a kernel that only Numba can launch
 warm_up.py           compile kernels ahead of their first use
 autograd.py          register gradients of custom operators, and call them with little overhead

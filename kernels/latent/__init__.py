@@ -12,6 +12,7 @@ N×N_k matrices nor projected keys or values are stored. Read the files in this 
     backward_queries.py, backward_keys.py
                           the two backward kernels
     decode.py             decoding of one token: the latents are split among blocks
-    tensor_forward.py, tensor_decode.py
+    tensor_forward.py, tensor_backward.py, tensor_decode.py
                           the same for bfloat16 and float16, on tensor cores
+    tensor_sums.py        the sums of the heads' gradients in 16 bits
 """

@@ -15,8 +15,8 @@ A block owns rows of the scores, and loops over their columns. One kernel is com
 
 Rows and columns are numbered by positions: query i has the position p = N_k - N + i. The variants of the band
 visit only the columns within the window, and compute S and dS again, because a third accumulator would not
-fit in the registers. Each head stores a separate gradient of k̃ and ṽ, and PyTorch adds them, so the results
-are reproducible bit for bit.
+fit in the registers. Each head stores a separate gradient of k̃ and ṽ, and `kernels.latent.tensor_sums` adds
+them, so the results are reproducible bit for bit. The launches for rows of keys run in a second stream.
 Sources: as in latent/backward.py.
 
     grid    (B · H, ⌈rows / (WARPS · PIECES · 16)⌉), blocks with the most work first
@@ -25,32 +25,46 @@ Sources: as in latent/backward.py.
     cost    4 · L multiply-adds per score in each of the two variants, 5 · L in the band
 """
 
-import functools
+from functools import cache, partial
 
 import torch
 from numba import cuda
-from numpy import float32, int16, int32
+from numpy import float32, int16, int32, uint32
 from torch.nn.functional import pad
 
 from kernels.common.launch import Bits, launch, output, relaunch
-from kernels.tensor_cores.instructions import cp_async_4, cp_async_commit, cp_async_wait_0, exp2_approx
+from kernels.common.second_stream import forked
+from kernels.common.splits import PLACE
+from kernels.latent.tensor_sums import add_band, add_heads
+from kernels.tensor_cores.instructions import (
+    cp_async_4,
+    cp_async_16,
+    cp_async_commit,
+    cp_async_wait_0,
+    exp2_approx,
+    float_pair,
+    ldmatrix_x4,
+)
 from kernels.tensor_cores.launch import check_tensor_cores, kind_of, operand, tensor_width
 from kernels.tensor_cores.row_products import row_products
 from kernels.tensor_cores.tiles import (
     ARITHMETIC,
+    CHUNK,
     LOG2E,
     PADDING,
     clamped,
     product_maker,
-    tile_copier,
+    score_adder,
     value_adder,
 )
 
-WARPS, COLUMNS = 4, 32
+WARPS, COLUMN_BITS = 4, 5
+COLUMNS = 1 << COLUMN_BITS
+REGISTERS = 168  # per thread, so that three blocks are resident on a multiprocessor
 PIECES = 1  # tiles of 16 rows per warp; with 2, the spills cost 7 % of the time
 
 
-@functools.cache
+@cache
 def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
     """Return the kernel for rows of `width` elements.
 
@@ -63,9 +77,10 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
     n_tiles, d_tiles, depth, two_steps = COLUMNS // 8, width // 8, width // 16, 2 * COLUMNS
     numbers, sum_numbers = pieces * n_tiles * 4, pieces * d_tiles * 4
     second_numbers = 1 if band_only else sum_numbers
-    of_columns, statistics = two_steps if of_keys else 1, 4 * pieces
-    copy_rows, copy = tile_copier(rows, width, threads), tile_copier(COLUMNS, width, threads)
+    of_columns, statistics, chunks = two_steps if of_keys else 1, 4 * pieces, width // CHUNK
+    at_once = threads // chunks  # rows of a tile that the block copies at once
     multiply = product_maker(kind, pieces, n_tiles, depth)
+    add_scores, held_numbers = score_adder(kind, pieces, n_tiles, depth), pieces * depth * 4
     add_products = value_adder(kind, pieces, n_tiles, d_tiles)
 
     @cuda.jit(device=True)
@@ -91,51 +106,85 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
         return column < row + count and row < column + COLUMNS - 1 + window
 
     @cuda.jit(device=True)
-    def copy_numbers(tile, base, log_sum, delta, batch, head, first):
-        """Start to copy L and D for the columns of an iteration."""
-        n = log_sum.shape[2]
-        for part in range(cuda.threadIdx.x, two_steps, threads):
-            j = first + part % COLUMNS
+    def copy(tile, base, count, x, place, first, n):
+        """Start to copy rows [first, first + count) of a head to tile[base : …]. Rows outside it become 0.
+
+        place: the index in x of the head's first row, plus that of this thread's chunk in a tile.
+        n: rows of the head.
+        """
+        i, c = cuda.threadIdx.x // chunks, cuda.threadIdx.x % chunks * CHUNK
+        place += first * width
+        for turn in range(count // at_once):
+            row = int32(first + i + turn * at_once)
+            inside = 0 <= row and row < n
+            at = place + turn * at_once * width if inside else 0
+            to, valid = (base + i + turn * at_once, c), int32(16) if inside else int32(0)
+            cp_async_16(tile, to, x, (at,), valid)
+
+    @cuda.jit(device=True)
+    def copy_numbers(tile, base, log_sum, delta, place, first, n):
+        """Start to copy L and D for the columns of an iteration; place: the index of a head's first row."""
+        thread = cuda.threadIdx.x
+        if thread < two_steps:
+            j, own = int32(first + (thread & (COLUMNS - 1))), thread >> COLUMN_BITS
             inside = 0 <= j and j < n
-            place, valid = (batch, head, j if inside else 0), int32(4) if inside else int32(0)
-            if part < COLUMNS:
-                cp_async_4(tile, (0, base + part), log_sum, place, valid)
+            to, at = (own, base + (thread & (COLUMNS - 1))), (place + j if inside else 0,)
+            valid = int32(4) if inside else int32(0)
+            if own == 0:
+                cp_async_4(tile, to, log_sum, at, valid)
             else:
-                cp_async_4(tile, (1, base + part - COLUMNS), delta, place, valid)
+                cp_async_4(tile, to, delta, at, valid)
 
     @cuda.jit(device=True)
-    def store(out, batch, head, first, sums, factor):
-        """Store factor · sums in the warp's rows of out (B, H, R, width), float32."""
+    def load_held(held, tile, row):
+        """Load the warp's rows of a tile as left operands of `mma`, so that the loop reads them only once."""
         lane = cuda.threadIdx.x & 31
-        for x in range(0, sum_numbers, 2):
-            i = first + x // (d_tiles * 4) * 16 + (x >> 1 & 1) * 8 + (lane >> 2)
-            c = (x >> 2) % d_tiles * 8 + (lane & 3) * 2
-            if i < out.shape[2]:
-                out[batch, head, i, c] = sums[x] * factor
-                out[batch, head, i, c + 1] = sums[x + 1] * factor
+        for d in range(depth):
+            for piece in range(pieces):
+                x, at = (piece * depth + d) * 4, (row + piece * 16 + (lane & 15), d * 16 + (lane >> 4) * 8)
+                held[x], held[x + 1], held[x + 2], held[x + 3] = ldmatrix_x4(tile, at)
 
     @cuda.jit(device=True)
-    def store_16_bits(out, batch, head, first, sums):
-        """Store the sums in the warp's rows of out (B, H, R, width / 2), two 16-bit values per int32."""
+    def store(out, place, first, count, sums, factor):
+        """Store factor · sums in the warp's rows of a head, which has `count` rows and begins at out[place];
+        out has two float32 values per int64."""
         lane = cuda.threadIdx.x & 31
-        for x in range(0, sum_numbers, 2):
-            i = first + x // (d_tiles * 4) * 16 + (x >> 1 & 1) * 8 + (lane >> 2)
-            if i < out.shape[2]:
-                both = pack(sums[x], sums[x + 1])
-                out[batch, head, i, (x >> 2) % d_tiles * 4 + (lane & 3)] = int32(both)
+        for r in range(2 * pieces):
+            i = first + r // 2 * 16 + (r & 1) * 8 + (lane >> 2)
+            if i < count:
+                at = (place + i * (width // 2) + (lane & 3)) & PLACE
+                for tile in range(d_tiles):
+                    x = (r // 2 * d_tiles + tile) * 4 + (r & 1) * 2
+                    out[at + tile * 4] = float_pair(sums[x] * factor, sums[x + 1] * factor)
 
-    @cuda.jit
-    def latent_gradient_kernel(q, g, k, v, log_sum, delta, alpha, window, scale, causal, first, second):
+    @cuda.jit(device=True)
+    def store_16_bits(out, place, first, count, sums):
+        """Store the sums like `store`, with two 16-bit values per int32."""
+        lane = cuda.threadIdx.x & 31
+        for r in range(2 * pieces):
+            i = first + r // 2 * 16 + (r & 1) * 8 + (lane >> 2)
+            if i < count:
+                at = (place + i * (width // 2) + (lane & 3)) & PLACE
+                for tile in range(d_tiles):
+                    x = (r // 2 * d_tiles + tile) * 4 + (r & 1) * 2
+                    out[at + tile * 4] = int32(pack(sums[x], sums[x + 1]))
+
+    @cuda.jit(max_registers=REGISTERS)
+    def latent_gradient_kernel(
+        q, g, k, v, log_sum, delta, alpha, heads, given, n, n_keys, window, scale, causal, first, second
+    ):
         """Store the sums in first and second, (B, H, N or N_k, width).
 
-        first is float32. second is float32 for rows of keys, and has two 16-bit values per int32 for rows of
-        queries. A variant of the band has no second sums.
+        All tensors are one-dimensional here, in the order of the shapes that are given. first has two float32
+        values per int64, like second for rows of keys. For rows of queries, second has two 16-bit values per
+        int32. A variant of the band has no second sums.
 
         q: (B, H, M, width), q̃, 16-bit values as int16, like the following tensors.
         g: (B, H, N, width).
-        k, v: (B, 1, N_k, width).
+        k, v: (B, N_k, width).
         log_sum, delta: (B, H, N), L and D.
         alpha: (1,), float32.
+        heads, given, n, n_keys: H, M, N and N_k.
         """
         x_tile = cuda.shared.array((rows, pitch), int16, alignment=16)
         x2_tile = cuda.shared.array((rows, pitch), int16, alignment=16)
@@ -147,11 +196,18 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
         s, d_s = cuda.local.array(numbers, float32), cuda.local.array(numbers, float32)
         sums, sums2 = cuda.local.array(sum_numbers, float32), cuda.local.array(second_numbers, float32)
         row_numbers = cuda.local.array(statistics, float32)
-        batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
-        warp_row = (cuda.threadIdx.x >> 5) * (pieces * 16)
-        n, n_keys = g.shape[2], k.shape[2]
+        held = cuda.local.array(held_numbers, uint32)
+        sequence, batch = cuda.blockIdx.x, cuda.blockIdx.x // heads
+        warp_row, of_numbers = (cuda.threadIdx.x >> 5) * (pieces * 16), sequence * n
+        chunk = cuda.threadIdx.x * CHUNK
+        of_q, of_g, of_k = (
+            sequence * given * width + chunk,
+            sequence * n * width + chunk,
+            batch * n_keys * width,
+        )
+        of_k += chunk
         # the positions of the first row of q and of the first query
-        missing, before = n_keys - q.shape[2], n_keys - n
+        missing, before = n_keys - given, n_keys - n
         tile = cuda.blockIdx.y if of_keys else cuda.gridDim.y - 1 - cuda.blockIdx.y
         row0 = tile * rows + (0 if of_keys else before)
         # 1. the columns that a row of this block sees
@@ -165,23 +221,23 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
         factor = scale * LOG2E
         # 2. copy the rows and the first columns
         if of_keys:
-            copy_rows(x_tile, 0, k, batch, 0, row0)
-            copy_rows(x2_tile, 0, v, batch, 0, row0)
-            copy(y_tiles, 0, q, batch, head, begin - missing)
-            copy(y2_tiles, 0, g, batch, head, begin - before)
-            copy_numbers(column_numbers, 0, log_sum, delta, batch, head, begin - before)
+            copy(x_tile, 0, rows, k, of_k, row0, n_keys)
+            copy(x2_tile, 0, rows, v, of_k, row0, n_keys)
+            copy(y_tiles, 0, COLUMNS, q, of_q, begin - missing, given)
+            copy(y2_tiles, 0, COLUMNS, g, of_g, begin - before, n)
+            copy_numbers(column_numbers, 0, log_sum, delta, of_numbers, begin - before, n)
         else:
-            copy_rows(x_tile, 0, q, batch, head, row0 - missing)
-            copy_rows(x2_tile, 0, g, batch, head, row0 - before)
-            copy(y_tiles, 0, k, batch, 0, begin)
-            copy(y2_tiles, 0, v, batch, 0, begin)
+            copy(x_tile, 0, rows, q, of_q, row0 - missing, given)
+            copy(x2_tile, 0, rows, g, of_g, row0 - before, n)
+            copy(y_tiles, 0, COLUMNS, k, of_k, begin, n_keys)
+            copy(y2_tiles, 0, COLUMNS, v, of_k, begin, n_keys)
         if window > 0:
             if of_keys:
-                copy_rows(band_x_tile, 0, q, batch, head, row0 - missing)
-                copy(band_y_tiles, 0, k, batch, 0, begin)
+                copy(band_x_tile, 0, rows, q, of_q, row0 - missing, given)
+                copy(band_y_tiles, 0, COLUMNS, k, of_k, begin, n_keys)
             else:
-                copy_rows(band_x_tile, 0, k, batch, 0, row0)
-                copy(band_y_tiles, 0, q, batch, head, begin - missing)
+                copy(band_x_tile, 0, rows, k, of_k, row0, n_keys)
+                copy(band_y_tiles, 0, COLUMNS, q, of_q, begin - missing, given)
         cp_async_commit()
         for x in range(sum_numbers):
             sums[x] = float32(0)
@@ -190,26 +246,28 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
         for r in range(2 * pieces):
             i = row0 - before + warp_row + r // 2 * 16 + (r & 1) * 8 + ((cuda.threadIdx.x & 31) >> 2)
             inside = not of_keys and i < n
-            row_numbers[2 * r] = log_sum[batch, head, i] if inside else float32(0)
-            row_numbers[2 * r + 1] = delta[batch, head, i] if inside else float32(0)
+            row_numbers[2 * r] = log_sum[(of_numbers + i) & PLACE] if inside else float32(0)
+            row_numbers[2 * r + 1] = delta[(of_numbers + i) & PLACE] if inside else float32(0)
         place, row = 0, row0 + warp_row
         for column in range(begin, end, COLUMNS):
             cp_async_wait_0()
             cuda.syncthreads()  # the columns have arrived, and all warps have finished with the other buffer
+            if column == begin:
+                load_held(held, x_tile, warp_row)
             following, other = column + COLUMNS, COLUMNS - place
             if following < end:
                 if of_keys:
-                    copy(y_tiles, other, q, batch, head, following - missing)
-                    copy(y2_tiles, other, g, batch, head, following - before)
-                    copy_numbers(column_numbers, other, log_sum, delta, batch, head, following - before)
+                    copy(y_tiles, other, COLUMNS, q, of_q, following - missing, given)
+                    copy(y2_tiles, other, COLUMNS, g, of_g, following - before, n)
+                    copy_numbers(column_numbers, other, log_sum, delta, of_numbers, following - before, n)
                 else:
-                    copy(y_tiles, other, k, batch, 0, following)
-                    copy(y2_tiles, other, v, batch, 0, following)
+                    copy(y_tiles, other, COLUMNS, k, of_k, following, n_keys)
+                    copy(y2_tiles, other, COLUMNS, v, of_k, following, n_keys)
                 if window > 0 and touches_band(row0, rows, following, window):
                     if of_keys:
-                        copy(band_y_tiles, other, k, batch, 0, following)
+                        copy(band_y_tiles, other, COLUMNS, k, of_k, following, n_keys)
                     else:
-                        copy(band_y_tiles, other, q, batch, head, following - missing)
+                        copy(band_y_tiles, other, COLUMNS, q, of_q, following - missing, given)
                 cp_async_commit()
             first_distance = distance(row, column + COLUMNS - 1)
             last_distance = distance(row + pieces * 16 - 1, column)
@@ -221,7 +279,7 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
             # skip columns that the causal mask hides from all rows of the warp
             if not causal or last_distance >= 0:
                 # 3. compute S, with the reciprocal term
-                multiply(s, x_tile, warp_row, y_tiles, place)
+                add_scores(s, held, y_tiles, place)
                 if window > 0 and touches_band(row, pieces * 16, column, window):
                     multiply(d_s, band_x_tile, warp_row, band_y_tiles, place)
                     for z in range(numbers):
@@ -261,12 +319,13 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
                     add_products(sums2, s, y2_tiles, place)
             place = other
         # 6. store the sums
-        i = row if of_keys else row - before
-        store(first, batch, head, i, sums, scale)
+        i, count = (row, n_keys) if of_keys else (row - before, n)
+        place = sequence * count * (width // 2)
+        store(first, place, i, count, sums, scale)
         if not band_only and of_keys:
-            store(second, batch, head, i, sums2, float32(1))
+            store(second, place, i, count, sums2, float32(1))
         if not band_only and not of_keys:
-            store_16_bits(second, batch, head, i, sums2)
+            store_16_bits(second, place, i, count, sums2)
 
     return latent_gradient_kernel
 
@@ -285,32 +344,34 @@ def latent_tensor_backward(
     width, given, n = tensor_width(k_latent.shape[2]), q.shape[2], o.shape[2]
     latent_q, g = by_heads(q, w_q), by_heads(d_o, w_v.mT)
     delta = row_products(d_o, o, run)
-    rows = (latent_q, g, k_latent[:, None], v_latent[:, None])
-    shared = *(operand(x, width) for x in rows), log_sum, delta, alpha, window, scale, bool(causal)
+    q_operand, *others = (operand(x, width) for x in (latent_q, g, k_latent[:, None], v_latent[:, None]))
+    shared = q_operand, *others, log_sum, delta, alpha, window, scale, bool(causal)
     keys, latent = k_latent.shape[1:]
-    dq_latent = dk_latent = dv_latent = o_latent = by_keys = None
-    if wanted[0] or wanted[3] or wanted[4]:
-        dq_latent, o_latent = sums_of(q, n, width, False, False, shared, run)
-    if any(wanted[:4]):
-        dk_latent, dv_latent = sums_of(q, keys, width, True, False, shared, run)
-    if window and wanted[1]:
-        (by_queries,) = sums_of(q, n, width, False, True, shared, run)
-        dk_latent[:, :, keys - n :].addcmul_(by_queries, alpha)
+    dq_latent, d_alpha, sums = None, torch.zeros_like(alpha), partial(sums_of, q, width, shared, run)
+    key_gradients = [output((q.shape[0], keys, width), like=q, dtype=q.dtype) for _ in range(2)]
+    # the gradients of the keys and of the queries do not depend on each other
+    with forked(q.device) as join:
+        if wanted[1] or wanted[2]:
+            dk_latent, dv_latent = sums(keys, of_keys=True)
+            band = sums(n, band_only=True)[0] if window else None
+            add_heads(dk_latent, band, dv_latent, alpha, key_gradients, run)
+    if wanted[0] or wanted[3] or wanted[4] or wanted[5]:
+        dq_latent, o_latent = sums(n)
+        o_latent = cut(o_latent, latent)
     if window and (wanted[0] or wanted[3] or wanted[5]):
-        (by_keys,) = sums_of(q, keys, width, True, True, shared, run)
-        by_keys = by_keys[:, :, keys - given :]
-    if dq_latent is not None:
-        dq_latent = pad(dq_latent, (0, 0, given - n, 0)) if given > n else dq_latent
-        dq_latent = dq_latent if by_keys is None else torch.addcmul(dq_latent, by_keys, alpha)
-        dq_latent, o_latent = (cut(x, latent).to(q.dtype) for x in (dq_latent, o_latent))
-    return (
-        by_heads(dq_latent, w_q.mT) if wanted[0] else None,
-        cut(dk_latent.sum(1), latent).to(q.dtype) if wanted[1] else None,
-        cut(dv_latent.sum(1), latent).to(q.dtype) if wanted[2] else None,
-        sum_of_batch(q, dq_latent) if wanted[3] else None,
-        sum_of_batch(o_latent, d_o) if wanted[4] else None,
-        gradient_of_alpha(by_keys, latent_q, alpha) if wanted[5] else None,
+        (band,) = sums(keys, of_keys=True, band_only=True)
+        dq_latent, d_alpha = add_band(dq_latent, band, q_operand.tensor, alpha, run)
+        dq_latent = cut(dq_latent, latent)
+    elif wanted[0] or wanted[3]:
+        dq_latent = cut(pad(dq_latent, (0, 0, given - n, 0)).to(q.dtype), latent)
+    dq = by_heads(dq_latent, w_q.mT) if wanted[0] else None
+    dw_q = sum_of_batch(q, dq_latent) if wanted[3] else None
+    dw_v = sum_of_batch(o_latent, d_o) if wanted[4] else None
+    join()
+    dk, dv = (
+        cut(x, latent).contiguous() if needed else None for x, needed in zip(key_gradients, wanted[1:3])
     )
+    return dq, dk, dv, dw_q, dw_v, d_alpha if wanted[5] else None
 
 
 def by_heads(x, w):
@@ -328,25 +389,33 @@ def cut(x, length):
     return x if x.shape[-1] == length else x[..., :length]
 
 
-def gradient_of_alpha(by_keys, latent_q, alpha):
-    """Return dα (1,): the products of the reciprocal term's sums with q̃, or 0 without a window."""
-    if by_keys is None:
-        return torch.zeros_like(alpha)
-    return (cut(by_keys, latent_q.shape[3]) * latent_q).sum().view(1)
-
-
-def sums_of(q, rows, width, of_keys, band_only, shared, run):
+def sums_of(q, width, shared, run, rows, of_keys=False, band_only=False):
     """Launch one variant of the kernel; return its sums, one or two tensors (B, H, rows, width)."""
-    batch, heads = q.shape[:2]
+    batch, heads, given, _ = q.shape
     types = (torch.float32, torch.float32 if of_keys else q.dtype)[: 1 if band_only else 2]
     sums = [output((batch, heads, rows, width), like=q, dtype=dtype) for dtype in types]
-    tensors = *(x.tensor for x in shared[:4]), *shared[4:7], sums[0], sums[-1]
-    shapes = *(x.shape for x in tensors[:3]), *shared[7:]
-    key = latent_gradient_kernel, of_keys, band_only, q.dtype, q.device, *shapes
+    operands, (log_sum, delta, alpha, *numbers) = shared[:4], shared[4:]
+    tensors = *(x.tensor for x in operands), log_sum, delta, alpha, sums[0], sums[-1]
+    key = (
+        latent_gradient_kernel,
+        of_keys,
+        band_only,
+        q.dtype,
+        q.device,
+        *(x.shape for x in tensors),
+        *numbers,
+    )
     if run is not None or not relaunch(key, tensors):
         kernel = latent_gradient_kernel(width, kind_of(q), of_keys, band_only, PIECES)
-        second = sums[-1] if of_keys or band_only else Bits(sums[-1], torch.int32)
+        second = torch.int64 if of_keys or band_only else torch.int32
         grid = (batch * heads, -(-rows // (WARPS * PIECES * 16)))
-        arguments = *shared, sums[0], second
+        arguments = (
+            *(Bits(x.tensor.view(-1), x.dtype) for x in operands),
+            log_sum.view(-1),
+            delta.view(-1),
+            alpha,
+        )
+        results = Bits(sums[0].view(-1), torch.int64), Bits(sums[-1].view(-1), second)
+        arguments += heads, given, log_sum.shape[2], operands[2].tensor.shape[2], *numbers, *results
         launch(kernel, grid, WARPS * 32, *arguments, run=run, remember=(key, tensors))
     return sums

@@ -8,6 +8,7 @@
     cp_async_commit, _wait_N       close a group of copies; wait until at most the N newest groups are pending
     pack_bf16 pack_f16             round two float32 values into the halves of a register
     low_bf16 high_bf16 …_f16       convert one of the halves of a register to float32
+    float_pair floats_of           two float32 values as one int64, and back
     exp2_approx                    2^x, with an error of about 2 units in the last place
 
 All of them require sm_80 or newer. Arrays of 16-bit values in shared memory are declared as int16, because
@@ -24,7 +25,7 @@ import numpy as np
 from llvmlite import ir
 from ml_dtypes import bfloat16
 from numba.cuda.extending import intrinsic
-from numpy import float32, uint32
+from numpy import float32, int64, uint32
 
 from kernels.common.numba_parts import ConfigStack, UnsupportedError, cgutils, normalize_indices, types
 from sim.isa import INSTRUCTIONS, function, memory_instruction
@@ -32,7 +33,12 @@ from sim.isa import INSTRUCTIONS, function, memory_instruction
 OLDEST = (8, 0)
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 SMALLEST = float(np.finfo(float32).tiny)  # the smallest normal float32
-REGISTERS = {types.uint32: (I32, "r"), types.int32: (I32, "r"), types.float32: (F32, "f")}
+REGISTERS = {
+    types.uint32: (I32, "r"),
+    types.int32: (I32, "r"),
+    types.float32: (F32, "f"),
+    types.int64: (I64, "l"),
+}
 
 
 # --- PTX ----------------------------------------------------------------------------------------------------
@@ -233,6 +239,22 @@ low_bf16 = unpack("bf16", 0, "shl.b32 $0, $1, 16;", bfloat16)
 high_bf16 = unpack("bf16", 1, "and.b32 $0, $1, 0xFFFF0000;", bfloat16)
 low_f16 = unpack("f16", 0, WIDEN_HALF.format("low"), np.float16)
 high_f16 = unpack("f16", 1, WIDEN_HALF.format("high"), np.float16)
+
+# PTX stores two float32 values with one instruction only if it knows that the address is a multiple of 8.
+float_pair = of_registers("float_pair", "mov.b64 $0, {$1, $2};", [types.float32] * 2, [types.int64])
+floats_of = of_registers("floats_of", "mov.b64 {$0, $1}, $2;", [types.int64], [types.float32] * 2)
+
+
+@function(name="float_pair", native=None, replaces=float_pair, source="PTX ISA mov")
+def _float_pair(low: float32, high: float32) -> int64:
+    return np.array([low, high], float32).view(np.int64)[0]
+
+
+@function(name="floats_of", native=None, replaces=floats_of, source="PTX ISA mov")
+def _floats_of(both: int64) -> (float32, float32):
+    pair = np.array([both], np.int64).view(float32)
+    return pair[0], pair[1]
+
 
 exp2_approx = of_registers("exp2_approx", "ex2.approx.ftz.f32 $0, $1;", [types.float32], [types.float32])
 
