@@ -10,21 +10,29 @@ EVERYTHING = None
 
 def names_read(node):
     """Return the names read by an expression or a simple statement. `node` may be None."""
-    return (
-        {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
-        if node is not None
-        else set()
-    )
+    return names_with([node], ast.Load)
 
 
 def names_assigned(statements):
     """Return the names that statements may assign, at any depth of nesting."""
-    return {
-        part.id
-        for statement in statements
-        for part in ast.walk(statement)
-        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
-    }
+    return names_with(statements, ast.Store)
+
+
+def names_with(nodes, context):
+    """Return the names that occur in nodes in a context (ast.Load or ast.Store)."""
+    # ast's own generator of nodes takes 1.5 times as long. Kernels of many regions spend a fifth of their
+    # compile time here.
+    found, waiting = set(), list(nodes)
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, ast.Name):
+            if isinstance(part.ctx, context):
+                found.add(part.id)
+        elif isinstance(part, ast.AST):
+            waiting += [getattr(part, field, None) for field in part._fields]
+        elif isinstance(part, list):
+            waiting += part
+    return found
 
 
 def exposed_reads(statements):

@@ -38,9 +38,15 @@ CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
 
 
 def sync_level(node):
-    """Return the highest level at which threads synchronise in a node, or THREAD if they do not."""
-    found = {getattr(part, "sync", None) for part in ast.walk(node)} - {None}
-    return BLOCK if found & BLOCK_WIDE else WARP if found else THREAD
+    """Return the highest level at which threads synchronise in a node, or THREAD if they do not.
+
+    The node and its parts remember their levels, because the statements around a node ask for them again.
+    """
+    if not hasattr(node, "level"):
+        sync = getattr(node, "sync", None)
+        own = THREAD if sync is None else BLOCK if sync in BLOCK_WIDE else WARP
+        node.level = max([own, *map(sync_level, ast.iter_child_nodes(node))])
+    return node.level
 
 
 class Fission(Rematerializer):
@@ -69,6 +75,10 @@ class Fission(Rematerializer):
         # them.
         for _ in range(2):
             self.functions, self.needed = [], set()
+            self.spill_positions = {
+                self.spill_name(variable): (position, dtype)
+                for position, (variable, dtype) in enumerate(self.spilled.items())
+            }
             self.lines = self.lower_sequence(self.statements, BLOCK, 0)
             self.spilled = {
                 variable: self.dtype(variable)
@@ -304,9 +314,9 @@ class Fission(Rematerializer):
         for called in sorted(filter(home_of, names)):
             self.module.library(called)
         spill_arrays = [
-            f"{self.spill_name(variable)} = {self.spill_accessor(dtype)}(spill_buffer, {position}, threads)"
-            for position, (variable, dtype) in enumerate(self.spilled.items())
-            if self.spill_name(variable) in names
+            f"{spilled} = {self.spill_accessor(dtype)}(spill_buffer, {position}, threads)"
+            for spilled, (position, dtype) in self.spill_positions.items()
+            if spilled in names
         ]
         names |= {"spill_buffer", "threads"} if spill_arrays else set()
         known = ["state", "warp", "thread", "threads", "spill_buffer", *GEOMETRY, *self.module.arrays]
