@@ -207,4 +207,5 @@ def format_undecided(tried):
     """Return the note that not all schedules were tried. `tried` is 0 if the kernel cannot run again."""
     under = plural(tried, "schedule") if tried else "this schedule only, as the kernel prints"
     judged = f"threads act on the results of atomics: judged under {under}"
-    return f"{judged}; whether other schedules show more is not decided"
+    smaller = " (a launch of fewer threads is judged under more)" * (0 < tried < FEW)
+    return f"{judged}{smaller}; whether other schedules show more is not decided"
