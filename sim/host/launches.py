@@ -3,12 +3,14 @@
 import contextlib
 import copy
 import enum
+import itertools
+import linecache
 import re
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numba import cuda
-from numba.cuda import decorators, dispatcher, types, typing
+from numba.cuda import decorators, deviceufunc, dispatcher, types, typing
 from numba.cuda.args import ArgHint, In
 from numba.cuda.core import sigutils
 from numba.cuda.cudadrv import devicearray, devices, driver, nvvm
@@ -29,6 +31,8 @@ except ImportError:  # This attribute needs filecheck, which numba-cuda does not
 
 NUMBER_TYPES = types.Number, types.Boolean
 THREADS_PER_BLOCK = 128  # `forall` uses this number by default.
+MISSING = object()  # marks an attribute that `install` has added
+GENERATED = itertools.count()  # numbers of the kernels that Numba generates from text
 # These modules contain Numba's internal kernels, which are not observed.
 NUMBA_MODULES = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
 
@@ -92,13 +96,17 @@ class Host:
         )
         self.switch_context(None)
         for owner, name, value in self.replacements():
-            self.replaced.append((owner, name, vars(owner).get(name)))
+            self.replaced.append((owner, name, vars(owner).get(name, MISSING)))
             setattr(owner, name, value)
 
     def uninstall(self):
         """Restore everything that `install` replaced."""
         while self.replaced:
-            setattr(*self.replaced.pop())
+            owner, name, value = self.replaced.pop()
+            if value is MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
         vars(driver.driver).clear()
         vars(driver.driver).update(self.state[0])
         self.switch_context(self.state[1])
@@ -126,6 +134,7 @@ class Host:
         yield cuda, "as_cuda_array", as_device_array(cuda.as_cuda_array)
         if testing:  # Tests for Numba's own simulator can then run on our simulator.
             yield testing, "skip_unless_cudasim", lambda reason: lambda test: test
+        yield deviceufunc, "exec", execute_with_source
         yield dispatcher.ForAll, "__call__", launch_for_all
         yield kernel, "max_cooperative_grid_blocks", resident_blocks
         if self.compiled:
@@ -293,6 +302,14 @@ def keep_signature(kernel, signature, return_type=None):
     """Store a kernel's signature. This replaces `compile` and `compile_device`."""
     argument_types, stated = sigutils.normalize_signature(signature)
     return kernel.overloads.setdefault(argument_types, Uncompiled(argument_types, return_type or stated))
+
+
+def execute_with_source(text, namespace):
+    """Execute the text of a kernel that Numba has generated, for `vectorize` and `guvectorize`, so that its
+    source is available to `inspect`. A kernel without source is never compiled."""
+    name = f"<Numba's kernel {next(GENERATED)}>"
+    linecache.cache[name] = len(text), None, text.splitlines(True), name
+    exec(compile(text, name, "exec"), namespace)
 
 
 def launch_for_all(asked, *arguments):

@@ -134,9 +134,35 @@ def test_a_project_runs_unmodified(pytester, run):
     pytester.makepyfile(test_right=RIGHT, without="import sys; sys.modules['filecheck'] = None")
     result = run("-p", "without", "--cuda-sim")
     result.assert_outcomes(passed=5)
-    said = r"cuda-sim: \d+ launches = \d+ clean \+ 1 refused \+ \d+ unwatched, in 4 tests, \d+ by fibers, \d+ by native; 0 findings"
+    said = r"cuda-sim: \d+ launches = \d+ clean \+ 1 refused \+ \d+ unwatched, in 4 tests, \d+ by native; 0 findings"
     assert re.search(said, result.stdout.str())
     assert sum(parts(result)) == total(result)
+
+
+def test_ufuncs_are_compiled(pytester, run):
+    pytester.makepyfile(
+        test_ufuncs=PROJECT
+        + """
+@vectorize(["float32(float32, float32)"], target="cuda")
+def hypotenuse(x, y):
+    return (x * x + y * y) ** 0.5
+
+@guvectorize(["void(float32[:, :], float32[:], float32[:])"], "(m,n),(n)->(m)", target="cuda")
+def product(a, x, out):
+    for i in range(a.shape[0]):
+        out[i] = 0
+        for j in range(a.shape[1]):
+            out[i] += a[i, j] * x[j]
+
+def test_ufuncs():
+    assert np.allclose(hypotenuse(X, X), X * 2**0.5)
+    a = X.reshape(5, 4, 5)
+    assert np.allclose(product(a, X[:5]), a @ X[:5])
+"""
+    )
+    result = run("--cuda-sim")
+    result.assert_outcomes(passed=1)
+    assert "cuda-sim: 2 launches = 2 clean, in 1 test, 2 by native; 0 findings" in result.stdout.str()
 
 
 def test_a_finding_fails_its_test_and_no_other(pytester, run):
