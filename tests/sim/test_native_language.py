@@ -300,3 +300,34 @@ def test_an_atomic_takes_no_keywords():
 
     with pytest.raises(ThreadError, match="keyword"):
         simulate(kernel, engine="native")[1, 1](np.ones(8), np.zeros(8))
+
+
+@cuda.jit
+def unsigned_range(bounds, out):
+    for i in range(bounds[0], bounds[1]):
+        out[0] += -i
+    last = bounds[0]
+    for i in range(bounds[1]):
+        last = i
+    out[last] = 7
+
+
+@cuda.jit
+def unsigned_range_around_a_barrier(bounds, out):
+    for i in range(bounds[1]):
+        cuda.syncthreads()
+        out[0] += -i
+
+
+@pytest.mark.parametrize("dtype", [np.uint64, np.uint32, np.int64, np.int32])
+def test_the_loop_variable_of_an_unsigned_range_is_unsigned(dtype):
+    # -1 - 2 of uint64 is 2^64 - 1 + 2^64 - 2, rounded to float64
+    sums = -3.0 if dtype in (np.int64, np.int32) else 2.0**65
+    bounds = np.array([0, 3], dtype)
+    for kernel, wanted in ((unsigned_range, [sums, 0, 7]), (unsigned_range_around_a_barrier, [sums, 0, 0])):
+        for engine in ("fibers", "native"):
+            out = np.zeros(3)
+            report = simulate(kernel, engine=engine)[1, 1](bounds, out)
+            assert out.tolist() == wanted, (engine, kernel.__name__)
+        compiled = kernel is unsigned_range or sums < 0
+        assert report.notes[0].startswith("compiled" if compiled else "interpreted: Numba cannot type it")

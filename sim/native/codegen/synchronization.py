@@ -3,6 +3,7 @@ threads agree on control flow."""
 
 from numba import int64, types
 from numba.core import cgutils
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from sim.native.codegen.int64 import CLOCKS_PER_SECOND, cpu_clock, int64_helper, poll_interrupt
@@ -131,10 +132,34 @@ def is_true(state, exit_code) -> bool:
     return exit_code == 1 and state.stopped == 0
 
 
-@inline_always
-def span(start, stop, step):
-    """Return the bounds and the step of a range as int64 values."""
-    return int64(start), int64(stop), int64(step)
+@intrinsic
+def span(typing, given):
+    """Return the start, the stop and the step of a range as int64 values. `given` is a tuple of the arguments
+    of `range`.
+
+    Reject a range of unsigned numbers, as its loop variable would become signed. The kernel is then
+    interpreted.
+    """
+    if is_unsigned_range(typing, *given):
+        raise TypingError("a loop around a barrier has an unsigned range")
+
+    def code(context, builder, signature, arguments):
+        return context.make_tuple(
+            builder, signature.return_type, bounds_of(context, builder, given, *arguments)
+        )
+
+    return types.UniTuple(int64, 3)(given), code
+
+
+def bounds_of(context, builder, given, packed):
+    """Return the start, the stop and the step of a range as int64 values, from a tuple of the arguments of
+    `range`. `given` is the type of the tuple."""
+    ends = [
+        context.cast(builder, end, type_, int64)
+        for end, type_ in zip(cgutils.unpack_tuple(builder, packed), given)
+    ]
+    zero, one = (context.get_constant(int64, number) for number in (0, 1))
+    return [zero, *ends, one] if len(ends) == 1 else [*ends, one][:3]
 
 
 @inline_always
@@ -233,15 +258,30 @@ def limit_stop(state, start, stop, step):
 
 
 @intrinsic
-def count_range(typing, state, start, stop, step):
-    """Return `range(start, stop, step)`, or an empty range if the iteration limit is exceeded or the block
-    has stopped."""
+def count_range(typing, state, given):
+    """Return `range(*given)`, or an empty range if the iteration limit is exceeded or the block has stopped.
+
+    The loop variable is unsigned if Numba's is, and otherwise an int64.
+    """
+    range_type = types.range_state64_type
+    if is_unsigned_range(typing, *given):
+        range_type = types.unsigned_range_state64_type
 
     def code(context, builder, signature, arguments):
-        state, *bounds = arguments
+        state, packed = arguments
+        start, stop, step = bounds_of(context, builder, given, packed)
         allowed = cgutils.create_struct_proxy(signature.return_type)(context, builder)
-        allowed.start, allowed.step = bounds[0], bounds[2]
-        allowed.stop = limit_stop.helper.call(context, builder, *arguments)
+        allowed.start, allowed.step = start, step
+        allowed.stop = limit_stop.helper.call(context, builder, state, start, stop, step)
         return allowed._getvalue()
 
-    return types.range_state64_type(*[int64] * 4), code
+    return range_type(state, given), code
+
+
+def is_unsigned_range(typing, *ends):
+    """Return whether Numba's `range` of numbers with these types yields unsigned numbers."""
+    ends = tuple(map(types.unliteral, ends))
+    if not all(isinstance(end, types.Integer | types.Boolean) for end in ends):
+        return False
+    found = typing.resolve_value_type(range).get_call_type(typing, ends, {})
+    return found.return_type.dtype == types.uint64

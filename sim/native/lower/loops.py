@@ -103,7 +103,7 @@ class LoopCounter(ast.NodeTransformer):
         node = self.generic_visit(node)
         if not is_range(node.iter):
             return node
-        given, (zero, one) = node.iter.args, map(ast.Constant, (0, 1))
+        given = node.iter.args
         if isinstance(node.target, ast.Name) and not all(map(self.is_small, given)):
             test = ast.parse(
                 f"if {node.target.id} & {CHECK_INTERVAL - 1} == 0 and check_interrupt:\n    break"
@@ -111,8 +111,7 @@ class LoopCounter(ast.NodeTransformer):
             test.test.values[1] = self.make_call("check_interrupt")
             node.body = [*located([test], node), *node.body]
         if not all(map(self.is_constant, given)):
-            bounds = [zero, *given, one] if len(given) == 1 else [*given, one][:3]
-            node.iter = self.make_call("count_range", *bounds)
+            node.iter = self.make_call("count_range", ast.Tuple(given, ast.Load()))
         return node
 
 

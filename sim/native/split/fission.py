@@ -219,9 +219,8 @@ class Fission(Rematerializer):
                 f"threads synchronise in a loop over {ast.unparse(iteration)}, which is not a range and may"
                 " differ between threads"
             )
-        parts = [ast.unparse(part) for part in iteration.args]
-        start, stop, step = ["0", *parts, "1"] if len(parts) == 1 else [*parts, "1"][:3]
-        call = self.add_region([], result=f"span({start}, {stop}, {step})", expression=iteration)
+        given = ast.unparse(ast.Tuple(iteration.args, ast.Load()))
+        call = self.add_region([], result=f"span({given})", expression=iteration)
         joined = f"    bounds = agree_span(state, bounds, {call})"
         lines = ["bounds = (0, 0, 0)", *self.thread_loop(at), joined]
         return lines, "range(bounds[0], bounds[1], step_of(bounds[2]))"
