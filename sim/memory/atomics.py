@@ -60,8 +60,10 @@ class Atomic:
         if place is None:
             return domain(array.dtype.type(0))
         value = operands[-1]
-        # A conversion to an integer dtype drops the fraction, which is rarely intended.
-        if array.dtype.kind in "iu" and isinstance(value, np.inexact):
+        # A conversion to an integer dtype drops the fraction, which is rarely intended. The results of ceil,
+        # floor and round are floats without one.
+        floating = array.dtype.kind in "iu" and isinstance(value, np.inexact)
+        if floating and cast(array.dtype)(value) != value.item():
             self._context.announce(
                 "atomic_narrowed", self._context.witness("changed", site, value=value), array, place
             )

@@ -45,7 +45,7 @@ class Misuse(Observer):
             f" array of {array.dtype}",
             (access,),
             *element,
-            reason="The value is converted to the array's type first, so its fraction is lost.",
+            reason="The value is converted to the array's type first, which changes it.",
             fix="make the array floating-point, or convert the value on purpose: numba.int32(value)",
         )
 

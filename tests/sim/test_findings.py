@@ -408,3 +408,20 @@ def test_no_fence_is_asked_for_after_the_atomic_that_acquires(engine):
     report = simulate(kernel, engine=engine, on_finding="report")[2, 1](*arguments)
     assert {access.site.line for finding in report.findings for access in finding.accesses} == {3, 7}
     assert out[1] == 7
+
+
+@cuda.jit
+def count(x, out):
+    cuda.atomic.add(out, 0, x[cuda.threadIdx.x])
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("number", "found"), [(3.0, []), (3.5, ["misuse"]), (np.nan, ["misuse"]), (np.inf, ["misuse"])]
+)
+def test_an_atomic_on_integers_that_changes_its_operand(number, found, dtype, engine):
+    out = np.zeros(1, np.int32)
+    report = simulate(count, engine=engine, on_finding="report")[1, 32](np.full(32, number, dtype), out)
+    assert [finding.kind for finding in report.findings] == found
+    assert number != 3 or out[0] == 96

@@ -2,6 +2,7 @@
 
 from llvmlite import ir
 from numba import int64, types
+from numba.core import cgutils
 
 from sim.isa.atomics import ENTRIES
 from sim.isa.functions import SAME
@@ -9,7 +10,7 @@ from sim.native.codegen.elements import is_element, locate_element
 from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.isa_functions import compiled_copy, compiled_value, resolve_call
 from sim.native.codegen.linking import inline_always, intrinsic_of
-from sim.native.codegen.scalars import convert
+from sim.native.codegen.scalars import Half, convert
 from sim.native.codegen.shadow import NARROWED, set_error, watch_atomic
 
 
@@ -52,12 +53,19 @@ def atomic(entry):
 def convert_operand(element, source, value):
     """Convert an operand of an atomic to the element type.
 
-    Set the error flag NARROWED if a float becomes an integer. The interpreter then checks whether a fraction
-    was lost.
+    Set the error flag NARROWED if a float becomes another number as an integer. The interpreter then reports
+    it.
     """
-    if isinstance(element.x.dtype, types.Integer) and isinstance(source, (types.Float, types.Complex)):
-        element.array.call(set_error, element.array.members.state, I64(NARROWED))
-    return convert(element.context, element.builder, source, element.x.dtype, value)
+    context, builder, dtype = element.context, element.builder, element.x.dtype
+    converted = convert(context, builder, source, dtype, value)
+    if isinstance(dtype, types.Integer) and isinstance(source, (types.Float, types.Complex, Half)):
+        changed = cgutils.true_bit
+        if source in (types.float32, types.float64):
+            back = context.cast(builder, converted, dtype, source)
+            changed = builder.fcmp_unordered("!=", value, back)
+        with builder.if_then(changed):
+            element.array.call(set_error, element.array.members.state, I64(NARROWED))
+    return converted
 
 
 @inline_always
