@@ -26,7 +26,7 @@ NEVER = math.inf
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Flight:
     """A copy in flight.
 
@@ -50,9 +50,10 @@ class Flight:
         if self.copy.source is not None:
             yield ByteRange(self.copy.source, self.copy.read, False)
 
-    def is_over_at(self, row, order):
-        """Return whether an access, or another Moment, is ordered after a wait for the copy."""
-        return any(precedes(end, row, order) for end in self.ends)
+    def is_over_at(self, row, clocks):
+        """Return whether an access, or another Moment, is ordered after a wait for the copy. The clocks are
+        those of HappensBefore.clocks_at."""
+        return any(is_before(end, row, clocks) for end in self.ends)
 
     def is_over(self, order):
         """Return whether the end of the copy is ordered before all further accesses of the block. The threads
@@ -62,9 +63,17 @@ class Flight:
 
 def precedes(at, row, order):
     """Return whether a Moment is ordered before an access (a Row) in the same block."""
+    return is_before(at, row, order.clocks_at(row))
+
+
+def is_before(at, row, clocks):
+    """Return the result of `precedes`. The clocks are those of the row."""
     if row.thread == at.thread:
         return row.segment > at.segment
-    return row.epoch > at.epoch or order.active and order.before(at, row)
+    block, key = at.block, (at.block, at.thread)
+    return row.epoch > at.epoch or any(
+        at.epoch < clock.get(block, -1) or at.segment <= clock.get(key, -1) for clock in clocks
+    )
 
 
 class ByteRange(NamedTuple):
@@ -93,7 +102,8 @@ class Successive:
     def follows_all(self, number, order):
         """Return whether each copy before the one with this number is over at its issue."""
         for later in range(len(self.in_turn), number + 1):
-            over = self.in_turn[-1] and self.flights[later - 1].is_over_at(self.flights[later].begin, order)
+            begin = self.flights[later].begin
+            over = self.in_turn[-1] and self.flights[later - 1].is_over_at(begin, order.clocks_at(begin))
             self.in_turn.append(over)
         return self.in_turn[number]
 
@@ -101,10 +111,15 @@ class Successive:
         """Return the copies whose issue is ordered before an access, but not a wait for them."""
         found = []
         # Segments are numbered in the order of execution, so no later copy can precede the access.
-        for number in reversed(range(bisect_left(self.begins, row.segment))):
+        later = bisect_left(self.begins, row.segment)
+        issues = later < len(self.begins) and self.begins[later] == row.segment
+        if issues and self.follows_all(later, order):
+            return found
+        clocks = order.clocks_at(row)
+        for number in reversed(range(later)):
             flight = self.flights[number]
-            if precedes(flight.begin, row, order):
-                if not flight.is_over_at(row, order):
+            if is_before(flight.begin, row, clocks):
+                if not flight.is_over_at(row, clocks):
                     found.append(flight)
                 if self.follows_all(number, order):
                     break
@@ -158,18 +173,23 @@ class Flights:
 
     def find_conflicts(self, flights, rows, order):
         """Yield a finding for each access that conflicts with a copy in flight."""
-        by_place, by_line = {}, {}
+        # Any access to the destination of a copy conflicts with it. Reading the source is harmless.
+        line, stores = rows.address >> LINE_SHIFT, rows.site & 3 != LOAD
+        stored, by_place, by_line, copied = set(line[stores].tolist()), {}, {}, set()
         for flight in flights:
             for place in flight.byte_ranges():
-                if place not in by_place:
-                    by_place[place] = Successive(place)
-                    by_line.setdefault(place.address >> LINE_SHIFT, []).append(by_place[place])
-                by_place[place].add(flight)
-        chosen = np.flatnonzero(np.isin(rows.address >> LINE_SHIFT, list(by_line)))
+                at = place.address >> LINE_SHIFT
+                if place.is_written or at in stored:
+                    if place not in by_place:
+                        by_place[place] = Successive(place)
+                        by_line.setdefault(at, []).append(by_place[place])
+                    by_place[place].add(flight)
+                    if place.is_written:
+                        copied.add(at)
+        chosen = np.flatnonzero(np.isin(line, [*copied]) | stores & np.isin(line, [*by_line]))
         listed = rows.listed(chosen), rows.address[chosen].tolist(), rows.size[chosen].tolist()
         for row, address, size in zip(*listed):
             for copies in by_line[address >> LINE_SHIFT]:
-                # Any access to the destination of a copy conflicts with it. Reading the source is harmless.
                 place = copies.place
                 meets = address < place.address + place.size and place.address < address + size
                 if meets and (place.is_written or row.site & 3 != LOAD):

@@ -26,9 +26,8 @@ from bisect import bisect_left
 from sim.events import ATOMIC, SHARED, SPACE_SHIFT
 from sim.observers.clocks import MAX_PARTS, merge, widen
 from sim.observers.event_log import OnDemand
-from sim.observers.phases import Phase
+from sim.observers.phases import ANY, BLOCK, GRID, Phase
 
-GRID, BLOCK, ANY = "grid", "block", "any scope"  # the reach of a fence or of a release
 MAX_UNIONS = 256  # the maximum number of unions of clocks in the cache
 
 
@@ -115,7 +114,7 @@ class HappensBefore:
         released, key = gathered.of(block, reach), (block, thread)
         if acquired := self.acquired.get(key):
             released.add(acquired.values())
-            released.acquired[key] = acquired
+            gathered.acquired[key] = acquired
         if block in self.block_clocks:
             released.add(self.block_clocks[block][1][-1])
         if not self.delayed:
@@ -128,7 +127,7 @@ class HappensBefore:
         key = phase_key(block, phase)
         found = self.phases.get(key)
         if found is None:
-            found = self.phases[key] = Phase()
+            found = self.phases[key] = Phase(phase)
             # Two phases later, every waiting thread has passed this phase.
             barrier, opened = phase
             self.phases.pop(phase_key(block, (barrier, opened - 2)), None)
@@ -178,10 +177,8 @@ class HappensBefore:
         a relaxed wait (`reach` is None)."""
         gathered = self.phases.get(phase_key(block, phase))
         key, clocks, contained = (block, thread), {}, ()
-        for (home, within), released in gathered.released.items() if gathered else ():
-            if home == block or within == ANY or within == GRID and reach != BLOCK:
-                clocks[phase, home, within] = released.clock()
-                contained = released.acquired.get(key) or contained
+        if gathered is not None:
+            clocks, contained = gathered.clocks(block, reach), gathered.acquired.get(key, ())
         if reach is None:
             self.unfenced.setdefault(key, {}).update(clocks)
             return

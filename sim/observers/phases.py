@@ -2,17 +2,18 @@
 
 from sim.observers.clocks import merge
 
+GRID, BLOCK, ANY = "grid", "block", "any scope"  # the reach of a fence or of a release
+
 
 class Released:
     """The clocks that the threads of a block release to one phase of a barrier, for one reach.
 
     clocks: id -> a clock that a thread has acquired. Usually, many threads have acquired the same clocks.
     entries: the clock of the threads' own accesses.
-    acquired: (block, thread) -> the clocks that the thread had acquired when it arrived, by source.
     """
 
     def __init__(self):
-        self.clocks, self.entries, self.acquired = {}, {}, {}
+        self.clocks, self.entries = {}, {}
         self.union = None  # the union of all clocks, until another one is added
 
     def add(self, clocks):
@@ -37,16 +38,33 @@ class Released:
 class Phase:
     """A phase of a barrier, as the happens-before order sees it.
 
+    key: identifies the phase.
     released: (block, reach) -> Released.
     fences: block -> the clocks of the grid-wide fences before the arrivals of its threads.
+    acquired: (block, thread) -> {source: clock that the thread had acquired when it arrived}.
+    visible: (block, reach) -> the result of `clocks`, until another clock is released.
     """
 
-    def __init__(self):
-        self.released, self.fences = {}, {}
+    def __init__(self, key):
+        self.key, self.released, self.fences, self.acquired, self.visible = key, {}, {}, {}, {}
 
     def of(self, block, reach):
-        """Return the Released of a block for a reach."""
+        """Return the Released of a block for a reach, in order to add to it."""
+        if self.visible:
+            self.visible = {}
         key = block, reach
         if key not in self.released:
             self.released[key] = Released()
         return self.released[key]
+
+    def clocks(self, block, reach):
+        """Return {source: clock} for everything that a thread of a block acquires. All such threads share the
+        result, which must not be modified."""
+        key = block, reach
+        if key not in self.visible:
+            self.visible[key] = {
+                (self.key, home, within): released.clock()
+                for (home, within), released in self.released.items()
+                if home == block or within == ANY or within == GRID and reach != BLOCK
+            }
+        return self.visible[key]

@@ -140,7 +140,8 @@ class Races(OrderingObserver):
 
     def record_event(self, name, block, *facts):
         number = self.number(block)
-        super().record_event(name, number, *facts)
+        getattr(self.own_order, name)(number, *facts)
+        self.log.add((name, number, *facts))
         for record in self.recorders:
             record(name, number, *facts)
         if name in ("release", "perform_atomic") and self.log.count <= MAX_EVENTS:

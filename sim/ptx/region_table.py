@@ -81,7 +81,10 @@ class RegionTable:
     def frames(self, allocation):
         """Return the running thread's Frames for a local allocation."""
         thread = self.context.thread
-        return thread.block.shared.setdefault((allocation, thread.linear), Frames())
+        frames = thread.block.shared.get((allocation, thread.linear))
+        if frames is None:
+            frames = thread.block.shared[allocation, thread.linear] = Frames()
+        return frames
 
     def push_frame(self, allocation):
         """Allocate the local memory of a call in the running thread, and return its address in the local
