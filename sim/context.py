@@ -361,6 +361,8 @@ class Context:
             self.since = self.moved = self.began = now
         self.forecast = self.forecast or Forecast(now)
         if self.progress_check is None:
+            for block in self.live:
+                block.wake_parked(every=True)
             self.progress_check = ProgressCheck(self, thorough=self.patience >= PATIENCE / 4)
         self.steps = min(self.steps, 0)
         check = self.progress_check

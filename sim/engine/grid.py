@@ -111,12 +111,23 @@ class Block:
         self.registers = None  # its RegisterPool (sim.engine.register_pool), if it executes setmaxnreg
         # number -> NamedBarrier; address -> Barrier (sim.isa.mbarrier)
         self.named_barriers, self.mbarriers = {}, {}
+        self.parked = set()  # the mbarriers for whose phases threads are suspended
         self.located = {}  # (state space, address, shift) -> location of an mbarrier (sim.ptx.copies)
         # operations of the async proxy issued by the block; address of a shared tile -> (bytes, swizzle in
         # bytes, site) of the last tensor copy to it
         self.in_flight, self.tiles = [], {}
         # the blocks of the cluster, in the order of their ranks, and its barrier (sim.engine.cluster)
         self.cluster, self.barrier = (self,), None
+
+    def wake_parked(self, every):
+        """Let threads that are suspended at an mbarrier test it again.
+
+        every: whether to wake all of them, rather than those whose phase ends when copies are complete.
+        """
+        for barrier in self.parked:
+            if every or barrier.tracked or barrier.bulk:
+                barrier.wake()
+        self.parked = {barrier for barrier in self.parked if barrier.parked}
 
     def home(self, address):
         """Return (block, address within it) for an address in shared memory, which can belong to another

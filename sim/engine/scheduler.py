@@ -12,7 +12,7 @@ RETRY_TURNS = 8  # opportunities to yield that a thread may decline after it has
 # Results of run_block.
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
 # Values of Thread.waits: the kinds of operation that a thread waits for.
-BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
+BARRIER, GRID, WARP, TURN, PHASE = "syncthreads", "grid.sync", "warp", "turn", "phase of an mbarrier"
 # One thread waits for other blocks on behalf of its own block, as in cooperative_groups.h.
 ONE_OF_BLOCK = "grid.sync, for its block"
 
@@ -92,6 +92,8 @@ class Scheduler:
                     thread.fiber.resume()
                     if thread.done:
                         self.end_thread(thread)
+                if block.parked:
+                    block.wake_parked(not block.ready)
                 # 2. All ready threads have merely yielded, so let other blocks run.
                 if block.ready and all(thread.waits == TURN for thread in block.ready):
                     return YIELDED
@@ -239,6 +241,13 @@ class Scheduler:
         if not self.context.schedule.keeps_spinning(thread):
             thread.block.ready.append(thread)
             self.wait(TURN, frame)
+
+    def park(self, barrier, frame):
+        """Suspend the current thread until the phase of an mbarrier may have ended."""
+        thread = self.context.thread
+        barrier.parked.append(thread)
+        thread.block.parked.add(barrier)
+        self.wait(PHASE, frame)
 
     def yield_before_atomic(self, key, frame):
         """Let other threads run before an atomic. `key` identifies the atomic and its operands."""

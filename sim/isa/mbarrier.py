@@ -40,6 +40,7 @@ class Barrier:
         with its number of bytes.
     suppliers: thread -> the last phase in which it has arrived, or sent a copy that the barrier counts.
     failed: the threads whose test of the current phase has failed.
+    parked: the threads that are suspended until the current phase may have ended.
     expecting: the number of phases, up to the current one, that expect bytes.
     complete_bytes: the number of bytes that the last complete phase expected.
     brought_by: index of a block -> the number of bytes of its copies, in all phases.
@@ -53,7 +54,7 @@ class Barrier:
         self.address, self.block, self.identity, self.replaces, self.tracked = None, None, None, False, []
         self.tx, self.bulk, self.expected_bytes, self.brought = 0, [], [], []
         self.suppliers, self.expecting, self.complete_bytes, self.brought_by = {}, 0, 0, Counter()
-        self.failed = set()
+        self.failed, self.parked = set(), []
         self.observations, self.last_arrival, self.phase_ended = [], None, None
 
     @property
@@ -95,7 +96,16 @@ class Barrier:
         self.phase, self.pending = self.phase + 1, self.expected
         self.complete_bytes = sum(nbytes for _, nbytes in self.expected_bytes)
         self.expected_bytes, self.brought, self.failed, self.observations = [], [], set(), []
+        if self.parked:
+            self.wake()
         return True
+
+    def wake(self):
+        """Let the parked threads run."""
+        for thread in self.parked:
+            if not thread.done:
+                thread.block.ready.append(thread)
+        self.parked = []
 
     def expect(self, nbytes, witness):
         """Add to the bytes that the current phase expects. Raise InvalidOperand outside the range of the
@@ -277,16 +287,21 @@ def add_wait(name, is_over):
 
     def test(memory, where, index, expected):
         barrier = memory.barrier(where, index)
-        if barrier is not None and not is_over(barrier.phase, expected):
+        if barrier is None:
+            return True
+        phase = barrier.phase - 1
+        if not is_over(barrier.phase, expected):
+            phase, parked = barrier.phase, memory.park(barrier)
             # Copies are completed as late as the program allows: when a thread repeats a failed test. This
             # exposes programs that do not repeat it.
-            if memory.has_failed(barrier):
+            if barrier.phase == phase and (parked or memory.has_failed(barrier)):
                 barrier.complete_copies()
-            memory.wait_failed(barrier)
-            memory.yield_turn()
-            return False
-        if barrier is not None:
-            memory.passed(barrier, barrier.phase - 1)
+            if barrier.phase == phase or not parked:
+                memory.wait_failed(barrier)
+                if not parked:
+                    memory.yield_turn()
+                return False
+        memory.passed(barrier, phase)
         return True
 
     ptx = tuple(f"mbarrier.{way}.{name}b64" for way in ("test_wait", "try_wait"))

@@ -13,9 +13,10 @@ class BarrierMemory:
     """The part of sim.memory.transfer.Memory for mbarriers.
 
     reach: the blocks with which the instruction orders accesses: "grid", "block", or None for none.
+    waits: whether the instruction is a test in a loop that only waits for the phase.
     """
 
-    reach = "grid"
+    reach, waits = "grid", False
 
     def barrier(self, where, index):
         """Return the mbarrier at a location, or None if there is none."""
@@ -43,8 +44,11 @@ class BarrierMemory:
         located = self.locate(where, index, site, "written")
         if located is not None:
             home, address, given = located
-            if barrier is not None and home.mbarriers.get(address) is not None:
-                self.report_second_init(home.mbarriers[address], given)
+            before = home.mbarriers.get(address)
+            if barrier is not None and before is not None:
+                self.report_second_init(before, given)
+            if before is not None:
+                before.wake()
             if barrier is not None:
                 barrier.address, barrier.block = address, home.index
                 barrier.identity = "mbarrier", address, home.index
@@ -85,6 +89,23 @@ class BarrierMemory:
         if barrier.phase:
             phase = phase_of(barrier, barrier.phase)
             self.context.announce_ordering("bytes_expected", phase, self.site("atomic"))
+
+    def park(self, barrier):
+        """Suspend the current thread, whose test has failed, until the phase may have ended. Return False if
+        the thread has to repeat the test instead."""
+        context = self.context
+        if not self.waits or self.has_failed(barrier) or context.progress_check:
+            return False
+        # A block of a cluster must not complete its copies before the other blocks have had a turn.
+        if context.clustered:
+            return False
+        self.context.thread.failed_wait = barrier, self.site("atomic")
+        self.suspend(barrier)
+        return True
+
+    def suspend(self, barrier):
+        """Suspend the current thread until the phase of an mbarrier may have ended."""
+        raise NotImplementedError
 
     def has_failed(self, barrier):
         """Return whether a test of the mbarrier's current phase by the current thread has failed before."""

@@ -10,8 +10,9 @@ Read the files in this order:
     bounds         out-of-bounds accesses, and negative indices
     misuse         a launch without any effect, a value of the wrong type for an atomic
     uninitialized  reads of memory never written; written has the masks of written bytes
-    order          happens-before between threads, with vector clocks; ordering is the base class of the
-                   observers that need it
+    order          happens-before between threads, with vector clocks; phases has the clocks of barriers,
+                   event_log passes events to orders computed on demand, and ordering is the base class of
+                   the observers that need the order
     races          unordered accesses to the same byte by two threads; quick_test settles most epochs, cells
                    groups accesses by byte, pairs selects the pairs that race, and copies checks asynchronous
                    copies

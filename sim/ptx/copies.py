@@ -51,6 +51,9 @@ class AddressMemory(Memory):
         """Let other threads run before the current thread continues."""
         self.regions.scheduler.yield_turn(self.regions.place)
 
+    def suspend(self, barrier):
+        self.regions.scheduler.park(barrier, self.regions.place)
+
     def locate(self, where, index, site, what):
         # The checks of an address have the same result each time, so each block performs them once.
         located, key = self.context.thread.block.located, (where, index, self.shift)

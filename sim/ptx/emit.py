@@ -23,6 +23,7 @@ from sim.isa.registers import WIDTHS, Missing
 from sim.ptx import translate
 from sim.ptx.flow import Loop, assign_homes, blocks_in, blocks_of, first_instruction, order_blocks
 from sim.ptx.hoisted import hoisted_load
+from sim.ptx.phase_waits import test_of
 from sim.ptx.polling import can_poll
 from sim.ptx.register_kinds import read_and_written, register_kinds
 from sim.ptx.struct_copies import StructCopies
@@ -51,6 +52,7 @@ class Writer:
         # The enclosing Loop of each block, by id(block); the ids of the loops' entry blocks; and the ids of
         # the blocks emitted in place of a jump.
         self.home, self.heads, self.inlined = {}, set(), set()
+        self.waits = []  # the tests of mbarriers for whose success a loop only waits
         self.origins = Origins(self, translate.HANDLERS.keys())
         self.products = ProductRegisters(self, translate.HANDLERS.keys())
 
@@ -129,6 +131,7 @@ class Writer:
         blocks."""
         test = f"go == {loop.first}" if loop.first == loop.last else f"{loop.first} <= go <= {loop.last}"
         with self.indent_under(f"while {test}:"):
+            self.waits.append(test_of(loop))
             load = hoisted_load(loop, self.blocks)
             self.module.item = load or first_instruction(loop)
             site = self.module.site("loop")

@@ -306,11 +306,12 @@ class Program:
         """Return the Subword of a strong access, or None."""
         return self.analysis(Subwords).find(item)
 
-    def transfer(self, name, reach="grid"):
-        """Return the name of the function that executes a MemoryInstruction."""
+    def transfer(self, name, reach="grid", waits=False):
+        """Return the name of the function that executes a MemoryInstruction. `reach` and `waits` are those of
+        sim.memory.transfer.Memory."""
         entry, sites = INSTRUCTIONS[name], self.transfer_sites()
         self.used.add(name)
-        return self.new_name("transfer", lambda run: run.transfer(entry, sites, reach))
+        return self.new_name("transfer", lambda run: run.transfer(entry, sites, reach, waits))
 
     def transfer_sites(self):
         """Return {action: site number} for an instruction with several kinds of accesses."""

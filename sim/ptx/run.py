@@ -339,15 +339,16 @@ class Run:
             scheduler, entry, entry.fetch(memory, space, *given, **more), at
         )
 
-    def transfer(self, entry, sites, reach="grid"):
+    def transfer(self, entry, sites, *options):
         """Return the function that executes a MemoryInstruction. Any error that it raises names the site of
-        the instruction. `reach` is that of sim.memory.transfer.Memory."""
-        return with_site(self.on_memory(entry, sites, reach), sites["load"])
+        the instruction. The options are those of `on_memory`."""
+        return with_site(self.on_memory(entry, sites, *options), sites["load"])
 
-    def on_memory(self, entry, sites=None, reach="grid"):
-        """Return the function that executes a MemoryInstruction."""
+    def on_memory(self, entry, sites=None, reach="grid", waits=False):
+        """Return the function that executes a MemoryInstruction. `reach` and `waits` are those of
+        sim.memory.transfer.Memory."""
         memory = AddressMemory(self.memory, entry.name, sites)
-        memory.reach = reach
+        memory.reach, memory.waits = reach, waits
         return functools.partial(entry.semantics, memory)
 
     def with_site(self, function, site):

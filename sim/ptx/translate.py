@@ -205,7 +205,8 @@ def mbarrier(writer, item):
     # Without a scope, PTX assumes .cta. CUTLASS omits the scope at barriers that order blocks of a cluster.
     # Therefore, only an explicit .cta is taken literally.
     reach = None if "relaxed" in names else "block" if "cta" in names else "grid"
-    name = writer.module.transfer(entry.name, reach)
+    waits = any(item is test for test in writer.waits)
+    name = writer.module.transfer(entry.name, reach, waits)
     writer.assign(to, f"{name}({', '.join(values)})", "pred" if "wait" in entry.name else "u64", True)
 
 

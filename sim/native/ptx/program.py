@@ -185,7 +185,7 @@ class Lowering(Program):
             raise Missing
         return (self.load if loads else self.store)(ptx_type, space, 1)
 
-    def transfer(self, name, reach="grid"):
+    def transfer(self, name, reach="grid", waits=False):
         """Return the name of the function for a part of cp.async. Raise Missing for other transfers."""
         if name in COPY_SIZES:
             size = COPY_SIZES[name]
