@@ -140,6 +140,27 @@ def from_double(builder, half, double):
     return builder.trunc(builder.or_(number, sign), ir.IntType(16))
 
 
+def call_defined_once(builder, name, result, arguments, emit):
+    """Emit a call of a function that is defined once per module, and is never inlined.
+
+    A kernel with thousands of operations on 16-bit floats would otherwise take minutes to compile.
+
+    name: the function's name.
+    result: its LLVM return type.
+    arguments: LLVM values.
+    emit: a function (IRBuilder, *parameters) that emits its body, and returns the result.
+    """
+    function = builder.module.globals.get(name)
+    if function is None:
+        signature = ir.FunctionType(result, [argument.type for argument in arguments])
+        function = ir.Function(builder.module, signature, name)
+        function.linkage = "internal"
+        function.attributes.add("noinline")
+        body = ir.IRBuilder(function.append_basic_block())
+        body.ret(emit(body, *function.args))
+    return builder.call(function, arguments)
+
+
 @lower_cast(Half, types.Float)
 @lower_cast(Half, types.Complex)
 @lower_cast(Half, Half)

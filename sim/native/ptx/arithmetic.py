@@ -5,13 +5,14 @@ from llvmlite import ir
 from sim.isa.bits import bits_of
 from sim.isa.ptx_types import HALVES
 from sim.isa.registers import WIDTHS
-from sim.native.codegen.scalars import from_double, to_double
+from sim.native.codegen.scalars import call_defined_once, from_double, to_double
 from sim.native.lower.module import CannotLower
 from sim.native.ptx.values import (
     DOUBLE,
     FLOATS,
     HALF,
     I1,
+    I16,
     I64,
     MAX_MAGNITUDE_BITS,
     Float,
@@ -226,7 +227,9 @@ class Arithmetic:
             return Float(double, ptx_type)
         if ptx_type == "f32":
             return Float(self.builder.fptrunc(double, FLOATS["f32"]), ptx_type)
-        return Float(from_double(self.builder, HALF[ptx_type], double), ptx_type)
+        name, half = f"sim_round_{ptx_type}", HALF[ptx_type]
+        code = call_defined_once(self.builder, name, I16, [double], lambda b, x: from_double(b, half, x))
+        return Float(code, ptx_type)
 
     def of_floats(self, operation, a, b):
         """Emit fadd, fsub, fmul or fdiv, correctly rounded.

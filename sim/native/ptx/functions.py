@@ -15,10 +15,10 @@ from numba.core import cgutils
 from sim.isa.functions import LLVM, bind_width
 from sim.isa.registers import WIDTHS, type_name
 from sim.native.codegen.isa_functions import compiles, function_of, resolve_call
-from sim.native.codegen.scalars import numba_type_of, to_integer
+from sim.native.codegen.scalars import call_defined_once, numba_type_of, to_integer
 from sim.native.lower.module import CannotLower
 from sim.native.ptx.arithmetic import Arithmetic
-from sim.native.ptx.values import DOUBLE, I64, Float, Integer, Predicate
+from sim.native.ptx.values import DOUBLE, I16, I64, Float, Integer, Predicate
 
 # function called by reference implementations -> emitter (Evaluator, *operands) -> value
 BUILTIN = {
@@ -144,10 +144,19 @@ def multiply_add(e, found, a, b, c):
     """Emit a fused multiply-add. It is rounded once."""
     if a.ptx_type in ("f32", "f64"):
         return e.intrinsic("fma", a, b, c)
-    # For f16 and bf16, the product is exact in double, so only the sum is rounded. The sum is rounded to odd,
-    # so that the second rounding, to 16 bits, gives the same result as a single rounding.
-    total = sum_and_error(e, e.builder.fmul(e.double(a), e.double(b)), e.double(c))
-    return e.round_float(round_to_odd(e, *total), a.ptx_type)
+    ptx_type = a.ptx_type
+
+    def body(builder, *codes):
+        # The product is exact in double, so only the sum is rounded. The sum is rounded to odd, so that the
+        # second rounding, to 16 bits, gives the same result as a single rounding.
+        inner = Arithmetic(e.context, builder)
+        a, b, c = (inner.double(Float(code, ptx_type)) for code in codes)
+        return inner.round_float(
+            round_to_odd(inner, *sum_and_error(inner, builder.fmul(a, b), c)), ptx_type
+        ).code
+
+    codes = [e.to_float(value, ptx_type).code for value in (a, b, c)]
+    return Float(call_defined_once(e.builder, f"sim_fma_{ptx_type}", I16, codes, body), ptx_type)
 
 
 @form(r"(?P<name>fma|mad|add|sub|mul)\.(?P<mode>rz|rd|ru)\.f32")

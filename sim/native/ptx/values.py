@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from sim.native.codegen.scalars import HALVES
 
-I1, I64 = ir.IntType(1), ir.IntType(64)
+I1, I16, I64 = ir.IntType(1), ir.IntType(16), ir.IntType(64)
 FLOATS = {"f32": ir.FloatType(), "f64": ir.DoubleType()}
 DOUBLE = FLOATS["f64"]
 HALF = {"f16": HALVES["float16"], "bf16": HALVES["bfloat16"]}

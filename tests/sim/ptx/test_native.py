@@ -5,6 +5,7 @@ compiled run in the interpreter.
 """
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -108,6 +109,32 @@ def test_instructions_give_every_bit_of_the_interpreter():
 @pytest.mark.parametrize("constant", ["a", "b", "abc"])
 def test_operands_can_be_constants(constant):
     assert differing(FLOATING, constant) == []
+
+
+FUSED = """.version 8.0\n.target sm_80\n.address_size 64
+.visible .entry k(.param .u64 k_x)
+{
+    .reg .b32 %a, %b; .reg .b64 %x;
+    ld.param.u64 %x, [k_x]; ld.global.b32 %a, [%x]; mov.b32 %b, %a;
+    STEPS
+    st.global.b32 [%x], %b; ret;
+}
+"""
+
+
+def compile_time(instruction, count):
+    """Return the CPU seconds of the first launch of a kernel that repeats an instruction."""
+    # The machine code of an equal kernel may be in the cache.
+    given = f"xor.b32 %b, %b, {time.time_ns() % 10**9}; " + f"{instruction} %b, %a, %b, %a; " * count
+    kernel, began = load_ptx(FUSED.replace("STEPS", given))["k"], time.process_time()
+    report = simulate(kernel, engine="native", observers=())[1, 1](np.ones(1, np.float32))
+    assert report.notes[0] == "compiled", report.notes
+    return time.process_time() - began
+
+
+def test_operations_on_16_bit_floats_share_their_code():
+    compile_time("fma.rn.f16x2", 1)  # import and compile everything else
+    assert compile_time("fma.rn.f16x2", 600) < 5 * compile_time("mad.lo.u32", 600)
 
 
 COUNTED = """.version 8.0\n.target sm_80\n.address_size 64
