@@ -136,25 +136,19 @@ side_streams: dict = {}
 
 
 def copy_all(targets, sources):
-    """Copy tensors to others of the same shapes and types, with one launch for all, or per type.
+    """Copy tensors to others of the same shapes and types, with one launch per type.
 
-    A tensor with larger elements than the first one is copied as if it had elements of that type.
+    Tensors of one type cannot be copied as if they had another: a GPU copies 16-bit values by way of float32,
+    which changes signalling NaNs, and the halves of a float32 number can look like these.
     """
-    dtype, groups = targets[0].dtype, {}
+    groups = {}
     for target, source in zip(targets, sources):
         if target.numel():
-            if target.dtype != dtype and all(divisible(x, dtype) for x in (target, source)):
-                target, source = target.view(dtype), source.view(dtype)
             group = groups.setdefault(target.dtype, ([], []))
             group[0].append(target)
             group[1].append(source)
     for group in groups.values():
         torch._foreach_copy_(*group)
-
-
-def divisible(x, dtype):
-    """Return whether each element of x can be viewed as elements of `dtype`."""
-    return x.ndim > 0 and x.itemsize % dtype.itemsize == 0 and x.is_contiguous()
 
 
 def settings():

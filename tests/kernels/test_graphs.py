@@ -39,16 +39,19 @@ def test_the_least_recently_used_entry_is_released(monkeypatch):
     assert graphs.recordings[0] == graphs.NEVER and "new" in graphs.recordings
 
 
-@pytest.mark.parametrize("first", [torch.bfloat16, torch.float32])
-def test_copies_of_all_types_and_layouts_are_equal(first):
-    values = [float("nan"), -0.0, 1e-42, 1.5]
-    sources = [torch.tensor(values, dtype=first), torch.tensor(values), torch.tensor(2.0), torch.empty(0, 3)]
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("first", [torch.bfloat16, torch.float16, torch.float32])
+def test_copies_of_all_types_and_layouts_are_equal(first, device):
+    every_low_half = (torch.arange(2**16, dtype=torch.int32) + 0x40000000).view(torch.float32)
+    sources = [torch.randn(5).to(first), every_low_half, torch.tensor(2.0), torch.empty(0, 3)]
     sources += [torch.randn(3, 4, dtype=dtype).mT for dtype in (torch.float64, torch.bfloat16)]
+    sources.append(torch.randn(2**20, dtype=first))
+    sources = [x.to(device) for x in sources]
     targets = [torch.empty_like(x) for x in sources]
     graphs.copy_all(targets, sources)
     for target, source in zip(targets, sources):
         assert target.stride() == source.stride() and target.dtype == source.dtype
-        torch.testing.assert_close(target, source, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(target, source)
 
 
 @pytest.mark.gpu
