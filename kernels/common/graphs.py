@@ -5,39 +5,47 @@ A computation of 40 launches therefore waits for Python. Replaying a graph takes
 
 The first call with a key computes directly, because it may compile kernels. The second one records the
 computation with copies of its tensors. Later calls copy their tensors into these copies, replay the graph,
-and return copies of the results. A recording keeps its copies and scratch memory allocated, so callers limit
-the size of the tensors. Recordings for the same stream share their scratch memory. If there are too many
-recordings, the least recently used one is released.
+and return copies of the results. The steps of a training loop often have their tensors at the same addresses,
+so tensors at addresses that were seen before get a recording of their own, which reads them there.
+
+A recording keeps its copies and scratch memory allocated, so callers limit the size of the tensors.
+Recordings for the same stream share their scratch memory. If there are too many recordings, the least
+recently used one is released.
 """
 
 import contextlib
 import gc
 import threading
 from collections import OrderedDict
-from typing import NamedTuple
 
 import torch
 
 from kernels.common.launch import raw_stream
 
 MOST_RECORDINGS = 16
+MOST_IN_PLACE = 32  # recordings for tensors at certain addresses that a key can get in all, for 10 ms each
+LARGE = 2**20  # elements; PyTorch copies a list with one block per 2**16 elements, too few for a large tensor
 ONCE, NEVER = "computed once", "cannot be recorded"
 
-recordings: OrderedDict = OrderedDict()  # key -> ONCE, NEVER or Recording
+# key, or (key, addresses of the tensors) -> ONCE, NEVER or Recording
+recordings: OrderedDict = OrderedDict()
 pools: dict = {}  # (device, stream) -> handle of the memory that its recordings share
 lock = threading.RLock()
 
 
-class Recording(NamedTuple):
-    """A graph, the tensors that it reads, and the tensors that it writes."""
+class Recording:
+    """A graph, the copies of tensors that it reads, or None, and the tensors that it writes.
 
-    graph: torch.cuda.CUDAGraph
-    given: list
-    results: list
+    in_place: the number of recordings for tensors at certain addresses that its key has got.
+    """
+
+    def __init__(self, graph, given, results):
+        self.graph, self.given, self.results, self.in_place = graph, given, results, 0
 
     def replay(self, tensors):
         """Replay the graph with these tensors; return copies of its results."""
-        copy_all(self.given, tensors)
+        if self.given:
+            copy_all(self.given, tensors)
         self.graph.replay()
         fresh = [torch.empty_like(x) for x in self.results]
         copy_all(fresh, self.results)
@@ -64,15 +72,31 @@ def replayed(key, compute, tensors):
         found = recordings.get(key)
         if type(found) is Recording:
             recordings.move_to_end(key)
-            return found.replay(tensors)
+            return recording_for(found, key, compute, tensors, (device, stream)).replay(tensors)
         if found is None:
             keep(key, ONCE)
         elif found is ONCE:
-            found = recorded(compute, tensors, (device, stream))
+            found = recorded(compute, tensors, (device, stream), [torch.empty_like(x) for x in tensors])
             keep(key, found)
             if found is not NEVER:
                 return found.replay(tensors)
     return compute(*tensors)
+
+
+def recording_for(general, key, compute, tensors, place):
+    """Return the Recording that reads tensors at these addresses, or else the general one of their key."""
+    key = key, *(x.data_ptr() for x in tensors)
+    found = recordings.get(key)
+    if found is None:
+        keep(key, ONCE)
+    elif found is ONCE and general.in_place < MOST_IN_PLACE:
+        general.in_place += 1
+        found = recorded(compute, tensors, place)
+        keep(key, found)
+    if type(found) is not Recording:
+        return general
+    recordings.move_to_end(key)
+    return found
 
 
 def keep(key, entry):
@@ -83,14 +107,16 @@ def keep(key, entry):
         recordings.popitem(last=False)
 
 
-def recorded(compute, tensors, place):
+def recorded(compute, tensors, place, copies=None):
     """Return the Recording of compute(*tensors), or NEVER if it contains an operation that a graph cannot.
 
     place: (device, stream) of the replays.
+    copies: tensors for copies that the graph reads; by default, it reads `tensors` themselves.
     """
-    given, current, side = [torch.empty_like(x) for x in tensors], torch.cuda.current_stream(), side_stream()
-    copy_all(given, tensors)
-    graph = torch.cuda.CUDAGraph()
+    current, side = torch.cuda.current_stream(), side_stream()
+    if copies:
+        copy_all(copies, tensors)
+    given, graph = copies or tensors, torch.cuda.CUDAGraph()
     if place not in pools:
         pools[place] = torch.cuda.graph_pool_handle()
     side.wait_stream(current)
@@ -109,7 +135,7 @@ def recorded(compute, tensors, place):
         return NEVER
     finally:
         current.wait_stream(side)
-    return Recording(graph, given, results)
+    return Recording(graph, copies, results)
 
 
 @contextlib.contextmanager
@@ -136,14 +162,17 @@ side_streams: dict = {}
 
 
 def copy_all(targets, sources):
-    """Copy tensors to others of the same shapes and types, with one launch per type.
+    """Copy tensors to others of the same shapes and types, with one launch for each large tensor, and one
+    per type for the others.
 
     Tensors of one type cannot be copied as if they had another: a GPU copies 16-bit values by way of float32,
     which changes signalling NaNs, and the halves of a float32 number can look like these.
     """
     groups = {}
     for target, source in zip(targets, sources):
-        if target.numel():
+        if target.numel() >= LARGE:
+            target.copy_(source)
+        elif target.numel():
             group = groups.setdefault(target.dtype, ([], []))
             group[0].append(target)
             group[1].append(source)

@@ -45,7 +45,7 @@ def test_copies_of_all_types_and_layouts_are_equal(first, device):
     every_low_half = (torch.arange(2**16, dtype=torch.int32) + 0x40000000).view(torch.float32)
     sources = [torch.randn(5).to(first), every_low_half, torch.tensor(2.0), torch.empty(0, 3)]
     sources += [torch.randn(3, 4, dtype=dtype).mT for dtype in (torch.float64, torch.bfloat16)]
-    sources.append(torch.randn(2**20, dtype=first))
+    sources.append(torch.randn(graphs.LARGE, dtype=first))
     sources = [x.to(device) for x in sources]
     targets = [torch.empty_like(x) for x in sources]
     graphs.copy_all(targets, sources)
@@ -62,11 +62,55 @@ def test_the_first_call_computes_and_later_ones_replay():
         calls.append(tensors)
         return combined(*tensors)
 
-    for seed in range(5):
-        results.append(replayed("counted", counted, given(seed, "cuda")))
+    tensors = [given(seed, "cuda") for seed in range(5)]  # at different addresses
+    for each in tensors:
+        results.append(replayed("counted", counted, each))
     assert len(calls) == 3  # the first call, and before and during the recording
-    for seed, result in enumerate(results):  # no result is overwritten by a later call
+    for each, result in zip(tensors, results):  # no result is overwritten by a later call
+        assert all(map(torch.equal, result, combined(*each)))
+
+
+@pytest.mark.gpu
+def test_tensors_at_the_same_addresses_are_read_there(monkeypatch):
+    results, calls, copied = [], [], []
+
+    def counted(*tensors):
+        calls.append(tensors)
+        return combined(*tensors)
+
+    def copy(targets, sources, copy_all=graphs.copy_all):
+        copied.extend(x.data_ptr() for x in sources)
+        copy_all(targets, sources)
+
+    monkeypatch.setattr(graphs, "copy_all", copy)
+    fixed = given(0, "cuda")
+    for seed in range(8):
+        for x, y in zip(fixed, given(seed, "cuda")):
+            x.copy_(y)
+        results.append(replayed("in place", counted, fixed))
+        copied_now = fixed[0].data_ptr() in copied
+        copied.clear()
+        assert copied_now == (seed in (1, 2))
+    assert len(calls) == 5  # two more for the second recording, at the fourth call
+    other = given(9, "cuda")
+    assert all(map(torch.equal, replayed("in place", counted, other), combined(*other)))
+    assert len(calls) == 5
+    for seed, result in enumerate(results):
         assert all(map(torch.equal, result, combined(*given(seed, "cuda"))))
+
+
+@pytest.mark.gpu
+def test_a_key_gets_few_recordings_for_addresses(monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_IN_PLACE", 2)
+    tensors, calls = [given(seed, "cuda") for seed in range(4)], []
+
+    def counted(*tensors):
+        calls.append(tensors)
+        return combined(*tensors)
+
+    for each in tensors * 4:
+        assert all(map(torch.equal, replayed("few", counted, each), combined(*each)))
+    assert len(calls) == 3 + 2 * 2
 
 
 @pytest.mark.gpu
