@@ -9,6 +9,7 @@ A call then only writes the addresses into the packed arguments, and calls the d
 launches in order.
 """
 
+import itertools
 import struct
 import threading
 
@@ -25,11 +26,12 @@ LETTERS = {bool: "?", int: "q", float: "d", bool_: "?", int32: "i", int64: "q", 
 # Numba passes an array as these fields: two addresses that a GPU does not use, the number of elements, bytes
 # per element, the address, the shape, and the strides in bytes
 BEFORE_ADDRESS = 4
-MOST_PLANS = 8192
+MOST_PLANS, MOST_GRAPHS = 8192, 256
 OLDEST_WITH_EARLY_LAUNCHES = (9, 0)  # compute capability
 
 plans = {}
 functions = {}
+graph_numbers = itertools.count()
 making = threading.Lock()
 
 
@@ -83,8 +85,8 @@ class Steps:
 class Buffers:
     """Packed arguments of the launches of Steps, for one thread at a time and one CUDA stream.
 
-    Several launches become a CUDA graph. On the host of an H200, five launches take 24 to 30 µs. A graph of
-    them takes 3 µs, or 15 to 19 µs if the addresses have changed.
+    Several launches become a CUDA graph, unless there are MOST_GRAPHS graphs. On the host of an H200, five
+    launches take 24 to 30 µs. A graph of them takes 3 µs, or 15 to 19 µs if the addresses have changed.
     """
 
     def __init__(self, plans, device):
@@ -95,7 +97,8 @@ class Buffers:
             for launch, (plan, places) in zip(self.launches, plans)
             for word, place in zip(plan.places, places)
         ]
-        self.several = len(plans) > 1 and not any(plan.early for plan, _ in plans)
+        several = len(plans) > 1 and not any(plan.early for plan, _ in plans)
+        self.fits_graph = several and next(graph_numbers) < MOST_GRAPHS
         self.device, self.addresses, self.graph, self.updated = device, None, None, False
 
     def launch(self, addresses, stream):
@@ -104,7 +107,7 @@ class Buffers:
             for words, word, place in self.targets:
                 words[word] = addresses[place]
             self.addresses, self.updated = addresses, False
-        if not self.several or torch.cuda.is_current_stream_capturing():
+        if not self.fits_graph or torch.cuda.is_current_stream_capturing():
             driver.launch(self.launches, stream, self.device)
             return
         if self.graph is None:

@@ -135,6 +135,7 @@ def gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(code_cache, "folder", code_cache.folder.__wrapped__)
     for name in ("plans", "functions"):
         monkeypatch.setattr(specialised, name, {})
+    monkeypatch.setattr(specialised, "graph_numbers", itertools.count())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(driver, "version", lambda: 13000)
     monkeypatch.setattr(driver, "use_device", lambda device: None)
@@ -200,6 +201,15 @@ def test_several_launches_become_a_graph_unless_they_are_captured(gpu, monkeypat
         for x in range(2)
     ]
     assert gpu.graphs == ([] if captured else [2, 2])  # one for each stream
+
+
+def test_the_number_of_graphs_is_limited(gpu, monkeypatch):
+    monkeypatch.setattr(specialised, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    plan = specialised.plan_for(0, scale, (4,), 9, 0, arguments())
+    for _ in range(3):
+        specialised.Steps([(plan, (0, 1)), (plan, (1, 2))]).launch([1, 2, 3], 7)
+    assert len(gpu.graphs) == 2 and len(gpu.launched) == 6
 
 
 def test_a_graph_is_updated_after_a_captured_launch(gpu, monkeypatch):
