@@ -27,7 +27,8 @@ keys. A warp of `values` keeps a head's P of LANES keys and their halo in shared
 Warps prefetch the next elements into registers.
 
 For bfloat16 and float16, the kernels of `tensor_decode` replace `window` and `values`, except on a GPU of
-compute capability below 8.0.
+compute capability below 8.0. On one of compute capability 9.0, the two kernels of `hopper_decode` replace
+`window`, `mix_rows` and `values`, for maps within at most 16 heads and windows of at most 16 queries.
 """
 
 import math
@@ -38,7 +39,7 @@ from numpy import float32
 from kernels.common.arguments import HALVES
 from kernels.common.launch import Bits, launch, output
 from kernels.common.splits import LANES, flat, multiprocessors
-from kernels.multi_token import tensor_decode
+from kernels.multi_token import hopper_decode, tensor_decode
 from kernels.multi_token.decode_scores import (
     KEYS,
     MIX_THREADS,
@@ -58,7 +59,7 @@ from kernels.multi_token.decode_values import (
 from kernels.tensor_cores.launch import OLDEST, aligned, capability, kind_of, tensor_width
 
 
-def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
+def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None, hopper=None):
     """Return the layer's output for the last token, (B, H, 1, d), float32.
 
     q: (B, H, R, d), the window.
@@ -67,27 +68,46 @@ def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
     norm, gate: like the tensors of the layer: float32, or all in the dtype of q if `fits_tensor_cores`.
     splits: the maximum number of blocks among which the sum over a head's keys is divided. A block processes
         whole groups of LANES keys.
+    hopper: whether to use the kernels of `hopper_decode`; by default, if they support q and the layer.
     """
-    (batch, heads, _, d), (_, kv_heads, keys, _) = q.shape, k.shape
+    (batch, heads, _, d), (_, kv_heads, _, _) = q.shape, k.shape
     dtype = next((x.dtype for x in (*layer[:4], norm, *(gate or ())) if x is not None), torch.float32)
     taps, head_map, after_taps, after_head_map = (
         q.new_ones((heads, 1, 1), dtype=dtype) if part is None else part for part in layer[:4]
     )
-    (_, c_q, c_k), after, sharing = taps.shape, after_taps.shape[1], heads // kv_heads
-    groups, group, _ = head_map.shape
-    t = output((batch, heads, after, keys), like=q)
-    nothing = t.new_empty(0, dtype=dtype)
+    c_q, after, sharing = taps.shape[1], after_taps.shape[1], heads // kv_heads
+    nothing = q.new_empty(0, dtype=dtype)
     norm = nothing if norm is None else norm.detach().contiguous()
     gate, bias = (nothing, nothing) if gate is None else (x.detach().reshape(-1) for x in gate)
+    if hopper is None:
+        hopper = hopper_decode.fits(q, c_q, after, head_map.shape[1], after_head_map.shape[1])
+    maps = taps, head_map, after_taps, after_head_map
+    parts = (hopper_parts if hopper else parts_of)(q, k, v, sharing, maps, layer.scale, splits, run)
+    # merge the parts into O
+    o = output((batch, heads, 1, d), like=q, dtype=q.dtype)
+    arguments = parts, *map(bits_of, (norm, gate, bias, o))
+    kernel = merge_kernel(kind_of(q), kind_of(nothing))
+    launch(kernel, (heads, batch), MERGE_THREADS, *arguments, run=run, early=True)
+    return o
+
+
+def parts_of(q, k, v, sharing, maps, scale, splits, run):
+    """Return parts of O, (B, splits, H, d), in at least three kernels.
+
+    maps: taps, head_map, after_taps and after_head_map, without None.
+    """
+    (batch, heads, _, d), keys, (taps, head_map, after_taps, after_head_map) = q.shape, k.shape[2], maps
+    (_, c_q, c_k), after, (groups, group, _) = taps.shape, after_taps.shape[1], head_map.shape
+    t = output((batch, heads, after, keys), like=q)
     v_rows = flat(aligned(v).tensor if fits_tensor_cores(q) else v)
     # 1. compute T. The kernels after it are launched early, so all copies precede this one.
     if fits_tensor_cores(q):
-        window_scores(q, k, sharing, taps, layer.scale, t, run)
+        window_scores(q, k, sharing, taps, scale, t, run)
     else:
         at_once = multiprocessors(k.device) * WINDOW_BLOCKS * WINDOW_WARPS
         length = window_length(batch * heads, keys, c_k, at_once)
         grid = (-(-keys // (WINDOW_WARPS * length)), heads, batch)
-        scale, flat_k = float32(layer.scale), flat(k)
+        scale, flat_k = float32(scale), flat(k)
         arguments = q, *flat_k, sharing, taps, scale, length, t
         launch(window_kernel(c_q, after), grid, WINDOW_WARPS * LANES, *arguments, run=run)
     # 2. compute T', and the statistics of its rows
@@ -109,12 +129,51 @@ def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
         most = class_of(group)
         threads = min(VALUE_WARPS, most) * LANES
         launch(values_kernel(most, after), (splits, groups, batch), threads, *arguments, run=run)
-    # 4. merge the parts into O
-    o = output((batch, heads, 1, d), like=q, dtype=q.dtype)
-    arguments = parts, *map(bits_of, (norm, gate, bias, o))
-    kernel = merge_kernel(kind_of(q), kind_of(nothing))
-    launch(kernel, (heads, batch), MERGE_THREADS, *arguments, run=run, early=True)
-    return o
+    return parts
+
+
+def hopper_parts(q, k, v, sharing, maps, scale, splits, run):
+    """Return parts of O like `parts_of`, with the kernels of `hopper_decode`, in which ranges of keys take
+    the place of splits."""
+    (batch, heads, _, d), keys, (taps, head_map, after_taps, after_head_map) = q.shape, k.shape[2], maps
+    (_, c_q, c_k), after, taps_kind = taps.shape, after_taps.shape[1], kind_of(taps)
+    width, kind, blocks, its = tensor_width(d), kind_of(q), multiprocessors(k.device), hopper_decode
+    # 1. compute T', and the statistics of its rows. The kernels after it are launched early, so all copies
+    # precede this one.
+    groups, group, _ = head_map.shape
+    most, of_k, of_v = class_of(group), elements(k), elements(v)
+    slots, each = its.WARPS // most, its.STAGE // width
+    length = window_length(batch * groups, keys, c_k, blocks * slots, each)
+    ranges = -(-keys // (length * slots)) * slots
+    t = output((batch * heads * keys * its.ROWS,), like=q)
+    ends = output((batch, 2, heads, its.ROWS, ranges), like=q)
+    pairs, scale = Bits(t, torch.int64), float32(scale)
+    shared = sharing, bits_of(taps), bits_of(head_map)
+    arguments = Bits(aligned(q).tensor, torch.int32), *of_k, *shared, scale, length, pairs, ends
+    kernel = its.scores_kernel(width, kind, most, c_q, c_k, after, taps_kind)
+    launch(kernel, (ranges // slots, groups, batch), its.THREADS, *arguments, run=run)
+    # 2. compute parts of O
+    groups, group, _ = after_head_map.shape
+    most = class_of(group)
+    slots = its.WARPS // most
+    splits = max(1, blocks // (batch * groups)) if splits is None else splits
+    length = -(-keys // (splits * slots * its.TILE)) * its.TILE
+    ranges = -(-keys // (length * slots)) * slots
+    parts = output((batch, ranges, heads, d), like=q)
+    maps = bits_of(after_taps), bits_of(after_head_map)
+    arguments = pairs, ends, *maps, *of_v, sharing, length, parts
+    kernel = its.values_kernel(width, kind, most, after_taps.shape[2], after, taps_kind)
+    launch(kernel, (ranges // slots, groups, batch), its.THREADS, *arguments, run=run, early=True)
+    return parts
+
+
+def elements(rows):
+    """Return (1-D view of 16-bit rows (B, H, N, d), their strides in elements, N), with rows aligned to 16
+    bytes."""
+    rows = aligned(rows).tensor
+    *strides, _ = rows.stride()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(rows.shape, rows.stride()))
+    return Bits(rows.as_strided((span,), (1,)), torch.int16), tuple(strides), rows.shape[2]
 
 
 def bits_of(x):

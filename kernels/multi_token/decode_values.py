@@ -20,7 +20,7 @@ from kernels.tensor_cores.tiles import rounder, widener
 SPAN = 48  # columns of P for LANES keys and their halo
 VALUE_WARPS, RESIDENT_WARPS = 8, 16  # maximum warps per block; resident warps per multiprocessor
 MERGE_THREADS = 512
-AHEAD = 8  # loads that a thread of the merge kernel issues before it waits
+AHEAD = 16  # loads that a thread of the merge kernel issues before it waits
 TEAM_BITS = 3
 TEAM = 1 << TEAM_BITS  # threads that share a row of statistics
 SHARE = PARTS // TEAM  # parts of a row per thread

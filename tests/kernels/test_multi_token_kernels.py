@@ -18,6 +18,7 @@ from kernels.cases.multi_token import Shape, inputs, results
 from kernels.cases.multi_token import reference as in_float64
 from kernels.cases.tolerances import within_tolerance
 from kernels.common import launch
+from kernels.multi_token.decode import decode
 
 gpu = pytest.mark.gpu
 nightly = pytest.mark.nightly
@@ -268,6 +269,59 @@ def test_one_token_in_16_bits(dtype, parts_too, device):
             given["q"][:, :, -4:], given["k"], given["v"], **parts, splits=splits
         )
         assert got.dtype == dtype and worst(got.double(), wanted) <= torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, parts_dtype, splits, device",
+    [
+        (Shape(1, 3, 37, 8, (3, 5), 3, (2, 4), 1, True, None), torch.float16, torch.float32, 1, "cpu"),
+        *(
+            pytest.param(*case, "cpu", marks=nightly)
+            for case in (
+                (
+                    Shape(1, 16, 70, 64, (6, 11), 16, (6, 11), 16, True, None),
+                    torch.bfloat16,
+                    torch.bfloat16,
+                    1,
+                ),
+                (Shape(1, 4, 300, 128, (6, 11), 4, (6, 11), 2, True, None), torch.float16, torch.float16, 2),
+                (
+                    Shape(2, 2, 5, 33, (15, 15), 1, (2, 15), 2, True, None),
+                    torch.bfloat16,
+                    torch.float32,
+                    None,
+                ),
+                (Shape(1, 1, 1, 5, None, None, (1, 1), 1, True, None), torch.bfloat16, torch.bfloat16, None),
+            )
+        ),
+        *(
+            pytest.param(Shape(*sizes, True, None), dtype, parts_dtype, splits, "cuda", marks=gpu)
+            for *sizes, dtype, parts_dtype in (
+                (1, 16, 3000, 64, (6, 11), 16, (6, 11), 16, torch.bfloat16, torch.bfloat16),
+                (1, 16, 3000, 64, (6, 11), 16, (6, 11), 16, torch.float16, torch.float16),
+                (1, 5, 3001, 128, (6, 11), 5, (6, 11), 1, torch.float16, torch.float32),
+                (2, 6, 777, 40, (2, 15), 3, (8, 2), 2, torch.bfloat16, torch.float32),
+                (1, 1, 9000, 64, (1, 1), None, None, None, torch.bfloat16, torch.bfloat16),
+                (3, 1, 1, 3, (9, 8), 1, (8, 9), 1, torch.float16, torch.float16),
+            )
+            for splits in (None, 3)
+        ),
+    ],
+    ids=str,
+)
+def test_one_token_on_hopper(shape, dtype, parts_dtype, splits, device):
+    """Compare the kernels for compute capability 9.0, which the simulator runs too, with float64."""
+    q, k, v, _, layer = inputs(shape, device=device)
+    q, k, v = (x.to(dtype) for x in (q[:, :, -1 - layer.above - layer.after_above :].contiguous(), k, v))
+    layer = layer._replace(
+        **{name: x if x is None else x.to(parts_dtype) for name, x in zip(layer._fields[:4], layer)}
+    )
+    got = decode(q, k, v, layer, splits=splits, hopper=True)
+    parts = [x if x is None else x.double() for x in layer[:4]]
+    wanted = reference.multi_token_attention_decode(
+        q.double(), k.double(), v.double(), *parts, scale=layer.scale
+    )
+    assert got.dtype == dtype and worst(got.double(), wanted) <= torch.finfo(dtype).eps
 
 
 @AUTOCAST
