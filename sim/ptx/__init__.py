@@ -18,6 +18,7 @@ Read the files in this order:
 
     module            load_ptx, Module, Kernel: the public objects
     nvrtc, numba      CUDA C++ to PTX with NVRTC; Numba's argument layout
+    host_headers      stand-ins for the headers of the C and C++ libraries
     tokens, operands, parse, syntax   PTX text to a syntax tree
     flow              the basic blocks of a function, ordered for structured code
     register_kinds    the registers that hold integers, and those that hold floats

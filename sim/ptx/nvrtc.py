@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sim.errors import LaunchError
+from sim.ptx import host_headers
 from sim.ptx.module import Kernel, Module
 from sim.ptx.origin import Origin
 from sim.ptx.parse import parse
@@ -118,20 +119,35 @@ def compile_program(
     flags = [] if given else [f"--gpu-architecture={architecture}"]
     flags += ["-lineinfo", "--std=c++17", *options]
     flags += [f"-I{folder}" for folder in header_folders()]
-    try:
-        _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
-    except RuntimeError as error:  # cuda.bindings is installed, but the NVRTC library is not
-        raise LaunchError(f"{name} needs NVRTC, which cannot be loaded: {error}\n  {INSTALL}") from error
-    for expression in expressions:
-        nvrtc.nvrtcAddNameExpression(program, expression.encode())
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+    program, done = run_nvrtc(nvrtc, source, name, flags, expressions, headers=[])
+    if not done and host_headers.has_stand_in(read_result(nvrtc, "ProgramLog", program)):
+        flags.append(host_headers.OPTION)
+        program, done = run_nvrtc(nvrtc, source, name, flags, expressions, host_headers.HEADERS)
+    if not done:
         log = read_result(nvrtc, "ProgramLog", program)
         hint = f"\n  {HEADERS}" if "open source file" in log else ""
         what = f"{', '.join(expressions)} in {name}" if expressions else name
         raise LaunchError(f"NVRTC does not compile {what}:\n{log}{hint}")
     lowered = {each: nvrtc.nvrtcGetLoweredName(program, each.encode())[1].decode() for each in expressions}
     return strip_folder(read_result(nvrtc, "PTX", program), name), lowered
+
+
+def run_nvrtc(nvrtc, source, name, flags, expressions, headers):
+    """Return (program, whether NVRTC has compiled it).
+
+    headers: names of headers that are replaced by stand-ins (sim.ptx.host_headers).
+
+    Raise LaunchError if the NVRTC library is missing.
+    """
+    texts, names = [host_headers.TEXT.encode()] * len(headers), [header.encode() for header in headers]
+    try:
+        _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(headers), texts, names)
+    except RuntimeError as error:  # cuda.bindings is installed, but the NVRTC library is not
+        raise LaunchError(f"{name} needs NVRTC, which cannot be loaded: {error}\n  {INSTALL}") from error
+    for expression in expressions:
+        nvrtc.nvrtcAddNameExpression(program, expression.encode())
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+    return program, status == nvrtc.nvrtcResult.NVRTC_SUCCESS
 
 
 @functools.cache

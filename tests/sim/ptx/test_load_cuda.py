@@ -143,3 +143,36 @@ def test_long_runs_of_spaces_take_no_time(tmp_path):
     (finding,) = simulate(kernel, on_finding="report")[1, 64](x, np.zeros_like(x)).findings
     assert finding.verdict.startswith("tile[0] in shared memory")
     assert time.process_time() - began < 10  # 0.3; with a pattern of quadratic time, more than a minute
+
+
+HOSTED = """#include <stdio.h>
+#include <cfloat>
+#include <cstdint>
+#include <vector>
+#include "cuda_runtime.h"
+INCLUDES
+template <typename T> __global__ void first(T* x, const float* limits, uint n) {
+    static_assert(sizeof(int64_t) == 8 && sizeof(uint16_t) == 2 && UINT32_MAX == 4294967295u, "sizes");
+    float most = FLT_MAX;
+    for (uint32_t i = 0; i < n; i++) most = fminf(most, limits[i]);
+    x[threadIdx.x] = most == INFINITY ? 0 : most;
+    if (most < 0) printf("%f\\n", most);
+}
+"""
+
+
+@pytest.mark.parametrize("more", ["", "#include <cooperative_groups.h>", "#include <cuda/barrier>"])
+def test_headers_of_the_host_have_stand_ins(tmp_path, more):
+    (tmp_path / "hosted.cu").write_text(HOSTED.replace("INCLUDES", more))
+    run = simulate(load_cuda(tmp_path / "hosted.cu")["first<float>"], on_finding="report")
+    x, limits = np.zeros(32, np.float32), np.array([5, 2, 7], np.float32)
+    assert not run[1, 32](x, limits, 3).findings and (x == 2).all()
+    (finding,) = run[1, 32](x, limits, 4).findings
+    assert finding.kind == "out-of-bounds" and finding.accesses[0].site.line == 10
+
+
+def test_a_header_without_stand_in_is_named(tmp_path):
+    (tmp_path / "hosted.cu").write_text('#include <stdio.h>\n#include "mine.h"\n__global__ void k() {}\n')
+    with pytest.raises(LaunchError, match="cannot open source file .mine.h.") as raised:
+        load_cuda(tmp_path / "hosted.cu")
+    assert "folders of your own" in str(raised.value)

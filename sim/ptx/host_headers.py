@@ -1,0 +1,99 @@
+"""Stand-ins for the headers of the C and C++ libraries, which NVRTC does not have.
+
+Files of kernels include them for host code, or for the names of types and limits. NVRTC itself declares
+printf, assert, malloc, memcpy and the functions of math.h. The 64-bit types are those that NVIDIA's headers
+define under NVRTC.
+"""
+
+import re
+
+NAMES = """assert float inttypes limits math stdbool stddef stdint stdio stdlib string time""".split()
+CPP_ONLY = """algorithm array atomic bitset chrono complex deque exception fstream functional iomanip iostream
+    iterator limits list map memory mutex numeric optional ostream queue random set sstream stack stdexcept
+    string string_view thread tuple unordered_map unordered_set utility variant vector""".split()
+POSIX = "fcntl.h getopt.h omp.h pthread.h sys/stat.h sys/time.h sys/types.h unistd.h".split()
+HEADERS = [*(f"{name}.h" for name in NAMES), *(f"c{name}" for name in NAMES), *CPP_ONLY, *POSIX]
+# Option of NVRTC: NVIDIA's headers define some of the same limits, with other texts.
+OPTION = "--diag-suppress=47"
+# a header that the message of NVRTC says it cannot find
+MISSING = re.compile(r'(?:cannot|could not) open source file "([^"]+)"')
+
+TEXT = """
+#ifndef SIM_HOST_HEADERS
+#define SIM_HOST_HEADERS
+typedef signed char int8_t;
+typedef unsigned char uint8_t, uchar;
+typedef short int16_t;
+typedef unsigned short uint16_t, ushort;
+typedef int int32_t;
+typedef unsigned int uint32_t, uint;
+typedef long long int64_t, intptr_t;
+typedef unsigned long long uint64_t, uintptr_t;
+typedef unsigned long ulong;
+#define INT8_MIN (-128)
+#define INT8_MAX 127
+#define UINT8_MAX 255
+#define INT16_MIN (-32768)
+#define INT16_MAX 32767
+#define UINT16_MAX 65535
+#define INT32_MIN (-2147483647 - 1)
+#define INT32_MAX 2147483647
+#define UINT32_MAX 4294967295u
+#define INT64_MIN (-9223372036854775807ll - 1)
+#define INT64_MAX 9223372036854775807ll
+#define UINT64_MAX 18446744073709551615ull
+#define CHAR_BIT 8
+#define SCHAR_MIN INT8_MIN
+#define SCHAR_MAX INT8_MAX
+#define UCHAR_MAX UINT8_MAX
+#define CHAR_MIN INT8_MIN
+#define CHAR_MAX INT8_MAX
+#define SHRT_MIN INT16_MIN
+#define SHRT_MAX INT16_MAX
+#define USHRT_MAX UINT16_MAX
+#define INT_MIN INT32_MIN
+#define INT_MAX INT32_MAX
+#define UINT_MAX UINT32_MAX
+#define LONG_MIN (-9223372036854775807l - 1)
+#define LONG_MAX 9223372036854775807l
+#define ULONG_MAX 18446744073709551615ul
+#define LLONG_MIN INT64_MIN
+#define LLONG_MAX INT64_MAX
+#define ULLONG_MAX UINT64_MAX
+#define FLT_DIG 6
+#define FLT_MANT_DIG 24
+#define FLT_EPSILON 1.1920928955078125e-07f
+#define FLT_MIN 1.17549435082228750797e-38f
+#define FLT_MAX 3.40282346638528859812e+38f
+#define DBL_DIG 15
+#define DBL_MANT_DIG 53
+#define DBL_EPSILON 2.22044604925031308085e-16
+#define DBL_MIN 2.22507385850720138309e-308
+#define DBL_MAX 1.79769313486231570815e+308
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+#define HUGE_VAL __longlong_as_double(0x7ff0000000000000ll)
+#define M_E 2.71828182845904523536
+#define M_LOG2E 1.44269504088896340736
+#define M_LOG10E 0.43429448190325182765
+#define M_LN2 0.69314718055994530942
+#define M_LN10 2.30258509299404568402
+#define M_PI 3.14159265358979323846
+#define M_PI_2 1.57079632679489661923
+#define M_PI_4 0.78539816339744830962
+#define M_1_PI 0.31830988618379067154
+#define M_2_PI 0.63661977236758134308
+#define M_2_SQRTPI 1.12837916709551257390
+#define M_SQRT2 1.41421356237309504880
+#define M_SQRT1_2 0.70710678118654752440
+#endif
+"""
+
+
+def has_stand_in(log):
+    """Return whether NVRTC stopped at a header for which there is a stand-in.
+
+    log: NVRTC's messages.
+    """
+    missing = MISSING.search(log)
+    return missing is not None and missing[1] in HEADERS
