@@ -12,7 +12,7 @@ RETRY_TURNS = 8  # opportunities to yield that a thread may decline after it has
 # Results of run_block.
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
 # Values of Thread.waits: the kinds of operation that a thread waits for.
-BARRIER, GRID, WARP, TURN, PHASE = "syncthreads", "grid.sync", "warp", "turn", "phase of an mbarrier"
+BARRIER, GRID, WARP, TURN, PHASE = "syncthreads", "grid.sync", warp.WARP, "turn", "phase of an mbarrier"
 # One thread waits for other blocks on behalf of its own block, as in cooperative_groups.h.
 ONE_OF_BLOCK = "grid.sync, for its block"
 

@@ -11,6 +11,8 @@ from sim.isa.table import ALL, CONVERGED, FULL, GIVEN
 from sim.memory.spaces import fresh_memory
 from sim.nouns import plural
 
+WARP = "warp"  # the value of Thread.waits for a warp operation
+
 
 class Group:
     """The lanes of one warp that have arrived at one operation with the same mask."""
@@ -29,13 +31,23 @@ def arrive(scheduler, operation, arguments, frame):
     """Let the current thread participate in a warp instruction, and return its result once all lanes in the
     mask have arrived."""
     thread = scheduler.context.thread
+    if join(scheduler, operation, arguments, frame):
+        thread.fiber.suspend()
+    return thread.result
+
+
+def join(scheduler, operation, arguments, frame):
+    """Let the current thread participate in a warp instruction, and return whether it must wait. Its result
+    is in `thread.result` afterwards."""
+    thread = scheduler.context.thread
     mask = CONVERGED if operation.mask == CONVERGED else FULL
     if operation.mask == GIVEN:
         mask = int(arguments[0]) & FULL
     payload = operation.converted(arguments[operation.mask == GIVEN :])
     if mask != CONVERGED and not mask >> thread.lane & 1:
         scheduler.context.findings.append(mask_without_caller_finding(scheduler, thread, mask, frame))
-        return operation.result_outside_mask(payload)
+        thread.result = operation.result_outside_mask(payload)
+        return False
     # Lanes may arrive at different syncwarp instructions (PTX ISA, bar.warp.sync). For any other operation,
     # they must be at the same call.
     place = () if operation.name == "syncwarp" else (id(frame.f_code), frame.f_lasti)
@@ -51,8 +63,9 @@ def arrive(scheduler, operation, arguments, frame):
     # The last lane completes the operation and continues without waiting.
     if not group.missing(thread.block, thread.warp):
         complete(scheduler.context, thread.block, key, running=thread)
-        return thread.result
-    return scheduler.wait("warp", frame, payload)
+        return False
+    thread.waits = WARP
+    return True
 
 
 def complete(context, block, key, running=None):

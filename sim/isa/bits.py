@@ -5,6 +5,8 @@ Source: PTX ISA 9.7.1 (popc, clz, brev); CUDA Math API (ffs); PTX ISA 9.7.9, "Da
 Instructions" (cvt to tf32, f16x2 and 8-bit floats).
 """
 
+from struct import Struct
+
 import numpy as np
 from ml_dtypes import bfloat16, finfo, float8_e4m3fn, float8_e5m2
 from numpy import float16, float32, float64
@@ -48,19 +50,25 @@ def first_set(x):
 
 # --- floats -------------------------------------------------------------------------------------------------
 
-UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+# bytes of a float -> the function that reads such a pattern from memory, in a tenth of the time of `view`
+PATTERN = {size: Struct(code).unpack_from for size, code in {2: "=H", 4: "=I", 8: "=Q"}.items()}
+PACK, UNPACK = Struct("=I").pack, Struct("=f").unpack
+INFINITY = 0x7F800000  # the bit pattern of the infinity of float32
 # 16-bit float type -> its value for each of the 2**16 bit patterns
 HALVES = {scalar: np.arange(1 << 16, dtype=np.uint16).view(scalar) for scalar in (float16, bfloat16)}
 
 
 def bits_of(x):
     """Return the bit pattern of a numpy float, as an int."""
-    return int(x.view(UNSIGNED[x.dtype.itemsize]))
+    return PATTERN[x.itemsize](x)[0]
 
 
 def float32_of(bits):
     """Return the float32 with this bit pattern."""
-    return np.uint32(bits).view(float32)
+    # Python's floats have 64 bits, and a conversion can change the bits of a NaN.
+    if bits & 0x7FFFFFFF > INFINITY:
+        return np.uint32(bits).view(float32)
+    return float32(UNPACK(PACK(bits))[0])
 
 
 def float64_of(bits):

@@ -145,19 +145,22 @@ class GridBarrier:
         self.context.announce("grid_barrier_opened")
         self.context.restart_progress()
         for thread in self.waiting:
+            thread.result = self.word
             thread.block.ready.append(thread)
         self.scheduler.woken = bool(self.waiting)
         self.waiting = []
 
-    def wait(self, at):
-        """Suspend the running thread until the barrier opens. Return at once if it has opened since the block
-        arrived."""
+    def join(self, at):
+        """Return whether the running thread must wait for the barrier to open. The word is in `thread.result`
+        afterwards."""
         thread = self.context.thread
+        thread.result = self.word
         old = self.arrived.get(thread.block)
-        if old is not None and not (old ^ self.word) & TOP:
-            self.waiting.append(thread)
-            self.scheduler.wait(ONE_OF_BLOCK, at)
-        return self.word
+        if old is None or (old ^ self.word) & TOP:
+            return False
+        self.waiting.append(thread)
+        thread.waits, thread.frame, thread.payload = ONE_OF_BLOCK, at, None
+        return True
 
 
 def workspace(run):

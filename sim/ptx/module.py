@@ -9,6 +9,8 @@ from typing import Any
 from sim.context import Context
 from sim.coverage import Coverage
 from sim.engine import base
+from sim.engine.fiber import Fiber
+from sim.engine.generator import GeneratorFiber
 from sim.engine.named_barrier import NAMED_BARRIER
 from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError, RefusedLaunch
@@ -18,6 +20,7 @@ from sim.isa.table import ASYNCHRONOUS, INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.isa.wgmma import Product
 from sim.nouns import plural
 from sim.observers.words import NUMBA, in_language
+from sim.ptx.generators import as_generator
 from sim.ptx.origin import Origin, plain_name
 from sim.ptx.parse import parse
 from sim.ptx.program import Program
@@ -119,7 +122,7 @@ class Kernel(base.Kernel):
     def __init__(self, module, function, names=None):
         self.module, self.function = module, function
         self.__name__ = plain_name(function.name)
-        self.programs = {}
+        self.programs, self.generators = {}, {}
         self.names = names or module.origin.parameter_names(function)
         declared = function.limits.get("reqnctapercluster")
         self.cluster = (*declared, 1, 1)[:3] if declared else None
@@ -155,8 +158,18 @@ class Kernel(base.Kernel):
         key = branches, tracks
         if key not in self.programs:
             program = Program(self.module.text, self.module.origin, self.function, *key)
-            self.programs[key] = program, compile(program.source, f"<PTX of {self.__name__}>", "exec")
+            self.programs[key] = program, self.compile(program.source)
         return self.programs[key]
+
+    def compile(self, source):
+        return compile(source, f"<PTX of {self.__name__}>", "exec")
+
+    def generator(self, program):
+        """Return the compiled source of a Program in which the kernel is a generator. It is compiled on first
+        use."""
+        if program not in self.generators:
+            self.generators[program] = self.compile(as_generator(program.source, program.joins))
+        return self.generators[program]
 
     def prepare(self, fiber, launch, make_grid, observers, schedule, poison):
         """Return (Context, ThreadProgram, Grid) for one run of the launch, without starting it.
@@ -203,7 +216,6 @@ class Kernel(base.Kernel):
             "tick": context.tick,
             "branch": context.branch,
         }
-        exec(code, namespace)
         # In PTX, every loop counts its iterations, even if it was a `for` loop in the source. Unless the
         # caller has set a limit, the opening of a barrier and the end of a phase of an mbarrier count as
         # progress until an error is found.
@@ -213,7 +225,16 @@ class Kernel(base.Kernel):
                 context.listeners[hook] = [*context.listeners[hook], lambda *_: context.barrier_opened()]
         context.listeners["launch_finished"] = [run.heap.finish, *context.listeners["launch_finished"]]
         suspending = SUSPENDING | {NAMED_BARRIER, "barrier.cluster"}
-        waits = scheduler.atomics_yield or context.clustered or program.used & suspending
+        used = program.used & suspending
+        waits = scheduler.atomics_yield or context.clustered or used
+        if (
+            fiber is Fiber
+            and used
+            and used <= program.joined
+            and not (scheduler.atomics_yield or context.clustered or program.waits_elsewhere)
+        ):
+            fiber, code = GeneratorFiber, self.generator(program)
+        exec(code, namespace)
         thread_program = ThreadProgram(fiber if waits else None, program.used, (), ())
         kernel = namespace[python_name(self.function.name, "run")]
         limit = resident_blocks(launch, program.used)

@@ -16,6 +16,7 @@ from sim.ptx import atomics, calls, device_runtime, special_registers
 from sim.ptx.effects import effects_of
 from sim.ptx.emit import Writer
 from sim.ptx.field_updates import FieldUpdates
+from sim.ptx.generators import joining
 from sim.ptx.grid_sync import GridSync
 from sim.ptx.subwords import Subwords, nbytes_of
 from sim.ptx.syntax import python_name
@@ -57,6 +58,9 @@ class Program:
         # the sites of ld.global.nc, and of loads that only serve to update a bit-field
         self.noncoherent, self.field_updates = set(), set()
         self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
+        # The names of the functions by which the kernel waits in its own frame, and of their sim.isa entries;
+        # and whether a thread can also wait in another way (sim.ptx.generators).
+        self.joins, self.joined, self.waits_elsewhere = [], set(), False
         self.counter, self.missing = itertools.count(1), []
         self.source = self.translate()
 
@@ -132,6 +136,20 @@ class Program:
         """Return a new global name for the object that `make(run)` returns in a launch."""
         name = f"{stem}_{next(self.counter)}"
         self.factories[name] = make
+        return name
+
+    def joining_name(self, stem, entry, make, joins=True):
+        """Return a new global name for a function by which a thread waits.
+
+        entry: the name of its entry in sim.isa.
+        joins: whether the function has an attribute `join` (see Run.waiting_function).
+        """
+        name = self.new_name(stem, make)
+        if joins and self.function is self.entry:
+            self.joins.append(name)
+            self.joined.add(entry)
+        else:
+            self.waits_elsewhere = True
         return name
 
     def shared_name(self, name, make):
@@ -273,7 +291,7 @@ class Program:
         # iteration.
         if id(self.item) in self.grid_sync.waits:
             place = self.wait_point()
-            return self.new_name("wait_for_grid", lambda run: run.wait_for_grid(place))
+            return self.joining_name("wait_for_grid", "this_grid", lambda run: run.wait_for_grid(place))
         self.used.add("atomic")
         relied_on = access.volatile and action == "load" and self.uses.relies_on(self.item)
         self.synchronizes |= action == "load" and not relied_on and self.acts_on(space, access)
@@ -343,7 +361,8 @@ class Program:
     def whole_barrier(self, vote, number):
         """Return the name of the function for a barrier of the whole block."""
         self.used.add("syncthreads")
-        return self.new_name("barrier", lambda run, at=self.wait_point(): run.barrier(at, vote, number))
+        make = lambda run, at=self.wait_point(): run.barrier(at, vote, number)  # noqa: E731
+        return self.joining_name("barrier", "syncthreads", make, vote is None)
 
     def fence_call(self, entry):
         """Return the name of the function that executes a fence."""
@@ -364,7 +383,8 @@ class Program:
         """
         self.used.add(entry.name)
         place, sites = self.wait_point(), self.transfer_sites() if space else None
-        return self.new_name("warp", lambda run: run.warp_call(entry, place, space, sites))
+        make = lambda run: run.warp_call(entry, place, space, sites)  # noqa: E731
+        return self.joining_name("warp", entry.name, make, space is None)
 
     # --- calls ----------------------------------------------------------------------------------------------
 
@@ -398,4 +418,5 @@ class Program:
 
     def namespace(self, run):
         """Return all globals needed by the source in one launch."""
-        return HELPERS | {name: make(run) for name, make in self.factories.items()}
+        made = {name: make(run) for name, make in self.factories.items()}
+        return HELPERS | made | {joining(name): made[name].join for name in self.joins}

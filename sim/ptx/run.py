@@ -261,13 +261,33 @@ class Run:
         if vote is not None:
             return lambda predicate: int(self.scheduler.wait(BARRIER, at, (vote, predicate)))
 
-        def wait():
+        def join():
             thread = context.thread
             thread.waits, thread.frame, thread.payload = BARRIER, at, None
+            return True
+
+        def wait():
+            join()
+            thread = context.thread
             thread.fiber.suspend()
             if thread.payload is not None:  # join_block_barrier has opened barrier 0 as a named barrier
                 context.announce_ordering("passed", thread.payload)
 
+        wait.join = join
+        return wait
+
+    def waiting_function(self, join):
+        """Return the function that calls `join`, suspends the thread if `join` returns True, and returns the
+        thread's result. A generator calls `join` itself (sim.ptx.generators)."""
+        context = self.context
+
+        def wait(*arguments):
+            thread = context.thread
+            if join(*arguments):
+                thread.fiber.suspend()
+            return thread.result
+
+        wait.join = join
         return wait
 
     def named_barrier(self, place, waits):
@@ -313,7 +333,7 @@ class Run:
     def wait_for_grid(self, place):
         """Return the function that waits at the grid barrier."""
         at = self.wait_point(place)
-        return lambda address: self.grid.wait(at)
+        return self.waiting_function(lambda address: self.grid.join(at))
 
     def warp_call(self, entry, place, space=None, sites=None):
         """Return the function by which a lane executes a warp instruction.
@@ -323,7 +343,7 @@ class Run:
         """
         at, scheduler = self.wait_point(place), self.scheduler
         if space is None:
-            return lambda *operands: warp.arrive(scheduler, entry, operands, at)
+            return self.waiting_function(lambda *operands: warp.join(scheduler, entry, operands, at))
         memory = AddressMemory(self.memory, entry.name, sites)
         if entry.put is not None:
 
