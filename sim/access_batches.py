@@ -16,10 +16,9 @@ def split_by_block(blocks, lengths, columns, values):
     _, _, _, site, _, _ = columns
     # A thread that is ended between two statements has logged a store without its value.
     values += [None] * (int(np.count_nonzero(site & 3 != LOAD)) - len(values))
+    if blocks.count(blocks[0]) == len(blocks):
+        return [Batch(blocks[0].index, blocks[0].epoch, *columns, values)]
     number_of = {block: number for number, block in enumerate(dict.fromkeys(blocks))}
-    if len(number_of) == 1:
-        (block,) = number_of
-        return [Batch(block.index, block.epoch, *columns, values)]
     # the number of the block that each access and each value belongs to
     home = np.repeat(np.array([number_of[block] for block in blocks]), lengths)
     values_of = [[] for _ in number_of]

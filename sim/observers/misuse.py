@@ -33,6 +33,8 @@ class Misuse(Observer):
 
     def accesses(self, batch):
         # The host can access only global memory, so stores to other memory do not count.
+        if self.wrote and self.read:
+            return
         self.wrote = self.wrote or bool(((batch.action != LOAD) & (batch.space == GLOBAL)).any())
         self.read = self.read or bool((batch.space == GLOBAL).any())
 

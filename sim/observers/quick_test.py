@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from sim.events import GLOBAL, LOAD
-from sim.observers.cells import Rows, has_shared_cell, is_among, sorted_distinct
+from sim.events import LOAD
+from sim.observers.cells import has_shared_cell, is_among, sorted_distinct
 
 
 def joined_columns(batches, names):
@@ -21,6 +21,8 @@ def may_share_cell(batches):
     if not batches:
         return False
     address, size, site, thread = joined_columns(batches, ("address", "size", "site", "thread"))
+    if np.count_nonzero(thread != thread[:1]) == 0:
+        return False
     writes = site & 3 != LOAD
     if not np.count_nonzero(writes):
         return False
@@ -30,10 +32,3 @@ def may_share_cell(batches):
         return False
     among = is_among(address, sorted_distinct(address[writes])).nonzero()
     return has_shared_cell(address[among], thread[among])
-
-
-def global_rows(batches, block, once):
-    """Return a list with the Rows of the accesses to global memory, or an empty list (see
-    Rows.of_global_memory)."""
-    rows = [Rows.of(batch, (), block) for batch in batches if np.count_nonzero(batch.space == GLOBAL)]
-    return [Rows.joined(rows).of_global_memory(once)] if rows else []

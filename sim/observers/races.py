@@ -30,13 +30,14 @@ from sim.observers.copies import LINE_SHIFT, WORDS, Flights
 from sim.observers.event_log import OnDemand
 from sim.observers.extents import Extents
 from sim.observers.facts import Facts
+from sim.observers.global_accesses import GlobalAccesses
 from sim.observers.lifetimes import Performed
 from sim.observers.missed_phases import MissedPhases
 from sim.observers.order import GRID, HappensBefore
 from sim.observers.ordering import MAX_EVENTS, OrderingObserver
 from sim.observers.overlapping_views import OverlappingViews
 from sim.observers.pairs import both_store, closeness, common_barrier, stores_again, unordered_pairs
-from sim.observers.quick_test import global_rows, may_share_cell
+from sim.observers.quick_test import may_share_cell
 from sim.observers.read_only import ReadOnlyLoads
 from sim.observers.register_changes import RegisterChanges
 from sim.observers.replicas import is_replicated_store, replicated_loads
@@ -81,7 +82,7 @@ class Races(OrderingObserver):
         # (block, thread) -> (segment, whether it is a grid-wide fence) of each recorded fence and atomic
         self.fences = {}
         self.meetings = {}  # (barrier, such as "syncthreads" or "grid.sync", function) -> its lines
-        self.global_accesses = []  # accesses to global memory since the last grid barrier
+        self.global_accesses = GlobalAccesses()  # since the last grid barrier
         self.examined = Counter()  # block, or None between blocks -> number of racy cells examined
         self.scanned, self.diverged = 0, []  # number of findings scanned; list of those about divergence
         self.elements = {}  # address -> its Element
@@ -168,7 +169,7 @@ class Races(OrderingObserver):
         number = self.number(block)
         if not self.flights.under_way.get(number) and not may_share_cell(batches):
             # Most epochs end here. Only the accesses to global memory can still race, with other blocks.
-            self.global_accesses += global_rows(batches, number, once=not self.order_matters)
+            self.global_accesses.add(batches, number, once=not self.order_matters)
             return []
         lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
         lines.append(self.flights.lines(number))
@@ -178,7 +179,7 @@ class Races(OrderingObserver):
         findings = self.flights.epoch_ended(number, rows, self.order)
         if rows is None:
             return findings
-        self.global_accesses.append(rows.of_global_memory(once=not self.order_matters))
+        self.global_accesses.add_rows(rows.of_global_memory(once=not self.order_matters))
         if self.allow_replicas:
             rows = rows[~replicated_loads(rows)]
         several = len(written) and (rows.thread != rows.thread[0]).any()
@@ -192,8 +193,7 @@ class Races(OrderingObserver):
 
     def between_blocks(self):
         """Return the races between blocks since the last grid barrier."""
-        rows = Rows.joined(self.global_accesses) if self.global_accesses else None
-        self.global_accesses = []
+        rows = self.global_accesses.take()
         if rows is None or not (rows.action != LOAD).any():
             return []
         # With respect to other blocks, an atomic of scope .cta is a plain load or store.

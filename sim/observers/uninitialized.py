@@ -112,7 +112,7 @@ class Uninitialized(OrderingObserver):
 
     def epoch_ended(self, block):
         batches = self.epoch.pop(block, ())
-        if not batches:
+        if not batches or not (self.empty or self.has_shared()):
             return []
         names = "thread", "site", "address", "size", "segment", "position"
         columns = joined_columns(batches, names)
@@ -134,6 +134,12 @@ class Uninitialized(OrderingObserver):
         if self.context.copied_loads:
             self.padding.forget_epoch(columns[-1])
         return findings
+
+    def has_shared(self):
+        """Return whether the launch has allocated shared memory."""
+        if self.layout[0] != len(self.context.space.allocations):
+            self.layout = self.shared_layout()
+        return len(self.layout[1]) > 0
 
     def follow_copies(self, parts, position, address):
         """Find the loads that copy padding, and the stores that make bytes unwritten.
