@@ -14,6 +14,7 @@ from numpy import float16, float32, float64
 from sim.isa import ieee
 from sim.isa.directed import to_float
 from sim.isa.functions import LLVM
+from sim.isa.rounding import ONE
 
 # The constant operand 0 of ctlz requests a defined result if the operand is zero.
 POPC, CLZ, BREV, FMA = LLVM("ctpop"), LLVM("ctlz", ((1, 0),)), LLVM("bitreverse"), LLVM("fma")
@@ -68,7 +69,7 @@ def float32_of(bits):
     # Python's floats have 64 bits, and a conversion can change the bits of a NaN.
     if bits & 0x7FFFFFFF > INFINITY:
         return np.uint32(bits).view(float32)
-    return float32(UNPACK(PACK(bits))[0])
+    return ONE * UNPACK(PACK(bits))[0]
 
 
 def float64_of(bits):

@@ -21,11 +21,8 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy import complex64, complex128, float16, float32, float64, uint64
 
-from sim.isa.rounding import rounded
+from sim.isa.rounding import ONE, rounded
 
-# A Python float times ONE is rounded to float32, because numpy converts the Python float to the type of the
-# other operand. This is the fastest way to round to float32.
-ONE = float32(1)
 EXACT = 2**53  # float64 represents every integer up to this one exactly
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 INTEGERS = (int, np.integer, np.bool_)

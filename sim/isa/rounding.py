@@ -11,6 +11,9 @@ from math import copysign, inf, isfinite, nextafter
 from ml_dtypes import bfloat16
 from numpy import float16, float32, float64
 
+# A Python float times ONE is rounded to float32, because numpy converts the Python float to the type of the
+# other operand. This is the fastest way to round to float32.
+ONE = float32(1)
 # Scalar type -> (number of bits of the significand, exponent of the smallest subnormal, smallest exponent
 # that overflows).
 FORMATS = {
@@ -116,9 +119,9 @@ def fused_float32(a, b, c):
     back = total - product
     error = (product - (total - back)) + (addend - back)
     if error == 0 or not isfinite(total):
-        return float32(total)
+        return ONE * total
     # An inexact sum whose last bit is 0 moves to the adjacent double, which is odd, in the direction of the
     # exact sum.
     if math.frexp(total)[0] * 2.0**53 % 2.0 == 0.0:
         total = nextafter(total, copysign(inf, error))
-    return float32(total)
+    return ONE * total

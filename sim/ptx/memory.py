@@ -68,28 +68,47 @@ class Memory(RegionTable):
     def make_load_in(self, ptx_type, space, count, site, reports=True):
         """Return the load function for one state space."""
         size, reach, window, log, code, shift = self.access_layout(ptx_type, space, count, site)
-        owner, known, base, last, view = self.owner(space), None, 0, -1, None
-        owned = space in ("shared", "local")
+        owner, known, base, start, last, view = self.owner(space), None, 0, 0, -1, None
+        owned, context = space in ("shared", "local"), self.context
 
         # On the fast path, the access is within the cached region, it is aligned, and the region has the same
         # owner. `last` is the highest valid offset, or -1 if the alignment of the region is not guaranteed.
         # `reach` is the size of the access minus 1, which is also the mask of the address bits that must be
         # 0.
         def load(address):
-            nonlocal known, base, last, view
+            nonlocal known, base, start, last, view
             offset = address + window - base
             if not 0 <= offset <= last or offset & reach or owned and owner() is not known:
                 region = self.check_access(address + window, reach + 1, site, "read")
                 if region is None:
                     return poison(ptx_type) if count == 1 else (poison(ptx_type),) * count
                 known, base, last = owner(), region.base, region.last(reach + 1)
-                view, offset = region.view(ptx_type, size), address + window - base
+                start, view, offset = base - window, region.view(ptx_type, size), address + window - base
             if log is not None:
                 log(code + address)
             first = offset >> shift
             return view[first] if count == 1 else tuple(view[first : first + count])
 
-        return self.report_unwritten(load, size * count, site) if space == "local" and reports else load
+        # These do the same for one logged element, in two thirds of the time.
+        def load_fixed(address):
+            offset = address - start
+            if offset & reach or not 0 <= offset <= last:
+                return load(address)
+            log(code + address)
+            return view[offset >> shift]
+
+        def load_shared(address):
+            offset = address - start
+            if offset & reach or not 0 <= offset <= last or context.thread.block is not known:
+                return load(address)
+            log(code + address)
+            return view[offset >> shift]
+
+        if space == "local":
+            return self.report_unwritten(load, size * count, site) if reports else load
+        if count > 1 or log is None:
+            return load
+        return load_shared if owned else load_fixed
 
     def report_unwritten(self, load, nbytes, site):
         """Return a load from local memory that also reports unwritten bytes."""
@@ -122,18 +141,18 @@ class Memory(RegionTable):
     def make_store_in(self, ptx_type, space, count, site):
         """Return the store function for one state space."""
         size, reach, window, log, code, shift = self.access_layout(ptx_type, space, count, site)
-        owner, known, base, last, view, values = self.owner(space), None, 0, -1, None, self.context.values
-        owned = space in ("shared", "local")
+        owner, known, base, start, last, view = self.owner(space), None, 0, 0, -1, None
+        owned, context, values = space in ("shared", "local"), self.context, self.context.values
 
         def store(address, *given):
-            nonlocal known, base, last, view
+            nonlocal known, base, start, last, view
             offset = address + window - base
             if not 0 <= offset <= last or offset & reach or owned and owner() is not known:
                 region = self.check_access(address + window, reach + 1, site, "written")
                 if region is None:
                     return
                 known, base, last = owner(), region.base, region.last(reach + 1)
-                view, offset = region.view(ptx_type, size), address + window - base
+                start, view, offset = base - window, region.view(ptx_type, size), address + window - base
             if log is not None:
                 log(code + address)
                 values.append(given[0] if count == 1 else given)
@@ -144,7 +163,17 @@ class Memory(RegionTable):
             for position, value in enumerate(given, first):
                 view[position] = value
 
-        return self.record_written(store, size * count) if space == "local" else store
+        def store_one(address, value):
+            offset = address - start
+            if offset & reach or not 0 <= offset <= last or owned and context.thread.block is not known:
+                return store(address, value)
+            log(code + address)
+            values.append(value)
+            view[offset >> shift] = value
+
+        if space == "local":
+            return self.record_written(store, size * count)
+        return store if count > 1 or log is None else store_one
 
     def access_layout(self, ptx_type, space, count, site):
         """Return the constants of an access.

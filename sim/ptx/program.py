@@ -5,10 +5,12 @@ import functools
 import itertools
 
 import numpy as np
+from numpy import float32
 
 from sim.engine.named_barrier import NAMED_BARRIER
 from sim.errors import LaunchError
 from sim.isa.barriers import FENCES, nanosleep
+from sim.isa.conversions import cast
 from sim.isa.ptx_types import FLOATS, REALS
 from sim.isa.registers import HELPERS, WIDTHS, Missing
 from sim.isa.table import INSTRUCTIONS
@@ -419,4 +421,6 @@ class Program:
     def namespace(self, run):
         """Return all globals needed by the source in one launch."""
         made = {name: make(run) for name, make in self.factories.items()}
+        # The semantics of numpy's conversion, in a sixth of its time if the value is a float32 already.
+        made["float32"] = cast(float32)
         return HELPERS | made | {joining(name): made[name].join for name in self.joins}
