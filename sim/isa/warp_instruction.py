@@ -8,6 +8,7 @@ function fills. Annotations are types.
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -68,10 +69,13 @@ class Instruction(Entry):
 
     def converted(self, values: Sequence[Any]) -> list[Any]:
         """Return the operands of one lane, converted to the declared types."""
-        return [
-            check_number(self.name, value) if dtype is None else cast(dtype)(value)
-            for value, dtype in zip(values, self.operands.values())
-        ]
+        return [convert(value) for convert, value in zip(self.converters, values)]
+
+    @cached_property
+    def converters(self) -> list[Callable[[Any], Any]]:
+        """The functions that check or convert the operands."""
+        check = partial(check_number, self.name)
+        return [check if dtype is None else cast(dtype) for dtype in self.operands.values()]
 
     def result_outside_mask(self, operands: Sequence[Any]) -> Any:
         """Return the result for a lane missing from its own mask: the lane's operand, or 0."""
@@ -94,6 +98,9 @@ class Instruction(Entry):
         results = {name: [None] * 32 for name in self.results}
         self.semantics(lanes, *rows, **results)
         converts = [result_converter(type_) for type_ in self.results.values()]
+        if len(converts) == 1:
+            (convert,), (row,) = converts, results.values()
+            return {lane: convert(row[lane]) for lane in members}
         return {
             lane: self.result([convert(row[lane]) for convert, row in zip(converts, results.values())])
             for lane in members
