@@ -143,7 +143,8 @@ def hopper_parts(q, k, v, sharing, maps, scale, splits, run):
     groups, group, _ = head_map.shape
     most, of_k, of_v = class_of(group), elements(k), elements(v)
     slots, each = its.WARPS // most, its.STAGE // width
-    length = window_length(batch * groups, keys, c_k, blocks * slots, each)
+    at_once = max(1, blocks // (batch * groups)) * slots  # ranges of a sequence; one block per multiprocessor
+    length = window_length(1, keys, c_k, at_once, each)
     ranges = -(-keys // (length * slots)) * slots
     t = output((batch * heads * keys * its.ROWS,), like=q)
     ends = output((batch, 2, heads, its.ROWS, ranges), like=q)
