@@ -112,7 +112,7 @@ class Uninitialized(OrderingObserver):
 
     def epoch_ended(self, block):
         batches = self.epoch.pop(block, ())
-        if not batches or not (self.empty or self.has_shared()):
+        if not batches or not (self.empty or self.has_shared() or self.context.copied_loads):
             return []
         names = "thread", "site", "address", "size", "segment", "position"
         columns = joined_columns(batches, names)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from ptx.test_cuda_cpp import module
-from sim import empty, simulate
+from sim import empty, load_ptx, simulate
+from sim.observers import Uninitialized
+from sim.ptx.nvrtc import compile_ptx
 
 INTERPRETED = ("fibers", "threads")
 COMPILED = ("in_vectors", "in_local")  # the kernels that also run natively, which takes a second each
@@ -68,3 +70,24 @@ def test_copied_unwritten_member_is_found(name, omit):
         assert [finding.kind for finding in report.findings] == ["uninitialized-read"]
         texts.add(report.findings[0].message)
     assert len(texts) == 1
+
+
+def test_copies_of_written_bytes_are_forgotten_after_each_epoch(monkeypatch):
+    """Copy structures in a loop, in a kernel without shared memory."""
+    loop = r"""
+struct Wide { int a; double b; };
+extern "C" __global__ void k(const Wide *from, Wide *to) {
+    for (int i = threadIdx.x; i < 256; i += 32) { to[i] = from[i]; __syncthreads(); }
+}
+"""
+    kept, ended = [], Uninitialized.epoch_ended
+
+    def epoch_ended(self, block):
+        findings = ended(self, block)
+        kept.append(len(self.context.copied_loads))
+        return findings
+
+    monkeypatch.setattr(Uninitialized, "epoch_ended", epoch_ended)
+    arrays = np.zeros(256, WIDE), np.zeros(256, WIDE)
+    assert not simulate(load_ptx(compile_ptx(loop, "loop.cu"))["k"])[1, 32](*arrays).findings
+    assert len(kept) == 9 and not any(kept)
