@@ -136,7 +136,8 @@ class Host:
             yield testing, "skip_unless_cudasim", lambda reason: lambda test: test
         yield deviceufunc, "exec", execute_with_source
         yield dispatcher.ForAll, "__call__", launch_for_all
-        yield kernel, "max_cooperative_grid_blocks", resident_blocks
+        for overload in (kernel, Uncompiled):
+            yield overload, "max_cooperative_grid_blocks", resident_blocks
         if self.compiled:
             yield kernel, "bind", lambda kernel: None
             yield kernel, "launch", lambda kernel, *rest: host.launch(kernel, kernel.argument_types, *rest)

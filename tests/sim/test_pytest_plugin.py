@@ -139,6 +139,26 @@ def test_a_project_runs_unmodified(pytester, run):
     assert sum(parts(result)) == total(result)
 
 
+def test_blocks_of_a_cooperative_launch_can_be_asked_for(pytester, run):
+    pytester.makepyfile(
+        test_grid=PROJECT
+        + """
+@cuda.jit("void(int32[::1])")
+def fill(out):
+    cuda.cg.this_grid().sync()
+    out[cuda.grid(1)] = 1
+
+def test_grid():
+    out = np.zeros(64, np.int32)
+    fill[2, 32](out)
+    (overload,) = fill.overloads.values()
+    most = overload.max_cooperative_grid_blocks(1024)
+    assert most == overload.max_cooperative_grid_blocks((32, 32)) == 2 * 132 and out.all()
+"""
+    )
+    run("--cuda-sim").assert_outcomes(passed=1)
+
+
 def test_ufuncs_are_compiled(pytester, run):
     pytester.makepyfile(
         test_ufuncs=PROJECT
