@@ -156,13 +156,15 @@ class Context:
             for listener in self.listeners[hook]:
                 self.findings.extend(listener(*facts) or ())
             return
-        began, self.in_observer, known = time.process_time(), True, len(self.findings)
+        began, known = time.process_time(), len(self.findings)
+        self.in_observer = hook != "access_refused"
         for listener in self.listeners[hook]:
             self.findings.extend(listener(*facts) or ())
         self.in_observer = False
         self.has_errors |= any(finding.severity == "error" for finding in self.findings[known:])
-        # Observer time does not count against the kernel. There are two exceptions. A loop may trigger
-        # `access_refused` forever, and must still end. After an error, the launch has to end soon.
+        # Observer time does not count against the kernel, and the watchdog does not end it. There are two
+        # exceptions. A loop may trigger `access_refused` forever, and must still end. After an error, the
+        # launch has to end soon.
         if self.since is not None and hook != "access_refused" and not self.has_errors:
             self.since += time.process_time() - began
 

@@ -82,12 +82,12 @@ def consequences_of(findings):
 
 
 def by_thread(findings):
-    """Return {(block, thread): its findings}."""
+    """Return {(block, thread): its findings}, with one finding for each key and site."""
     found = {}
     for finding in findings:
         for thread in threads(finding):
-            found.setdefault(thread, []).append(finding)
-    return found
+            found.setdefault(thread, {}).setdefault((finding.key, finding.accesses[0].site), finding)
+    return {thread: list(mine.values()) for thread, mine in found.items()}
 
 
 def source_of(finding, roots):

@@ -10,6 +10,7 @@ from numba import cuda, int32, int64
 
 import sim
 from sim import simulate
+from sim.observers import poison
 
 
 @cuda.jit
@@ -186,3 +187,18 @@ def test_arithmetic_keeps_the_cause_of_an_index(dtype, engine):
     found = {access.site.line: f for f in report.findings for access in f.accesses}
     assert found[5].follows and "an undefined value on line 2 of kernel" in found[5].reason
     assert not found[6].follows and found[6].fix == "guard the access: if y[0] < out.shape[0]"
+
+
+@cuda.jit
+def reads_beyond_the_end(x, out):
+    for i in range(200):
+        out[x[i + x.size]] = 1
+
+
+def test_a_cause_is_sought_among_sites_and_not_among_all_reads(monkeypatch):
+    calls, flows_into = [], poison.flows_into
+    monkeypatch.setattr(poison, "flows_into", lambda *pair: calls.append(pair) or flows_into(*pair))
+    launch = simulate(reads_beyond_the_end, engine="fibers", on_finding="report")[1, 1]
+    load, store = launch(np.zeros(4, np.int32), np.zeros(4, np.int32)).findings
+    assert (load.count, store.count, store.follows) == (199, 199, True)
+    assert 0 < len(calls) < 2000
