@@ -1,29 +1,51 @@
-"""Device functions of the convolution with `wgmma`: copies of tiles, bands of taps, scores in shared memory.
+"""Device functions of the forward convolution with `wgmma`: copies of tiles, bands of taps, products.
 
-S0 is stored in columns of 16-byte chunks, without a swizzle: (keys / 8, rows, 8). The left operand of a
-product may then start at any row, which is a row shift of the convolution.
+S0 is stored in columns of 16-byte chunks, without a swizzle: (keys / 8, PARITIES · places, 8), with the even
+rows before the odd rows. The left operand of a product may then start at any row of a parity, which is a row
+shift by two, and its two halves may belong to different parities.
 
-The right operand for row shift a is the band B[x, y] = w[a, x + n - 16 - y], for 16 input keys x and n output
-keys y. The output keys start P_k - (n - 16) to the right of the input keys. The last n - 16 of them are also
-outputs of the next 16 input keys.
+    A   64 pairs of rows, and 8 keys of S0. The left half of its 16 columns are the even rows, shifted down by
+        2 u rows, the right half the odd rows, shifted equally. So step u serves row shifts 2 u and 2 u + 1
+    B   8 keys of each of these two rows, and n output keys for each row of a pair, the even row first. The
+        element for S0's row shift s and key x, and the row e of the pair and key y of T, is the tap w[s - e,
+        x + n - 8 - y], or 0 if there is none
+    D   64 pairs of rows, with n keys of T for each row. The output keys start P_k - (n - 8) to the right of
+        the input keys, and the last n - 8 of them are also outputs of the next 8 input keys
+
+With both operands in shared memory, a product takes 16 + n / 2 cycles of shared memory: 2 KB of A, and 64 n
+bytes of B, at 128 bytes per cycle. Its operations take n cycles. For 128 rows and 64 keys, that is 768 cycles
+with 7 × 7 taps, where products of single rows with 16 keys took 1,232.
 """
 
 import functools
 
 from numba import cuda
-from numpy import int16, int32, uint32
+from numpy import float32, int16, int32, uint32
 
-from kernels.tensor_cores.instructions import cp_async_16
-from kernels.tensor_cores.tiles import ARITHMETIC, CHUNK, clamped, tap_packer
+from kernels.tensor_cores.instructions import cp_async_16, exp2_approx
+from kernels.tensor_cores.tiles import ARITHMETIC, CHUNK, FULL, clamped, tap_packer
 from kernels.tensor_cores.warpgroup import stmatrix_x4, wgmma, wgmma_wait_0
-from kernels.tensor_cores.warpgroup_tiles import PTX_KIND, all_of, generated
+from kernels.tensor_cores.warpgroup_tiles import (
+    LARGEST_BASE,
+    PTX_KIND,
+    all_of,
+    generated,
+    largest_finder,
+    weigher,
+)
 
-KEYS_IN = 16  # input keys of a product
+PARITIES = 2  # even and odd rows
+KEYS_IN = 8  # input keys of a product
 
 
 def keys_out(c_k):
-    """Return the number of output keys of a product with 16 input keys."""
+    """Return the number of output keys of a product, for each of its rows."""
     return KEYS_IN + -(-(c_k - 1) // 8) * 8
+
+
+def steps_of(c_q):
+    """Return the number of steps u, each of which serves two of the c_q + 1 row shifts."""
+    return (c_q + 2) // 2
 
 
 @functools.cache
@@ -37,7 +59,10 @@ def tile_copier(rows, width, threads):
 
     @cuda.jit(device=True, forceinline=True)
     def copy(tile, x, batch, head, first):
-        thread, source = uint32(cuda.threadIdx.x), x[batch, head]
+        # The compiler does not compute addresses from the result of a shuffle before the loop, where they
+        # would take registers.
+        thread, source = cuda.threadIdx.x, x[batch, head]
+        thread = uint32(cuda.shfl_sync(FULL, thread, thread & 31))
         row, chunk = thread // uint32(chunks), thread % uint32(chunks)
         to, column = chunk // uint32(CHUNK) * uint32(rows) + row, ((chunk ^ row) & uint32(7)) * uint32(CHUNK)
         n = int32(x.shape[2])
@@ -52,28 +77,45 @@ def tile_copier(rows, width, threads):
 
 
 @functools.cache
-def band_loader(kind, c_q, c_k, bits, threads):
-    """Create load_bands(bands, w, head), with which a block stores the bands of all row shifts in shared
-    memory.
+def tap_loader(kind, c_q, c_k, bits, threads):
+    """Create load_taps(taps, w, head), with which a block stores the taps of a head in shared memory.
 
-    bands: (c_q, 2, n, 8), the right operand B with the elements of a column adjacent, eight at a time.
+    taps: (c_q · c_k), int16.
     bits: as for `tap_packer`.
     """
-    n, pack_taps = keys_out(c_k), tap_packer(kind, bits)
+    pack_taps = tap_packer(kind, bits)
 
     @cuda.jit(device=True, forceinline=True)
-    def load_bands(bands, w, head):
-        for part in range(cuda.threadIdx.x, c_q * n * 8, threads):
-            part = uint32(part)
-            a, y, pair = part // uint32(n * 8), part // uint32(8) % uint32(n), int32(part & uint32(7))
-            tap = pair * int32(2) + int32(n - KEYS_IN) - int32(y)
-            first, second = 0 <= tap and tap < c_k, 0 <= tap + 1 and tap + 1 < c_k
-            both = pack_taps(w, head, a, tap, first, second)
-            half, x = uint32(pair) >> uint32(2), (uint32(pair) & uint32(3)) * uint32(2)
-            bands[a, half, y, x] = int16(both & uint32(0xFFFF))
-            bands[a, half, y, x + uint32(1)] = int16(both >> uint32(16))
+    def load_taps(taps, w, head):
+        for x in range(cuda.threadIdx.x, c_q * c_k, threads):
+            x = uint32(x)
+            both = pack_taps(w, head, x // uint32(c_k), int32(x % uint32(c_k)), True, False)
+            taps[x] = int16(both & uint32(0xFFFF))
 
-    return load_bands
+    return load_taps
+
+
+@functools.cache
+def band_maker(c_q, c_k, threads):
+    """Create make_bands(bands, taps), with which a block stores the right operands of all steps.
+
+    bands: (steps, 2, PARITIES · n, 8), the elements of a column of B adjacent, eight at a time.
+    taps: the array of `tap_loader`.
+    """
+    n, steps = keys_out(c_k), steps_of(c_q)
+
+    @cuda.jit(device=True, forceinline=True)
+    def make_bands(bands, taps):
+        for place in range(cuda.threadIdx.x, steps * 2 * PARITIES * n * 8, threads):
+            place = uint32(place)
+            x, y = int32(place & uint32(7)), int32(place // uint32(8) % uint32(n))
+            parity, shift = place // uint32(8 * n) & uint32(1), place // uint32(16 * n)
+            a, b = int32(int32(shift) - int32(parity)), int32(x + int32(n - KEYS_IN) - y)
+            inside = int32(0) <= a and a < int32(c_q) and int32(0) <= b and b < int32(c_k)
+            tap = taps[uint32(a * int32(c_k) + b)] if inside else int16(0)
+            bands[shift >> uint32(1), shift & uint32(1), parity * uint32(n) + uint32(y), uint32(x)] = tap
+
+    return make_bands
 
 
 @functools.cache
@@ -101,7 +143,7 @@ def half_scaler(count):
 def score_storer(kind, count):
     """Create store_scores(tile, at, s), with which a warp stores its 16 rows of S0, rounded to 16 bits.
 
-    tile: (keys / 8, rows, 8).
+    tile: (keys / 8, PARITIES · places, 8).
     at: the position in the tile of the row whose address this lane gives.
     """
     lines = ["lane = uint32(cuda.threadIdx.x) & uint32(31)"]
@@ -112,39 +154,121 @@ def score_storer(kind, count):
 
 
 @functools.cache
-def convolver(kind, c_q, c_k, keys, rows):
-    """Create start(of_scores, of_bands) -> sums and finish(sums, carried) -> (t, carried), which compute the
-    scores T of the warp group's rows.
+def cleaner(count):
+    """Create cleaned(s) -> (s, found0, found1), which replaces scores that are not finite by 0.
 
-    of_scores: the descriptor of the warp group's first row of S0, in a tile (keys / 8, rows, 8).
-    of_bands: the descriptor of the band of row shift 0.
-    carried: partial sums for the first output keys, from the scores of the previous tile.
+    found0, found1: whether the upper and the lower row of the lane had such scores.
     """
-    n, parts = keys_out(c_k), keys // KEYS_IN
-    zeros = all_of(["float32(0)"] * (n // 2))
-    lines = [f"t{part} = wgmma_fence({zeros})" for part in range(parts)]
-    for a in range(c_q):
-        for part in range(parts):
-            lines.append(
-                f"t{part} = product(t{part}, of_scores + uint64({2 * part * rows + a}),"
-                f" of_bands + uint64({a * 2 * n}), {a > 0})"
-            )
-    lines += ["wgmma_commit()", f"return {all_of(f't{part}' for part in range(parts))}"]
-    start = generated("start(of_scores, of_bands)", lines, product=wgmma(n, PTX_KIND[kind]))
-    lines = [f"t{part} = wgmma_wait_0(sums[{part}])" for part in range(parts)]
-    lines += sums_of(parts, n, keys)
-    return start, generated("finish(sums, carried)", lines, wgmma_wait_0=wgmma_wait_0)
+    lines = ["found0, found1 = False, False"]
+    for x in range(count):
+        lines += [f"s{x} = s[{x}]", f"if s{x} - s{x} != float32(0):"]
+        lines.append(f"    s{x}, found{x >> 1 & 1} = float32(0), True")
+    return generated(
+        "cleaned(s)", [*lines, f"return {all_of(f's{x}' for x in range(count))}, found0, found1"]
+    )
 
 
-def sums_of(parts, n, keys):
-    """Return the lines that add the overlapping accumulators of t0, t1, ... and return (t, carried).
+@functools.cache
+def convolver(kind, c_q, c_k, keys, stage_keys, rows):
+    """Create start(of_scores, of_bands) -> sums and finish(sums, of_scores, of_bands, carried) -> (even, odd,
+    carried), which compute T of `keys` keys in stages of `stage_keys`. `start` only starts the first stage.
 
-    parts, n: the number of products, and the output keys of each.
+    of_scores: the descriptor of the first row and the first keys of S0, in a tile (keys / 8, rows, 8).
+    of_bands: the descriptor of the bands of step 0.
+    carried: partial sums for the first output keys, from earlier input keys.
+    even, odd: the accumulators of the even and the odd rows.
     """
-    sums = {x: [f"carried[{x}]"] for x in range((n - KEYS_IN) // 2)}
-    for part in range(parts):
-        for x in range(n // 2):
-            sums.setdefault(part * KEYS_IN // 2 + x, []).append(f"t{part}[{x}]")
-    texts = [" + ".join(sums[x]) for x in range(len(sums))]
-    carried = all_of(texts[keys // 2 :]) if n > KEYS_IN else "carried"
-    return [f"return {all_of(texts[: keys // 2])}, {carried}"]
+    n, chunks = keys_out(c_k), stage_keys // KEYS_IN
+    blocks = n // 8  # of eight output keys
+    zeros = all_of(["float32(0)"] * n)
+    lines = [f"t{c} = wgmma_fence({zeros})" for c in range(chunks)]
+    for u in range(steps_of(c_q)):
+        for c in range(chunks):
+            at, band = f"of_scores + uint64({c * rows + u})", f"of_bands + uint64({u * 2 * PARITIES * n})"
+            lines.append(f"t{c} = product(t{c}, {at}, {band}, {u > 0})")
+    lines += ["wgmma_commit()", f"return {all_of(f't{c}' for c in range(chunks))}"]
+    start = generated("start(of_scores, of_bands)", lines, product=wgmma(PARITIES * n, PTX_KIND[kind]))
+    found, rest = ([], []), []
+    for parity in range(PARITIES):
+        for block in range(chunks + blocks - 1):
+            for x in range(4):
+                terms = [f"carried[{(parity * (blocks - 1) + block) * 4 + x}]"] if block < blocks - 1 else []
+                terms += [
+                    f"t{c}[{(parity * blocks + block - c) * 4 + x}]"
+                    for c in range(chunks)
+                    if 0 <= block - c < blocks
+                ]
+                # An addition of 0 has a register of its own, so that no accumulator must be kept.
+                terms += ["float32(0)"] * (len(terms) == 1)
+                (found[parity] if block < chunks else rest).append(" + ".join(terms))
+    stages, lines = range(keys // stage_keys), []
+    for stage in stages:
+        if stage:
+            lines.append(f"sums = start(of_scores + uint64({stage * chunks * rows}), of_bands)")
+        lines += [f"t{c} = wgmma_wait_0(sums[{c}])" for c in range(chunks)]
+        # After a fence, ptxas cannot compute these sums when the next products have started.
+        lines += [f"{name}{stage} = wgmma_fence({all_of(x)})" for name, x in zip(("even", "odd"), found)]
+        if rest:
+            lines.append(f"carried = wgmma_fence({all_of(rest)})")
+    even, odd = (" + ".join(f"{name}{stage}" for stage in stages) for name in ("even", "odd"))
+    lines.append(f"return {even}, {odd}, carried")
+    names = {"start": start, "wgmma_wait_0": wgmma_wait_0}
+    return start, generated("finish(sums, of_scores, of_bands, carried)", lines, **names)
+
+
+@cuda.jit(device=True, forceinline=True)
+def raised(m, largest, factor):
+    """Return (the new maximum m of a row, the factor that rescales its earlier weights)."""
+    largest = max(largest, cuda.shfl_xor_sync(FULL, largest, 1))
+    largest = max(largest, cuda.shfl_xor_sync(FULL, largest, 2))
+    largest = max(m, largest)
+    return largest, exp2_approx((m - largest) * factor)
+
+
+@functools.cache
+def softener(count):
+    """Create soften(even, odd, m, l, large, factor, slack) -> (even, odd, m, l, by, grown, large), one step
+    of the online softmax for the lane's rows of both parities.
+
+    It is that of `kernels.tensor_cores.warpgroup_tiles.softener`, with these differences:
+
+    m, l, by: of the two even rows, then of the two odd rows. m is finite even before the first key.
+    large: whether a factor · m is so large that its rounding error matters.
+    """
+    largest, weigh, weigh_large = largest_finder(count), weigher(count, True), weigher(count, False)
+
+    @cuda.jit(device=True, forceinline=True)
+    def soften(even, odd, m, l, large, factor, slack):
+        m0, m1, m2, m3 = m
+        l0, l1, l2, l3 = l
+        top0, top1 = largest(even)
+        top2, top3 = largest(odd)
+        over = top0 > m0 + slack or top1 > m1 + slack
+        grown = cuda.any_sync(FULL, over or top2 > m2 + slack or top3 > m3 + slack)
+        by0, by1, by2, by3 = float32(1), float32(1), float32(1), float32(1)
+        if grown:  # the whole warp takes the same branch
+            m0, by0 = raised(m0, top0, factor)
+            m1, by1 = raised(m1, top1, factor)
+            m2, by2 = raised(m2, top2, factor)
+            m3, by3 = raised(m3, top3, factor)
+            l0, l1, l2, l3 = l0 * by0, l1 * by1, l2 * by2, l3 * by3
+            top = max(max(abs(m0), abs(m1)), max(abs(m2), abs(m3)))
+            large = cuda.any_sync(FULL, top * factor > LARGEST_BASE)
+        base0, base1, base2, base3 = m0 * factor, m1 * factor, m2 * factor, m3 * factor
+        if large:
+            even, sum0, sum1 = weigh_large(even, factor, m0, m1, base0, base1)
+            odd, sum2, sum3 = weigh_large(odd, factor, m2, m3, base2, base3)
+        else:
+            even, sum0, sum1 = weigh(even, factor, m0, m1, base0, base1)
+            odd, sum2, sum3 = weigh(odd, factor, m2, m3, base2, base3)
+        return (
+            even,
+            odd,
+            (m0, m1, m2, m3),
+            (l0 + sum0, l1 + sum1, l2 + sum2, l3 + sum3),
+            (by0, by1, by2, by3),
+            grown,
+            large,
+        )
+
+    return soften

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from kernels.common.extent import numbered
 from kernels.common.launch import Bits, launch, output
 from kernels.conv import tensor_backward, tensor_forward
-from kernels.conv.hopper_forward import block_for, conv_hopper_kernel
+from kernels.conv.hopper_forward import block_for, conv_hopper_kernel, work_of
 from kernels.conv.tensor_backward import gradient_kernel, registers_of
 from kernels.conv.tensor_backward_tiles import frame_of, owned_rows
 from kernels.conv.tensor_forward import conv_tensor_kernel, shape_of
@@ -26,7 +26,6 @@ from kernels.tensor_cores.launch import (
     tensor_width,
 )
 from kernels.tensor_cores.row_products import row_products
-from kernels.tensor_cores.warpgroup_tiles import GROUP, ROWS
 
 
 def conv_parts_forward(q, k, v, w, causal, scale, extent, run=None, block=None):
@@ -39,11 +38,11 @@ def conv_parts_forward(q, k, v, w, causal, scale, extent, run=None, block=None):
     width, (c_q, c_k), n = tensor_width(q.shape[3]), w.shape[1:], q.shape[2] - extent.first_query
     taps, bits = taps_operand(w, q)
     if run is None and q.is_cuda and capability(q.device) == HOPPER:
-        block = block or block_for(width, c_q, c_k)
+        block = block or block_for(width, c_k)
     if block:
         extent = numbered(extent, v.shape[2])
         kernel = conv_hopper_kernel(width, kind_of(q), block, c_q, c_k, bits, parts=True)
-        work = Work(block.groups * ROWS - c_q + 1, block.groups * GROUP)
+        work = work_of(c_q)
     else:
         warps, (strip, keys) = tensor_forward.WARPS, shape_of(width, c_q, c_k)
         kernel = conv_tensor_kernel(width, kind_of(q), warps, strip, c_q, c_k, keys, bits=bits, parts=True)

@@ -48,15 +48,6 @@ def wait(barriers, slot, parity):
         pass
 
 
-@cuda.jit(device=True, forceinline=True)
-def wait_together(barriers, slot, parity):
-    """Let a warp wait until the phase with this parity is complete."""
-    # The vote shows ptxas that all lanes leave the loop together. After other loops it uses no uniform
-    # registers.
-    while cuda.any_sync(FULL, not mbarrier_try_wait(barriers, slot, parity)):
-        pass
-
-
 def generated(signature, lines, **names):
     """Return the device function with this signature, such as "f(a, b)", and these lines of code."""
     text = "\n".join([f"def {signature}:", *("    " + line for line in lines), ""])
@@ -175,15 +166,15 @@ def scaler(count):
 
 
 @functools.cache
-def rows_storer(kind, count, wide=False):
+def rows_storer(kind, count, wide=False, step=1):
     """Create store_rows(out, batch, head, first, o, share0, share1), which stores the rows `first` and
-    first + 8 of O, multiplied by share0 and share1.
+    first + 8 · step of O, multiplied by share0 and share1.
 
     out: (B, H, N, d / 2), int32, two 16-bit values per element; or (B, H, N, d), float32, if `wide`.
     """
     lines = ["column = uint32(cuda.threadIdx.x) & uint32(3)"]
     for row in range(2):
-        lines += [f"i{row} = uint32(first + int32({8 * row}))", f"if i{row} < uint32(out.shape[2]):"]
+        lines += [f"i{row} = uint32(first + int32({8 * row * step}))", f"if i{row} < uint32(out.shape[2]):"]
         for j in range(count // 4):
             x = 4 * j + 2 * row
             first, second = (f"o[{x + y}] * share{row}" for y in range(2))

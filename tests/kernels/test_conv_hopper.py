@@ -21,7 +21,7 @@ from runners import checked
 from test_conv_extent import launches_of
 
 simulated = functools.partial(checked, engine="fibers")
-SMALL, EARLY = Block(2, 32, 1), Block(2, 16, 1, early=True, uniform=False)
+SMALL, STAGED = Block(32, 16, 16, 1), Block(32, 32, 8, 1)
 
 
 def inputs(batch, heads, n, d, taps, dtype, device="cpu"):
@@ -43,10 +43,10 @@ def check(got, log_sum, given, causal):
 @pytest.mark.parametrize(
     ("n", "d", "taps", "causal", "dtype", "block"),
     [
-        (12, 64, (7, 7), True, torch.bfloat16, EARLY),
-        (20, 20, (2, 11), False, torch.float16, Block(1, 16, 1)),
+        (12, 64, (7, 7), True, torch.bfloat16, STAGED),
+        (20, 20, (2, 11), False, torch.float16, SMALL),
         pytest.param(150, 64, (7, 7), True, torch.float16, SMALL, marks=pytest.mark.nightly),
-        pytest.param(140, 64, (11, 11), True, torch.float16, EARLY, marks=pytest.mark.nightly),
+        pytest.param(140, 64, (11, 11), True, torch.float16, STAGED, marks=pytest.mark.nightly),
         pytest.param(70, 128, (6, 11), True, torch.bfloat16, None, marks=pytest.mark.nightly),
         pytest.param(20, 64, (15, 15), True, torch.bfloat16, None, marks=pytest.mark.nightly),
         pytest.param(33, 64, (1, 1), False, torch.float16, None, marks=pytest.mark.nightly),
@@ -61,7 +61,7 @@ def test_in_the_simulator(n, d, taps, causal, dtype, block):
 @pytest.mark.parametrize(
     ("n", "d", "taps", "causal", "dtype", "block"),
     [
-        (12, 20, (2, 11), True, torch.float16, Block(1, 16, 1)),
+        (12, 20, (2, 11), True, torch.float16, SMALL),
         pytest.param(20, 20, (11, 2), False, torch.bfloat16, SMALL, marks=pytest.mark.nightly),
         pytest.param(150, 64, (7, 7), True, torch.float16, SMALL, marks=pytest.mark.nightly),
     ],
@@ -85,7 +85,7 @@ def test_a_nan_reaches_the_rows_that_see_it():
     q, k, v, w = inputs(1, 2, 12, 64, (3, 3), torch.bfloat16)
     q[0, 0, 3, 7] = math.nan
     k[0, 1, 8, 7] = math.nan
-    o, log_sum = conv_hopper_forward(q, k, v, w, True, float32(1 / 8), simulated, Block(1, 16, 1))
+    o, log_sum = conv_hopper_forward(q, k, v, w, True, float32(1 / 8), simulated, SMALL)
     nan = o.isnan().all(-1)
     assert torch.equal(nan, o.isnan().any(-1)) and torch.equal(nan, log_sum.isnan())
     assert nan[0].nonzero().tolist() == [[0, 3], [0, 4], [0, 5], [1, 8], [1, 9], [1, 10], [1, 11]]

@@ -211,7 +211,7 @@ def test_the_kernel_with_wgmma(compiler, monkeypatch, d):
 
 
 @pytest.mark.parametrize(
-    ("d", "taps", "outputs"), [(64, (3, 3), 24), pytest.param(128, (6, 11), 32, marks=pytest.mark.nightly)]
+    ("d", "taps", "outputs"), [(64, (3, 3), 32), pytest.param(128, (6, 11), 48, marks=pytest.mark.nightly)]
 )
 def test_the_convolution_with_wgmma(compiler, monkeypatch, d, taps, outputs):
     launched = []

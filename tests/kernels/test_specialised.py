@@ -399,7 +399,7 @@ def test_a_kernel_of_every_package_can_be_cached():
             wgmma_score_gradient_kernel(64, "bfloat16", 7, 7, True),
             query_gradient_kernel(64, "bfloat16", 128, 116),
             key_gradient_kernel(64, "bfloat16", 128, 116),
-            conv_hopper_kernel(64, "bfloat16", block_for(64, 7, 7), 7, 7, True),
+            conv_hopper_kernel(64, "bfloat16", block_for(64, 7), 7, 7, True),
             flash_hopper_kernel(64, "bfloat16", BLOCKS[64]),
         )
     }
