@@ -47,7 +47,8 @@ class GlobalAccesses:
         }
         action = columns["site"] & 3
         value = np.empty(len(action), object)
-        value[action != LOAD] = [one for batch in batches for one in batch.values]
+        # With a mask instead of indices, numpy refuses values that are tuples, as those of vector stores are.
+        value[np.flatnonzero(action != LOAD)] = [one for batch in batches for one in batch.values]
         block, epoch = (np.repeat(of, lengths) for of in (blocks, [batch.epoch for batch in batches]))
         rows = Rows(block, epoch, **columns, value=value, action=action)
         self.parts.append(rows[columns["address"] >> SPACE_SHIFT == GLOBAL])

@@ -506,3 +506,10 @@ def test_an_alias_is_the_function():
 
 def test_an_atomic_of_a_vector_is_refused():
     assert "atom.global.add.v2.f32" in refused("atom.global.add.v2.f32 {%f1, %f2}, [%d1], {%f3, %f4};")
+
+
+def test_blocks_that_store_vectors_race():
+    store = "mov.u32 %r4, %ctaid.x; st.global.v2.u32 [%d4], {%r4, %r4};"
+    launch = simulate(kernel(store, 8, 8), on_finding="report")[2, 4]
+    (finding,) = launch(np.zeros(8, np.int32), np.zeros(8, np.int32)).findings
+    assert finding.kind == "race-global" and [access.value for access in finding.accesses] == [(0, 0), (1, 1)]
