@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sim.pages import reference
 
 if TYPE_CHECKING:
-    from sim.events import Access
+    from sim.events import Access, Finding
     from sim.report import Report
 
 
@@ -57,9 +57,10 @@ class KernelBug(SimulatorError):
 
 class ThreadError(SimulatorError):
     """A Python exception raised by a thread of the kernel. It is the `__cause__`; `access` identifies the
-    thread and the line."""
+    thread and the line. `findings` holds the errors that were found before, which can be the reason."""
 
     access: "Access | None" = None
+    findings: "tuple[Finding, ...]" = ()
 
 
 class Abandoned(BaseException):

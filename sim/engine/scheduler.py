@@ -165,11 +165,14 @@ class Scheduler:
             if isinstance(error, InvalidOperand):
                 self.context.findings.append(self.operand_finding(thread, error, number))
                 raise Stuck from error
+            errors = tuple(finding for finding in self.context.findings if finding.severity == "error")
+            before = f"\n  Before that: {errors[0].verdict}" if errors else ""
             raised = ThreadError(
                 f"thread {index_text(thread.index)} of block {index_text(thread.block.index)} raised"
                 f" {type(error).__name__}: {error}\n  {site.function} line {site.line}  {site.source}"
-                f"{format_none_parameters(error)}"
+                f"{format_none_parameters(error)}{before}"
             )
+            raised.findings = errors
             raised.access = self.context.witness(f"raised {type(error).__name__}", number, thread)
             raise raised from error
         if not self.context.synchronizes:

@@ -264,10 +264,11 @@ def exception_report(kernel, options, configuration, error):
             "make the condition hold; if the exception is wanted, compile with debug=True and expect it in"
             " the test, or allow it: --cuda-sim-allow=exception"
         ),
+        follows=bool(error.findings),
     )
     grid, block, *_ = configuration
     code = (kernel.py_func.__code__,)
-    seen = merge_findings([finding], code)
+    seen = merge_findings([*error.findings, finding], code)
     return Report(kernel.py_func.__name__, options.engine, grid, block, options.seeds[0], seen, code=code)
 
 

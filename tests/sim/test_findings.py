@@ -11,7 +11,7 @@ import pytest
 from numba import cuda, int32
 
 import sim
-from sim import KernelBug, simulate
+from sim import KernelBug, ThreadError, simulate
 
 SEEDS = range(5)
 
@@ -425,3 +425,22 @@ def test_an_atomic_on_integers_that_changes_its_operand(number, found, dtype, en
     report = simulate(count, engine=engine, on_finding="report")[1, 32](np.full(32, number, dtype), out)
     assert [finding.kind for finding in report.findings] == found
     assert number != 3 or out[0] == 96
+
+
+@cuda.jit
+def refuses_what_it_cannot_read(x, out):
+    i = cuda.threadIdx.x
+    value = x[i]
+    if value != value:
+        raise ValueError("not a number")
+    out[i] = value
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+def test_an_exception_names_the_error_before_it(engine):
+    launch = simulate(refuses_what_it_cannot_read, engine=engine, on_finding="report")[1, 8]
+    with pytest.raises(
+        ThreadError, match="not a number(.|\n)*Before that: x\\[\\d\\] is outside x"
+    ) as raised:
+        launch(np.ones(5), np.ones(8))
+    assert [finding.kind for finding in raised.value.findings] == ["out-of-bounds"]

@@ -159,6 +159,27 @@ def test_grid():
     run("--cuda-sim").assert_outcomes(passed=1)
 
 
+def test_an_exception_is_reported_with_the_error_before_it(pytester, run):
+    pytester.makepyfile(
+        test_exception=PROJECT
+        + """
+@cuda.jit
+def checked(x, out):
+    value = x[cuda.threadIdx.x]
+    if value != value:
+        raise ValueError("not a number")
+    out[cuda.threadIdx.x] = value
+
+def test_checked():
+    checked[1, 8](np.ones(5), np.ones(8))
+"""
+    )
+    result = run("--cuda-sim", "--cuda-sim-engine=fibers")
+    result.assert_outcomes(failed=1)
+    said = "*cuda-sim: 1 launch = 1 raised, in 1 test, * 2 findings (1 exception, 1 out-of-bounds)*"
+    result.stdout.fnmatch_lines([said])
+
+
 def test_ufuncs_are_compiled(pytester, run):
     pytester.makepyfile(
         test_ufuncs=PROJECT
