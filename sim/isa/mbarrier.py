@@ -289,19 +289,19 @@ def add_wait(name, is_over):
         barrier = memory.barrier(where, index)
         if barrier is None:
             return True
-        phase = barrier.phase - 1
         if not is_over(barrier.phase, expected):
             phase, parked = barrier.phase, memory.park(barrier)
             # Copies are completed as late as the program allows: when a thread repeats a failed test. This
             # exposes programs that do not repeat it.
             if barrier.phase == phase and (parked or memory.has_failed(barrier)):
                 barrier.complete_copies()
-            if barrier.phase == phase or not parked:
+            # If the next phase has ended as well, the parity looks incomplete again.
+            if not parked or not is_over(barrier.phase, expected):
                 memory.wait_failed(barrier)
                 if not parked:
                     memory.yield_turn()
                 return False
-        memory.passed(barrier, phase)
+        memory.passed(barrier, barrier.phase - 1)
         return True
 
     ptx = tuple(f"mbarrier.{way}.{name}b64" for way in ("test_wait", "try_wait"))
