@@ -30,6 +30,7 @@ import math
 from numba import cuda
 from numpy import float32, int16, int32, int64, uint32
 
+from kernels.common.arguments import HALVES
 from kernels.common.splits import ALL_LANES, PLACE
 from kernels.common.tiles import MINUS_INFINITY
 from kernels.tensor_cores.early_launch import start_next_kernel, wait_for_previous_kernel
@@ -679,7 +680,7 @@ def values_kernel(width, kind, most, c_k, after, taps_kind):
 
 
 def fits(q, c_q, after, *groups):
-    """Return whether these kernels support 16-bit q, taps with c_q and `after` rows, and maps in these groups
-    of heads."""
-    on_hopper = q.is_cuda and capability(q.device) == HOPPER
+    """Return whether these kernels support q, taps with c_q and `after` rows, and maps in these groups of
+    heads."""
+    on_hopper = q.dtype in HALVES and q.is_cuda and capability(q.device) == HOPPER
     return on_hopper and c_q + after - 1 <= MOST_ROWS and after <= ROWS and max(groups) <= WARPS

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from kernels.cases.multi_token import Shape, inputs, results
 from kernels.cases.multi_token import reference as in_float64
 from kernels.cases.tolerances import within_tolerance
 from kernels.common import launch
+from kernels.multi_token import hopper_decode
 from kernels.multi_token.decode import decode
 
 gpu = pytest.mark.gpu
@@ -322,6 +324,18 @@ def test_one_token_on_hopper(shape, dtype, parts_dtype, splits, device):
         q.double(), k.double(), v.double(), *parts, scale=layer.scale
     )
     assert got.dtype == dtype and worst(got.double(), wanted) <= torch.finfo(dtype).eps
+
+
+def test_which_calls_use_the_kernels_for_hopper(monkeypatch):
+    monkeypatch.setattr(hopper_decode, "capability", lambda device: (9, 0) if device == "new" else (8, 0))
+
+    def fits(dtype=torch.bfloat16, is_cuda=True, device="new", c_q=6, after=6, groups=(16, 16)):
+        q = SimpleNamespace(dtype=dtype, is_cuda=is_cuda, device=device)
+        return hopper_decode.fits(q, c_q, after, *groups)
+
+    assert fits() and fits(torch.float16) and fits(c_q=9, after=8) and fits(groups=(1, 16))
+    assert not (fits(torch.float32) or fits(is_cuda=False) or fits(device="old"))
+    assert not (fits(c_q=15, after=6) or fits(c_q=1, after=9) or fits(groups=(16, 17)))
 
 
 @AUTOCAST
