@@ -98,7 +98,10 @@ def conv_backward_checked(
     gradients = backward(q, k, v, w, o, log_sum, d_o, causal, float32(scale), wanted, deterministic)
     if all(wanted):
         return gradients
-    return tuple(like.new_empty(0) if x is None else x for x, like in zip(gradients, (q, k, v, w)))
+    d_q, d_k, d_v, d_w = (
+        like.new_empty(0) if x is None else x for x, like in zip(gradients, (q, k, v, w), strict=True)
+    )
+    return d_q, d_k, d_v, d_w
 
 
 conv_backward_operator = operator("conv_backward", conv_backward_checked)
