@@ -6,7 +6,7 @@ A computation of 40 launches therefore waits for Python. Replaying a graph takes
 The first call with a key computes directly, because it may compile kernels. The second one records the
 computation with copies of its tensors. Later calls copy their tensors into these copies, replay the graph,
 and return copies of the results. The steps of a training loop often have their tensors at the same addresses,
-so tensors at addresses that were seen before get a recording of their own, which reads them there.
+so tensors at addresses that were seen before get a second recording, which reads them in place.
 
 A recording keeps its copies and scratch memory allocated, so callers limit the size of the tensors.
 Recordings for the same stream share their scratch memory. If there are too many recordings, the least
@@ -23,7 +23,7 @@ import torch
 from kernels.common.launch import raw_stream
 
 MOST_RECORDINGS = 16
-MOST_IN_PLACE = 32  # recordings for tensors at certain addresses that a key can get in all, for 10 ms each
+MOST_IN_PLACE = 32  # recordings with fixed addresses per key, in total; each takes 10 ms to make
 LARGE = 2**20  # elements; PyTorch copies a list with one block per 2**16 elements, too few for a large tensor
 ONCE, NEVER = "computed once", "cannot be recorded"
 
@@ -36,7 +36,7 @@ lock = threading.RLock()
 class Recording:
     """A graph, the copies of tensors that it reads, or None, and the tensors that it writes.
 
-    in_place: the number of recordings for tensors at certain addresses that its key has got.
+    in_place: the number of recordings with fixed addresses that were made for its key.
     """
 
     def __init__(self, graph, given, results):
@@ -84,7 +84,8 @@ def replayed(key, compute, tensors):
 
 
 def recording_for(general, key, compute, tensors, place):
-    """Return the Recording that reads tensors at these addresses, or else the general one of their key."""
+    """Return the Recording that reads tensors at these addresses, or else the one that copies tensors
+    first."""
     key = key, *(x.data_ptr() for x in tensors)
     found = recordings.get(key)
     if found is None:
@@ -108,10 +109,10 @@ def keep(key, entry):
 
 
 def recorded(compute, tensors, place, copies=None):
-    """Return the Recording of compute(*tensors), or NEVER if it contains an operation that a graph cannot.
+    """Return the Recording of compute(*tensors), or NEVER if a graph cannot contain one of its operations.
 
     place: (device, stream) of the replays.
-    copies: tensors for copies that the graph reads; by default, it reads `tensors` themselves.
+    copies: the tensors that the graph reads, into which arguments are copied; by default, `tensors`.
     """
     current, side = torch.cuda.current_stream(), side_stream()
     if copies:
@@ -162,11 +163,11 @@ side_streams: dict = {}
 
 
 def copy_all(targets, sources):
-    """Copy tensors to others of the same shapes and types, with one launch for each large tensor, and one
-    per type for the others.
+    """Copy tensors to targets of the same shapes and types. Each large tensor takes one launch, and all other
+    tensors of a type share one.
 
-    Tensors of one type cannot be copied as if they had another: a GPU copies 16-bit values by way of float32,
-    which changes signalling NaNs, and the halves of a float32 number can look like these.
+    A float32 tensor must not be copied as a tensor of 16-bit values. A GPU converts 16-bit values to float32
+    and back, which changes signalling NaNs, and half of a float32 number can have the bits of one.
     """
     groups = {}
     for target, source in zip(targets, sources):

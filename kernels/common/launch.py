@@ -82,7 +82,7 @@ def launch(kernel, grid, block, *arguments, run=None, remember=None, early=False
 
 
 def remember_steps(key, launched, tensors, *options):
-    """Remember a sequence of launches under a key, unless it is None, or one of them cannot be repeated.
+    """Remember a sequence of launches under a key, unless the key is None or a launch cannot be repeated.
 
     launched: (Plan or None, indices of its tensors in `tensors`, arguments) for each launch.
     options: the arguments of Steps after `plans`.
@@ -134,9 +134,9 @@ def repeated(key, given, number):
 
 
 def aligned_addresses(steps, tensors):
-    """Return the addresses of tensors for a repeated launch, or None if it is impossible with them.
+    """Return the addresses of tensors for a repeated launch, or None if one of them cannot be used.
 
-    Addresses that are not aligned are refused, because some kernels need copies of such tensors.
+    Unaligned addresses are refused, because some kernels need copies of such tensors.
     """
     if steps.device != current_device():
         return None
@@ -225,7 +225,7 @@ def current_device():
     return torch.cuda.current_device()
 
 
-# private functions of torch, which may be missing, that do the same in a tenth of the time
+# private functions of torch take a tenth of the time, but may be missing
 raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", raw_stream)
 current_device = getattr(torch._C, "_cuda_getDevice", current_device)
 

@@ -1,4 +1,4 @@
-"""A second stream per GPU, in which independent launches run at the same time as those of the current stream.
+"""A second stream per GPU: its launches run at the same time as launches of the current stream.
 
 The last blocks of a launch do not fill a GPU. Blocks of a launch in another stream then use the rest.
 """

@@ -56,8 +56,7 @@ class Plan:
 
 
 class Steps:
-    """Launches of one or several kernels in order, with everything decided except the addresses of the
-    tensors.
+    """Launches of one or several kernels in order, complete except for the addresses of the tensors.
 
     plans: (Plan, indices of its tensors in a list of addresses) for each launch.
     results: whether the launches store each of the results that `kernels.common.launch.repeated` returns.

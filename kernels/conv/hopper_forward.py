@@ -6,15 +6,16 @@ odd rows. In an iteration of the loop, it processes a tile of keys:
 
     S0      Q Kᵀ, with both operands in shared memory. The accumulators are rounded to 16 bits and stored in
             shared memory, in columns of 16-byte chunks
-    T       Products of S0 with bands of taps, for `part` keys at a time. A product has 64 pairs of rows, and
-            serves two row shifts and both rows of a pair (`kernels.conv.hopper_tiles`)
+    T       Products of S0 with bands of taps, for `part` keys at a time. A product covers 64 pairs of rows.
+            It computes two row shifts for both rows of each pair (`kernels.conv.hopper_tiles`)
     O       P V, with P in the registers of T
 
 All blocks of a multiprocessor do this independently, so that one multiplies while others compute weights.
 
-A product of T computes with zeros of a band for a row to which it contributes nothing, and 0 · NaN is NaN. If
-a sum of weights is not a number, the block therefore starts again, carefully: scores that are not finite
-become 0, and the block stores NaN in the rows that depend on them.
+A product of T multiplies by zeros of a band where a score contributes nothing to a row. Because 0 · NaN is
+NaN, one NaN reaches rows that do not depend on it. If a sum of weights is NaN, the block therefore starts
+again in a careful mode: it replaces scores that are not finite by 0, and stores NaN in the rows that depend
+on them.
 
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
     loop).
@@ -109,8 +110,9 @@ def work_of(c_q):
     return Work(ALL_ROWS - c_q + 1, GROUP)
 
 
-# The compiler computes in advance what depends only on the indices of the thread and the block, and keeps the
-# results in registers, of which the loop has none to spare. It does not move a shuffle.
+# The compiler moves computations that depend only on the indices of the thread and the block out of the loop,
+# where their results occupy registers that the loop needs. It does not move a shuffle, so the index comes
+# from one.
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -129,16 +131,17 @@ def block_place(heads):
 
 @cuda.jit(device=True, forceinline=True)
 def kept(descriptor):
-    """Return a descriptor in uniform registers. The compiler cannot compute it again for each product."""
+    """Return a descriptor in uniform registers, so that the compiler does not compute it again for each
+    product."""
     low = uniform(FULL, uint32(descriptor & uint64(0xFFFFFFFF)))
     return descriptor >> uint64(32) << uint64(32) | uint64(low)
 
 
 @cuda.jit(device=True, forceinline=True)
 def lane_place(thread):
-    """Return the first row, and the first column, of this lane's accumulators, for the even rows.
+    """Return the first row and the first column of this lane's accumulators of the even rows.
 
-    The lane's other row is 16 rows below.
+    The lane's second row is 16 rows below the first.
     """
     warp, lane = thread >> int32(5), int32(thread & int32(31))
     return int32(warp * int32(32) + (lane >> int32(2)) * int32(2)), int32((lane & int32(3)) * int32(2))
@@ -264,7 +267,7 @@ def conv_hopper_kernel(width, kind, block, c_q, c_k, bits=False, parts=False):
         of_scores = kept(matrix_descriptor(scores, (0, 0, 0), PLACES * 16, 128, 0))
         of_bands = kept(matrix_descriptor(bands, (0, 0, 0, 0), band_bytes, 128, 0))
         s_row, careful = int32(i0 - int32(above)), False
-        stop = int32(min(n, int32(i0 + int32(1))) if causal else n)  # of the keys that all rows see
+        stop = int32(min(n, int32(i0 + int32(1))) if causal else n)  # end of the keys that all rows see
         while True:
             copy(k_tile, k, batch, head, int32(0))
             copy(v_tiles[0], v, batch, head, int32(shift) - first_key)

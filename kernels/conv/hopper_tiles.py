@@ -4,8 +4,9 @@ S0 is stored in columns of 16-byte chunks, without a swizzle: (keys / 8, PARITIE
 rows before the odd rows. The left operand of a product may then start at any row of a parity, which is a row
 shift by two, and its two halves may belong to different parities.
 
-    A   64 pairs of rows, and 8 keys of S0. The left half of its 16 columns are the even rows, shifted down by
-        2 u rows, the right half the odd rows, shifted equally. So step u serves row shifts 2 u and 2 u + 1
+    A   64 pairs of rows, and 8 keys of S0. The left half of its 16 columns contains the even rows, shifted
+        down by 2 u rows. The right half contains the odd rows with the same shift. Step u therefore computes
+        the row shifts 2 u and 2 u + 1
     B   8 keys of each of these two rows, and n output keys for each row of a pair, the even row first. The
         element for S0's row shift s and key x, and the row e of the pair and key y of T, is the tap w[s - e,
         x + n - 8 - y], or 0 if there is none
@@ -44,7 +45,7 @@ def keys_out(c_k):
 
 
 def steps_of(c_q):
-    """Return the number of steps u, each of which serves two of the c_q + 1 row shifts."""
+    """Return the number of steps u. Each step computes two of the c_q + 1 row shifts."""
     return (c_q + 2) // 2
 
 
@@ -59,8 +60,8 @@ def tile_copier(rows, width, threads):
 
     @cuda.jit(device=True, forceinline=True)
     def copy(tile, x, batch, head, first):
-        # The compiler does not compute addresses from the result of a shuffle before the loop, where they
-        # would take registers.
+        # The compiler does not move a shuffle, nor addresses computed from it, out of the loop, where the
+        # addresses would occupy registers.
         thread, source = cuda.threadIdx.x, x[batch, head]
         thread = uint32(cuda.shfl_sync(FULL, thread, thread & 31))
         row, chunk = thread // uint32(chunks), thread % uint32(chunks)
@@ -198,7 +199,8 @@ def convolver(kind, c_q, c_k, keys, stage_keys, rows):
                     for c in range(chunks)
                     if 0 <= block - c < blocks
                 ]
-                # An addition of 0 has a register of its own, so that no accumulator must be kept.
+                # Adding 0 puts the value in a register of its own, so that the accumulator's register can be
+                # reused.
                 terms += ["float32(0)"] * (len(terms) == 1)
                 (found[parity] if block < chunks else rest).append(" + ".join(terms))
     stages, lines = range(keys // stage_keys), []
@@ -206,7 +208,7 @@ def convolver(kind, c_q, c_k, keys, stage_keys, rows):
         if stage:
             lines.append(f"sums = start(of_scores + uint64({stage * chunks * rows}), of_bands)")
         lines += [f"t{c} = wgmma_wait_0(sums[{c}])" for c in range(chunks)]
-        # After a fence, ptxas cannot compute these sums when the next products have started.
+        # The fence prevents the compiler from moving these sums below the start of the next products.
         lines += [f"{name}{stage} = wgmma_fence({all_of(x)})" for name, x in zip(("even", "odd"), found)]
         if rest:
             lines.append(f"carried = wgmma_fence({all_of(rest)})")
@@ -230,7 +232,7 @@ def softener(count):
     """Create soften(even, odd, m, l, large, factor, slack) -> (even, odd, m, l, by, grown, large), one step
     of the online softmax for the lane's rows of both parities.
 
-    It is that of `kernels.tensor_cores.warpgroup_tiles.softener`, with these differences:
+    The step is the same as in `kernels.tensor_cores.warpgroup_tiles.softener`, with these differences:
 
     m, l, by: of the two even rows, then of the two odd rows. m is finite even before the first key.
     large: whether a factor · m is so large that its rounding error matters.

@@ -349,7 +349,7 @@ def latent_tensor_backward(
     keys, latent = k_latent.shape[1:]
     dq_latent, d_alpha, sums = None, torch.zeros_like(alpha), partial(sums_of, q, width, shared, run)
     key_gradients = [output((q.shape[0], keys, width), like=q, dtype=q.dtype) for _ in range(2)]
-    # the gradients of the keys and of the queries do not depend on each other
+    # The gradients of the keys do not depend on those of the queries.
     with forked(q.device) as join:
         if wanted[1] or wanted[2]:
             dk_latent, dv_latent = sums(keys, of_keys=True)

@@ -27,7 +27,7 @@ keys. A warp of `values` keeps a head's P of LANES keys and their halo in shared
 Warps prefetch the next elements into registers.
 
 For bfloat16 and float16, the kernels of `tensor_decode` replace `window` and `values`, except on a GPU of
-compute capability below 8.0. On one of compute capability 9.0, the two kernels of `hopper_decode` replace
+compute capability below 8.0. On a GPU of compute capability 9.0, the two kernels of `hopper_decode` replace
 `window`, `mix_rows` and `values`, for maps within at most 16 heads and windows of at most 16 queries.
 """
 

@@ -16,10 +16,10 @@ head map becomes a block-diagonal matrix. So each step is a product of small mat
     U'[g, j]   map × U of all heads
     O[c]       Vᵀ × U'
 
-All but the first have a float32 operand. It is split into two bfloat16 parts, whose sum has a relative error
-of 2^-17, and so are taps and maps, unless they are bfloat16; U' is split into parts of the type of V. The
-products of the parts are added in float32. NaN and infinities therefore spread to all rows and heads of a
-group, as NaN does in the softmax.
+All products but the first have a float32 operand. The kernels split this operand into two bfloat16 parts,
+whose sum has a relative error of 2^-17. They split taps and maps in the same way, unless these are bfloat16,
+and U' into parts of the type of V. The products of the parts are added in float32. NaN and infinities
+therefore spread to all rows and heads of a group, as NaN does in the softmax.
 
 T' is stored with eight rows per key, so that its 16-bit parts form rows of 16 bytes, as `ldmatrix` reads.
 """
@@ -71,7 +71,8 @@ AHEAD = 8  # ranges whose m and l a thread loads at once
 
 @cuda.jit(device=True, forceinline=True)
 def split(x, y):
-    """Return two registers with 16-bit parts of x and y: the bfloat16 values, and what they lack."""
+    """Return two registers with 16-bit parts of x and y: their bfloat16 values, and the rounding errors of
+    these."""
     high = pack_bf16(x, y)
     return high, pack_bf16(x - low_bf16(high), y - high_bf16(high))
 
@@ -669,7 +670,7 @@ def values_kernel(width, kind, most, c_k, after, taps_kind):
                     place_of_v += stage * stride
                 cp_async_commit()
                 place = stage - place
-        # 6. store the sums: columns 0 and 1 of the accumulators are those of the two parts
+        # 6. store the sums: columns 0 and 1 of the accumulators belong to the two parts
         if lane & 3 == 0 and warp & (most - 1) < group:
             for x in range(2 * tiles):
                 c = x * 8 + (lane >> 2)

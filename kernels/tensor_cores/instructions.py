@@ -240,7 +240,8 @@ high_bf16 = unpack("bf16", 1, "and.b32 $0, $1, 0xFFFF0000;", bfloat16)
 low_f16 = unpack("f16", 0, WIDEN_HALF.format("low"), np.float16)
 high_f16 = unpack("f16", 1, WIDEN_HALF.format("high"), np.float16)
 
-# PTX stores two float32 values with one instruction only if it knows that the address is a multiple of 8.
+# The compiler stores two float32 values with one instruction only if it can prove that the address is a
+# multiple of 8.
 float_pair = of_registers("float_pair", "mov.b64 $0, {$1, $2};", [types.float32] * 2, [types.int64])
 floats_of = of_registers("floats_of", "mov.b64 {$0, $1}, $2;", [types.int64], [types.float32] * 2)
 
