@@ -163,7 +163,7 @@ class Context:
         self.in_observer = False
         self.has_errors |= any(finding.severity == "error" for finding in self.findings[known:])
         # Observer time does not count against the kernel, and the watchdog does not end it. There are two
-        # exceptions. A loop may trigger `access_refused` forever, and must still end. After an error, the
+        # exceptions: a loop that triggers `access_refused` forever must still end, and after an error the
         # launch has to end soon.
         if self.since is not None and hook != "access_refused" and not self.has_errors:
             self.since += time.process_time() - began
@@ -323,8 +323,8 @@ class Context:
                 self.moved = now
 
     def phase_ended(self):
-        """Postpone the comparison of threads, because an mbarrier has ended a phase: a comparison would find
-        this change. After an error, the launch has to end soon."""
+        """Postpone the comparison of threads, because the end of an mbarrier's phase is progress. Do not
+        postpone it after an error, so that the launch ends soon."""
         if self.since is not None and not self.has_errors:
             self.since, self.steps_then = time.process_time(), self.steps
 

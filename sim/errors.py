@@ -57,7 +57,7 @@ class KernelBug(SimulatorError):
 
 class ThreadError(SimulatorError):
     """A Python exception raised by a thread of the kernel. It is the `__cause__`; `access` identifies the
-    thread and the line. `findings` holds the errors that were found before, which can be the reason."""
+    thread and the line. `findings` holds the earlier errors of the launch, which can be the cause."""
 
     access: "Access | None" = None
     findings: "tuple[Finding, ...]" = ()

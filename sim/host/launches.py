@@ -308,7 +308,7 @@ def keep_signature(kernel, signature, return_type=None):
 
 def execute_with_source(text, namespace):
     """Execute the text of a kernel that Numba has generated, for `vectorize` and `guvectorize`, so that its
-    source is available to `inspect`. A kernel without source is never compiled."""
+    source is available to `inspect`. The simulator never compiles a kernel without source."""
     name = f"<Numba's kernel {next(GENERATED)}>"
     linecache.cache[name] = len(text), None, text.splitlines(True), name
     exec(compile(text, name, "exec"), namespace)

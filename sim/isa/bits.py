@@ -51,7 +51,7 @@ def first_set(x):
 
 # --- floats -------------------------------------------------------------------------------------------------
 
-# bytes of a float -> the function that reads such a pattern from memory, in a tenth of the time of `view`
+# bytes of a float -> the function that reads its bit pattern from memory, in a tenth of the time of `view`
 PATTERN = {size: Struct(code).unpack_from for size, code in {2: "=H", 4: "=I", 8: "=Q"}.items()}
 PACK, UNPACK = Struct("=I").pack, Struct("=f").unpack
 INFINITY = 0x7F800000  # the bit pattern of the infinity of float32

@@ -295,7 +295,7 @@ def add_wait(name, is_over):
             # exposes programs that do not repeat it.
             if barrier.phase == phase and (parked or memory.has_failed(barrier)):
                 barrier.complete_copies()
-            # If the next phase has ended as well, the parity looks incomplete again.
+            # If the next phase has ended, too, its parity makes the phase look incomplete again.
             if not parked or not is_over(barrier.phase, expected):
                 memory.wait_failed(barrier)
                 if not parked:

@@ -69,8 +69,8 @@ def registers_of_dispatcher(kernel):
 
 
 def entry_registers(limit, names):
-    """Return the registers per thread at launch: the limit, or less if no setmaxnreg.inc asks for as many.
-    Return None if the kernel has no setmaxnreg.
+    """Return the registers per thread at launch: the limit, or the largest count of a setmaxnreg.inc if that
+    is smaller. Return None if the kernel has no setmaxnreg.
 
     limit: the result of `registers_at_launch`.
     names: the names of the kernel's instructions.

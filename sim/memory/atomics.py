@@ -61,7 +61,7 @@ class Atomic:
             return domain(array.dtype.type(0))
         value = operands[-1]
         # A conversion to an integer dtype drops the fraction, which is rarely intended. The results of ceil,
-        # floor and round are floats without one.
+        # floor and round are floats, but have no fraction.
         floating = array.dtype.kind in "iu" and isinstance(value, np.inexact)
         if floating and cast(array.dtype)(value) != value.item():
             self._context.announce(

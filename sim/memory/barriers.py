@@ -97,7 +97,8 @@ class BarrierMemory:
         if not self.waits or self.has_failed(barrier) or context.progress_check:
             return False
         # A block of a cluster must not complete its copies before the other blocks have had a turn. In
-        # kernels with bulk copies, repeated tests show more often that a wait misses its phase.
+        # kernels with bulk copies, a wait that can miss its phase is found more often if its test is
+        # repeated.
         if context.clustered or context.asynchronous:
             return False
         self.context.thread.failed_wait = barrier, self.site("atomic")

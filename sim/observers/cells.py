@@ -152,8 +152,9 @@ class Cells:
         return np.bincount(cell[mask[row]], minlength=len(self.address)) > 0
 
     def distinct(self):
-        """Return (Cells, numbers): the Cells without those that exactly the same accesses reach as the cell
-        before them, such as the bytes of an element, and for each cell the number of its equal among them."""
+        """Return (Cells, numbers): the Cells without duplicates, and the index of each cell's representative
+        among them. A duplicate has exactly the same accesses as the cell before it, as the bytes of an
+        element do."""
         (cell, row), lengths = self.flat(), self.ends - self.starts
         longer = np.diff(lengths, prepend=-1) != 0
         before = np.arange(len(row)) - lengths[cell]
@@ -246,8 +247,8 @@ def has_shared_cell(cell, party):
 
 
 def only_atomic(rows):
-    """Return a mask of accesses of 8 bytes whose bytes are accessed only by such atomics, as those of an
-    mbarrier often are. They cannot race."""
+    """Return a mask of accesses of 8 bytes whose bytes are accessed only by such atomics, as the bytes of an
+    mbarrier often are. Such atomics cannot race."""
     atomic = (rows.action == ATOMIC) | (rows.action == ATOMIC_LOAD)
     atomic &= (rows.size == 8) & (rows.address & 7 == 0)
     if not atomic.any():

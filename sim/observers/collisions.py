@@ -1,5 +1,5 @@
-"""Cells accessed by racing threads or blocks: the pairs of sites that race on each, with two accesses per
-pair."""
+"""Cells accessed by racing threads or blocks: the pairs of sites that race on each cell, with two accesses
+per pair."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,7 +55,7 @@ class Collisions:
     it, and on the bytes that each access covers. Such a cell is therefore searched once per launch.
 
     cells: the Cells.
-    ordered: a mask of the cells whose accesses `order` can order.
+    ordered: a mask of the cells in which `order` may order two accesses.
     order: the HappensBefore.
     within_block: whether the parties are the threads of a block.
     known: the cache of the launch, a dict.
@@ -115,7 +115,7 @@ class Cases:
         self.times = {}  # id of a finding -> [the finding, its number of cases]
 
     def add(self, finding, times=1):
-        """Add `times` cases of a finding, which has none of its own yet."""
+        """Add `times` cases of a finding whose own count is not set yet."""
         self.times.setdefault(id(finding), [finding, 0])[1] += times
 
     def merged(self):

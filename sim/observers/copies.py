@@ -51,8 +51,8 @@ class Flight:
             yield ByteRange(self.copy.source, self.copy.read, False)
 
     def is_over_at(self, row, clocks):
-        """Return whether an access, or another Moment, is ordered after a wait for the copy. The clocks are
-        those of HappensBefore.clocks_at."""
+        """Return whether an access, or another Moment, is ordered after a wait for the copy. The caller
+        passes the clocks that HappensBefore.clocks_at returns."""
         return any(is_before(end, row, clocks) for end in self.ends)
 
     def is_over(self, order):
@@ -67,7 +67,7 @@ def precedes(at, row, order):
 
 
 def is_before(at, row, clocks):
-    """Return the result of `precedes`. The clocks are those of the row."""
+    """Return the result of `precedes`, with the clocks of the row."""
     if row.thread == at.thread:
         return row.segment > at.segment
     block, key = at.block, (at.block, at.thread)
@@ -88,8 +88,8 @@ class Successive:
     """The copies of one block that write, or read, exactly the same bytes, in the order of their issue.
 
     begins: the segments of their issues.
-    in_turn: for the first copies, whether each copy before this one is over at its issue. By transitivity, an
-        access after the issue then comes after the ends of these copies.
+    in_turn: for each of the first copies, whether all copies before it had ended when it was issued. By
+        transitivity, an access after its issue then also comes after the ends of those earlier copies.
     """
 
     def __init__(self, place):
@@ -100,7 +100,7 @@ class Successive:
         self.begins.append(flight.begin.segment)
 
     def follows_all(self, number, order):
-        """Return whether each copy before the one with this number is over at its issue."""
+        """Return whether all copies before the copy with this number had ended when it was issued."""
         for later in range(len(self.in_turn), number + 1):
             begin = self.flights[later].begin
             over = self.in_turn[-1] and self.flights[later - 1].is_over_at(begin, order.clocks_at(begin))
@@ -108,7 +108,8 @@ class Successive:
         return self.in_turn[number]
 
     def under_way(self, row, order):
-        """Return the copies whose issue is ordered before an access, but not a wait for them."""
+        """Return the copies whose issue is ordered before an access, and whose end no wait orders before
+        it."""
         found = []
         # Segments are numbered in the order of execution, so no later copy can precede the access.
         later = bisect_left(self.begins, row.segment)

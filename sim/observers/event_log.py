@@ -33,9 +33,9 @@ class EventLog:
 
 
 class OnDemand:
-    """A HappensBefore to which the events of a log are passed when the order is needed.
+    """A HappensBefore that receives the events of a log only when the order is needed.
 
-    It has to be created before the log has dropped an event.
+    Create it before the log drops any event.
     """
 
     def __init__(self, log, order):

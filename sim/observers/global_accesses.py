@@ -16,7 +16,7 @@ class GlobalAccesses:
     """
 
     def __init__(self):
-        self.parts, self.waiting = [], []  # list of Rows; (number of the block, batch) of later accesses
+        self.parts, self.waiting = [], []  # Rows; then (number of the block, batch)
 
     def add(self, batches, block, once):
         """Add the accesses of a block's epoch (see Rows.of_global_memory for `once`)."""
@@ -35,7 +35,7 @@ class GlobalAccesses:
         self.parts.append(rows)
 
     def convert(self):
-        """Convert the batches that wait."""
+        """Convert the waiting batches to Rows."""
         if not self.waiting:
             return
         blocks, batches = zip(*self.waiting)
@@ -47,7 +47,7 @@ class GlobalAccesses:
         }
         action = columns["site"] & 3
         value = np.empty(len(action), object)
-        # With a mask instead of indices, numpy refuses values that are tuples, as those of vector stores are.
+        # Use indices: with a mask, numpy refuses values that are tuples, as the values of vector stores are.
         value[np.flatnonzero(action != LOAD)] = [one for batch in batches for one in batch.values]
         block, epoch = (np.repeat(of, lengths) for of in (blocks, [batch.epoch for batch in batches]))
         rows = Rows(block, epoch, **columns, value=value, action=action)

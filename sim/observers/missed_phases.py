@@ -19,7 +19,8 @@ WARPGROUP = 128  # threads
 
 
 class Observed(Performed):
-    """The order in which every value that a thread observes orders it, with or without a fence."""
+    """A happens-before order in which a thread acquires from every value that it observes, even without a
+    fence."""
 
     def __init__(self):
         super().__init__(generous=True)
@@ -41,7 +42,8 @@ class MissedPhases:
 
     def __init__(self, context, order, log, number, names):
         self.context, self.order, self.number, self.names = context, order, number, names
-        # This order contains the order of the launch, so it is computed only if that one does not suffice.
+        # This order contains the order of the launch, so it is computed only if the order of the launch does
+        # not suffice.
         self.log, self.observed = log, OnDemand(log, Observed())
         self.found = {}  # (site of the wait, array) -> (rank, arguments of `finding`)
         context.listeners["phase_ended"].append(self.phase_ended)
@@ -64,7 +66,7 @@ class MissedPhases:
                 self.found[key] = rank, (at, site, phase, arrival)
 
     def unordered(self, order, phase, observations):
-        """Return the observations that no arrival of a phase follows in an order."""
+        """Return the observations that do not precede any arrival of the phase in this order."""
         if not observations or phase not in order.phases:
             return observations
         for released in order.phases[phase].released.values():

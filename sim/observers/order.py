@@ -272,7 +272,8 @@ class HappensBefore:
         """Add clocks to the clock of a thread.
 
         clocks: {source: clock}.
-        contained: {source: clock} of acquired clocks that the new clocks contain, or ().
+        contained: {source: clock} of the acquired clocks that the new clocks contain, so that the thread can
+            drop them, or ().
         """
         key = block, thread
         if before := self.acquired.get(key):
@@ -297,7 +298,7 @@ class HappensBefore:
         return self.acquired.get((block, thread), {}).values()
 
     def threads_that_acquired(self, block, threads, segment):
-        """Return those of these threads of a block that have acquired a clock in a segment or later."""
+        """Return the given threads of a block that have acquired a clock in `segment` or a later one."""
         last = {thread: self.history.get((block, thread), NOTHING)[0][-1:] for thread in threads}
         return [thread for thread, segments in last.items() if segments and segments[0] >= segment]
 
@@ -321,7 +322,7 @@ class HappensBefore:
 
 
 class Exchanges(HappensBefore):
-    """The happens-before order in which an exchange of values between lanes also orders their accesses."""
+    """A happens-before order in which an exchange of values between lanes also orders the lanes' accesses."""
 
     def exchange(self, block, threads, segment):
         self.sync_warp(block, threads, segment)
@@ -359,7 +360,7 @@ class Invalidation(HappensBefore):
     def follows_exchange(self, a, b):
         """Return whether b comes after an access of a thread that took part in an exchange after a.
 
-        This is the usual case, and does not need the order `performed`.
+        This is the usual case, and it can be decided without the order `performed`.
         """
         segments, groups = self.exchanges.get((a.block, a.thread), NOTHING)
         first = bisect_left(segments, a.segment)

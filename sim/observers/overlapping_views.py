@@ -1,12 +1,12 @@
 """Views of dynamic shared memory that overlap, although the kernel uses them as separate arrays.
 
 Every dynamic shared array begins at the same byte. If a kernel declares two of them with different dtypes,
-one of them has to be a slice after the end of the other. A finding requires four accesses to the same bytes,
-so that a reuse or a reinterpretation of the bytes has none:
+one of them has to be a slice after the end of the other. A kernel may reuse or reinterpret the bytes. A
+finding therefore requires four accesses to the same bytes:
 
     1. a store through one view
-    2. a store through the other view, which overwrites that value; nothing has read it through the other
-       view, as a kernel does that reinterprets bytes
+    2. a store through the other view, which overwrites that value before any load through the other view. A
+       kernel that reinterprets bytes has such a load
     3. a load of the new value through the view of the first store
     4. a load of the new value through the view of the second store
 
@@ -67,7 +67,7 @@ class OverlappingViews:
 
     def stored(self, before, view, row):
         """Return the Held after a store."""
-        # a comparison with None would take float64 for None
+        # With `==`, numpy's float64 would equal None.
         if before is None or view is None or before.view is None:
             return Held(view, row, None)
         if view == before.view:
@@ -76,15 +76,15 @@ class OverlappingViews:
         return Held(view, row, lost)
 
     def loaded(self, block, unit, held, view, row):
-        """Record a load or an atomic, and note it if it completes a finding. An atomic reads and writes, as a
-        reinterpretation may."""
+        """Record a load or an atomic, and add a finding if it completes one. An atomic reads the bytes before
+        it writes them, so it may reinterpret them."""
         if view is None or row[1] & 3 == ATOMIC:
             held.view = None
         held.reads.setdefault(view, row)
         if held.lost and held.view is not None and {held.view, held.lost[0]} <= held.reads.keys():
             rows = held.lost[1], held.store, held.reads[held.lost[0]], held.reads[held.view]
             key, new = tuple(site for _, site in rows), (block, unit * self.unit, rows)
-            # the lowest block and address, whatever the order of execution
+            # the lowest block and address, which do not depend on the order of execution
             self.found[key] = min(self.found.get(key, new), new, key=lambda one: (one[0][::-1], one[1]))
 
     def launch_finished(self, others):

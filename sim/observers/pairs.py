@@ -157,7 +157,7 @@ def pairs_of_distinct(cells, order):
     """Return the list of `unordered_pairs` for Cells none of which equals the one before it."""
     rows, party = cells.rows, cells.party
     row, bounds = cells.in_order()
-    # Most cells have no such pair. Only those that may have one are searched for the first pair.
+    # Most cells have no such pair. Only the cells that may have one are searched for their first pair.
     has_atomics = np.logical_or.reduceat(atomic_mask(rows)[row], bounds[:-1])
     suspect = has_atomics | has_unordered_plain(rows, party, row, bounds, has_atomics, order)
     # Thousands of cells of an array often have the same sequence of plain accesses. Only these columns
@@ -193,7 +193,7 @@ def pairs_of_distinct(cells, order):
 
 
 def has_unordered_plain(rows, party, row, bounds, has_atomics, order):
-    """Return a mask of the cells, without those with atomics, some of whose `successive_pairs` are unordered.
+    """Return a mask of the cells without atomics that have an unordered pair in their `successive_pairs`.
 
     row, bounds: the result of Cells.in_order.
     has_atomics: a mask of the cells.

@@ -23,7 +23,7 @@ class Released:
             self.clocks[id(clock)] = clock
 
     def add_own(self, clock):
-        """Add a clock of accesses. If it has an entry, it is at least as late as the earlier one."""
+        """Add a clock of accesses. Its entries replace earlier ones, and are never older than these."""
         self.union = None
         self.entries.update(clock)
 
@@ -49,7 +49,7 @@ class Phase:
         self.key, self.released, self.fences, self.acquired, self.visible = key, {}, {}, {}, {}
 
     def of(self, block, reach):
-        """Return the Released of a block for a reach, in order to add to it."""
+        """Return the Released of a block for a reach, so that the caller can add clocks."""
         if self.visible:
             self.visible = {}
         key = block, reach

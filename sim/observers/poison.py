@@ -82,7 +82,7 @@ def consequences_of(findings):
 
 
 def by_thread(findings):
-    """Return {(block, thread): its findings}, with one finding for each key and site."""
+    """Return {(block, thread): the findings of the thread}, with one finding for each key and site."""
     found = {}
     for finding in findings:
         for thread in threads(finding):

@@ -74,7 +74,7 @@ class Races(OrderingObserver):
             ReadOnlyLoads(context)
         self.views = OverlappingViews(context) if context.views else None
         self.cluster = ClusterAccesses(context, self.number, self.names) if context.clustered else None
-        # the functions that take each event, besides the order
+        # the functions that receive each event, in addition to the order
         self.recorders = [self.proxy.record] if self.proxy else []
         if self.performed is not order:
             self.recorders.append(lambda name, *facts: getattr(self.performed, name)(*facts))
@@ -236,7 +236,7 @@ class Races(OrderingObserver):
         cells = racy_cells(rows, party)
         ordered = self.may_be_ordered(cells, block)
         pairs = iter(unordered_pairs(cells.select(ordered), self.order))
-        # a pair, None if everything is ordered, or () if nothing can be
+        # a pair; None if all accesses are ordered; () if no accesses can be ordered
         racing_pairs = [next(pairs) if may_be else () for may_be in ordered.tolist()]
         racing = np.array([pair is not None for pair in racing_pairs], bool)
         racing_pairs = [pair for pair in racing_pairs if pair is not None]
@@ -263,7 +263,7 @@ class Races(OrderingObserver):
         return findings.merged()
 
     def may_be_ordered(self, cells, block):
-        """Return a mask of the cells whose accesses the order can order.
+        """Return a mask of the cells in which the happens-before order may order two accesses.
 
         Within an epoch of a block, two plain accesses are ordered only if the thread of one of them has
         acquired a clock in this epoch.

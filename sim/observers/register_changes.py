@@ -1,8 +1,9 @@
 """Two setmaxnreg of a warp group between which its warps do not synchronise.
 
 The PTX ISA requires that all warps of a warp group synchronise explicitly after a setmaxnreg, before any of
-them executes the next one. The setmaxnreg itself does not synchronise them, nor does a wgmma. Anything else
-that orders the first instruction of every warp before the second one of every other warp is accepted.
+them executes the next one. The setmaxnreg itself does not synchronise them, nor does a wgmma. Any other
+synchronisation is accepted if it orders the first setmaxnreg of every warp before the second setmaxnreg of
+every other warp.
 
 Source: PTX ISA 9.7.19, "Miscellaneous Instructions: setmaxnreg".
 """
@@ -24,7 +25,7 @@ class RegisterChanges:
 
     def __init__(self, context, log, number):
         self.context, self.number = context, number
-        # Every value that a thread observes orders it, with or without a fence.
+        # In this order, a thread acquires from every value that it observes, even without a fence.
         self.order = OnDemand(log, Performed(generous=True))
         self.last = {}  # (block, warp group) -> (warp -> the arrivals of its lanes, site)
         context.listeners["registers_changed"].append(self.changed)

@@ -52,7 +52,7 @@ class Writer:
         # The enclosing Loop of each block, by id(block); the ids of the loops' entry blocks; and the ids of
         # the blocks emitted in place of a jump.
         self.home, self.heads, self.inlined = {}, set(), set()
-        self.waits = []  # the tests of mbarriers for whose success a loop only waits
+        self.waits = []  # the mbarrier tests in loops that do nothing but wait for them to succeed
         self.origins = Origins(self, translate.HANDLERS.keys())
         self.products = ProductRegisters(self, translate.HANDLERS.keys())
 

@@ -1,7 +1,7 @@
 """The kernel as a generator, which yields wherever a thread waits in the kernel's own frame.
 
 Resuming a generator takes a tenth of the time of a greenlet switch, and it needs no greenlet. A call of a
-function by which a thread waits,
+function in which a thread waits,
 
     r1 = warp_5(a, b)
 
@@ -14,12 +14,13 @@ import re
 
 
 def joining(name):
-    """Return the name of the global that lets a thread join what it waits for, without waiting."""
+    """Return the name of the global that lets a thread join a barrier or warp instruction without suspending
+    it."""
     return f"{name}_join"
 
 
 def as_generator(source, names):
-    """Return the source of a kernel that yields in place of these calls."""
+    """Return the source of a kernel in which these calls are replaced by expressions that yield."""
     if not names:
         return source
     call, parts, done = re.compile(rf"\b({'|'.join(names)})\("), [], 0

@@ -151,8 +151,8 @@ class GridBarrier:
         self.waiting = []
 
     def join(self, at):
-        """Return whether the running thread must wait for the barrier to open. The word is in `thread.result`
-        afterwards."""
+        """Let the running thread arrive, and return whether it must wait for the barrier to open. The
+        barrier's word is in `thread.result` afterwards."""
         thread = self.context.thread
         thread.result = self.word
         old = self.arrived.get(thread.block)

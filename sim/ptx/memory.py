@@ -89,7 +89,7 @@ class Memory(RegionTable):
             first = offset >> shift
             return view[first] if count == 1 else tuple(view[first : first + count])
 
-        # These do the same for one logged element, in two thirds of the time.
+        # These functions do the same for one logged element, in two thirds of the time.
         def load_fixed(address):
             offset = address - start
             if offset & reach or not 0 <= offset <= last:

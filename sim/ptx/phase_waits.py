@@ -16,7 +16,8 @@ SILENT = COMPUTING | {"nanosleep"}
 
 
 def test_of(loop):
-    """Return the test for whose success a Loop only waits, or None if it does more."""
+    """Return the mbarrier test of a Loop that only waits for this test to succeed, or None for any other
+    Loop."""
     if any(isinstance(part, Loop) for part in loop.parts):
         return None
     items = [item for block in loop.parts for item in block.body if isinstance(item, Instruction)]

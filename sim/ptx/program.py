@@ -60,7 +60,7 @@ class Program:
         # the sites of ld.global.nc, and of loads that only serve to update a bit-field
         self.noncoherent, self.field_updates = set(), set()
         self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
-        # The names of the functions by which the kernel waits in its own frame, and of their sim.isa entries;
+        # The names of the functions in which the kernel waits in its own frame, and of their sim.isa entries;
         # and whether a thread can also wait in another way (sim.ptx.generators).
         self.joins, self.joined, self.waits_elsewhere = [], set(), False
         self.counter, self.missing = itertools.count(1), []
@@ -141,7 +141,7 @@ class Program:
         return name
 
     def joining_name(self, stem, entry, make, joins=True):
-        """Return a new global name for a function by which a thread waits.
+        """Return a new global name for a function in which a thread waits.
 
         entry: the name of its entry in sim.isa.
         joins: whether the function has an attribute `join` (see Run.waiting_function).
@@ -421,6 +421,6 @@ class Program:
     def namespace(self, run):
         """Return all globals needed by the source in one launch."""
         made = {name: make(run) for name, make in self.factories.items()}
-        # The semantics of numpy's conversion, in a sixth of its time if the value is a float32 already.
+        # This is numpy's conversion, in a sixth of the time if the value is already a float32.
         made["float32"] = cast(float32)
         return HELPERS | made | {joining(name): made[name].join for name in self.joins}

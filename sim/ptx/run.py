@@ -278,7 +278,7 @@ class Run:
 
     def waiting_function(self, join):
         """Return the function that calls `join`, suspends the thread if `join` returns True, and returns the
-        thread's result. A generator calls `join` itself (sim.ptx.generators)."""
+        thread's result. A kernel that is a generator calls `join` itself (sim.ptx.generators)."""
         context = self.context
 
         def wait(*arguments):

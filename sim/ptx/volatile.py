@@ -109,8 +109,8 @@ class Uses:
     def is_awaited(self, load, decisions):
         """Return whether a loop waits for a loaded value.
 
-        A compiler can move the first iteration of a loop before the loop. The load there counts as awaited if
-        a decision depends on it and a loop waits for the load from the same place in the source.
+        A compiler can move the first iteration of a loop before the loop. A load that was moved counts as
+        awaited if a decision depends on it, and a loop waits for a load from the same place in the source.
 
         decisions: the predicates that depend on the value.
         """

@@ -246,8 +246,8 @@ class Device:
     def watched_host_memory(self, kernel: Kernel) -> Iterator[None]:
         """After a launch, protect the host memory that it has accessed, until the host waits.
 
-        Kernels that communicate with the running host contain operations of system scope. Their memory is not
-        protected.
+        A kernel that communicates with the running host contains operations of system scope. Do not protect
+        the memory of such a kernel.
         """
         mapped = [b for b in self.memory.buffers.values() if b.kind != DEVICE]
         large = sum(b.root.size for b in mapped) > WATCHED_LIMIT

@@ -105,7 +105,7 @@ class DeviceMemory:
         self.unwatched = 0  # number of times that a launch skipped this check
         # host address -> buffer registered with cudaHostRegister
         self.registered: dict[int, DeviceBuffer] = {}
-        # called with the lowest and highest host address of registered memory
+        # function that is called with the lowest and highest host address of registered memory
         self.registered_changed: Callable[[int, int], object] = lambda start, end: None
         # the accesses of the current launch to memory of the host, or None if they are not needed
         self.footprint: Footprint | None = None

@@ -281,7 +281,7 @@ def convert(word: int, letter: str) -> int:
 def report_early_access(device: Device, address: int, action: str, pending: Pending) -> None:
     """Report an access of the host to memory that pending work uses.
 
-    action: the verb, and where it happens unless it is at the current call site.
+    action: the verb, followed by the place of the access unless it is the current call site.
     """
     device.report(
         "unsynchronized-access",

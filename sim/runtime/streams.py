@@ -3,8 +3,9 @@
 The simulator executes work when it is issued. On a GPU, work may still be pending when the host continues.
 This module records which host memory pending work reads and writes, and removes access to the pages of that
 memory with mprotect until the host has waited. If the host accesses them earlier, the process receives a
-SIGSEGV, which `sim.runtime.process` reports if the access conflicts with the work. Otherwise the page is
-opened until the next call of a runtime function, which looks for bytes that have changed in the meantime.
+SIGSEGV, which `sim.runtime.process` reports if the access conflicts with the work. Otherwise the handler
+gives the host access to the page until the next call of a runtime function. That call searches the page for
+bytes that have changed in the meantime.
 
 Each stream has a vector clock: for each stream, the number of operations that precede the stream's next
 operation. The default stream waits for all blocking streams, and they wait for it.
@@ -24,7 +25,7 @@ from sim.runtime.footprints import merged
 
 LIBC = ctypes.CDLL(None)
 LIBC.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-WORD = 4  # bytes to which the address of a changed byte is rounded down
+WORD = 4  # the address of a changed byte is rounded down to a multiple of this size in bytes
 MOST_PENDING = 64  # operations whose memory is watched at a time
 DEFAULT_STREAM = 0
 DEFAULT_NAMES = 0, 1  # the handles that stand for the default stream: nullptr and cudaStreamLegacy
@@ -60,7 +61,7 @@ class Pending:
         return (at >= 0) & (addresses < self.ranges[at, 1])
 
     def repeats(self, other: "Pending") -> bool:
-        """Return whether this is the same use of the same memory as an earlier operation of the stream."""
+        """Return whether an earlier operation of the stream uses the same memory in the same way."""
         same = self.stream == other.stream and self.site == other.site and self.what == other.what
         return same and np.array_equal(self.ranges, other.ranges)
 

@@ -69,7 +69,7 @@ def test_elements_of_different_sizes(start, found):
 
 @cuda.jit
 def reuses(x, out):
-    """Sort keys in the bytes in which sums were before."""
+    """Sort keys in bytes that held sums before."""
     sums, keys = cuda.shared.array(0, float32), cuda.shared.array(0, int32)
     t = cuda.threadIdx.x
     for _ in range(2):
@@ -95,7 +95,7 @@ def reads_bits(x, out):
 
 @cuda.jit
 def clears_words(x, out):
-    """Clear bytes as words, and fill them as numbers."""
+    """Clear bytes through a view of integers, and fill them through a view of floats."""
     numbers, words = cuda.shared.array(0, float32), cuda.shared.array(0, int32)
     t = cuda.threadIdx.x
     words[t] = 0

@@ -82,7 +82,7 @@ def test_a_cell_with_the_same_races_in_each_block_is_searched_once(fenced, monke
 
     (few, once, elements), (many, often, same) = launch(1), launch(3)
     assert often == 3 * once > THREADS and same == elements
-    # The thread that acquires accesses log2(THREADS) + 1 of the cells, and these are searched in each block.
+    # The acquiring thread accesses log2(THREADS) + 1 of the cells. These cells are searched in each block.
     assert THREADS - 1 <= few <= many <= few + 2 * THREADS.bit_length() * fenced
 
 

@@ -261,7 +261,7 @@ def limit_stop(state, start, stop, step):
 def count_range(typing, state, given):
     """Return `range(*given)`, or an empty range if the iteration limit is exceeded or the block has stopped.
 
-    The loop variable is unsigned if Numba's is, and otherwise an int64.
+    The loop variable is unsigned if Numba makes it unsigned, and otherwise an int64.
     """
     range_type = types.range_state64_type
     if is_unsigned_range(typing, *given):

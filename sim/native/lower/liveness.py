@@ -20,7 +20,7 @@ def names_assigned(statements):
 
 def names_with(nodes, context):
     """Return the names that occur in nodes in a context (ast.Load or ast.Store)."""
-    # ast's own generator of nodes takes 1.5 times as long. Kernels of many regions spend a fifth of their
+    # The generator of nodes in `ast` takes 1.5 times as long. Kernels of many regions spend a fifth of their
     # compile time here.
     found, waiting = set(), list(nodes)
     while waiting:

@@ -40,7 +40,7 @@ CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
 def sync_level(node):
     """Return the highest level at which threads synchronise in a node, or THREAD if they do not.
 
-    The node and its parts remember their levels, because the statements around a node ask for them again.
+    The node and its parts remember their levels, because each enclosing statement reads them again.
     """
     if not hasattr(node, "level"):
         sync = getattr(node, "sync", None)

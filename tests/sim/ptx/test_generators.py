@@ -1,4 +1,5 @@
-"""Tests of kernels from PTX whose threads are generators: where a kernel waits in its own frame."""
+"""Tests of kernels from PTX whose threads are generators, because they wait only in the kernel's own
+frame."""
 
 import numpy as np
 import pytest

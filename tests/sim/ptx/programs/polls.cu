@@ -41,7 +41,7 @@ extern "C" __global__ void look_back(volatile int* words, int* sums, int silent)
     sums[block] = sum;
     atomicExch((int*)words + block + 1, (sum + block + 1) << 2 | 2);
 }
-// the same words, read after a wait for another word: nothing orders the two
+// A thread reads a word after it has waited for another word. Nothing orders the accesses to the first word.
 extern "C" __global__ void unordered(volatile int* words, int* sums, int silent) {
     if (threadIdx.x > 0) return;
     if (blockIdx.x == 0) { words[1] = 7; words[0] = 6; return; }
