@@ -133,8 +133,8 @@ def parts_of(q, k, v, sharing, maps, scale, splits, run):
 
 
 def hopper_parts(q, k, v, sharing, maps, scale, splits, run):
-    """Return parts of O like `parts_of`, with the kernels of `hopper_decode`, in which ranges of keys take
-    the place of splits."""
+    """Return parts of O like `parts_of`, with the kernels of `hopper_decode`, in which ranges of keys replace
+    splits."""
     (batch, heads, _, d), keys, (taps, head_map, after_taps, after_head_map) = q.shape, k.shape[2], maps
     (_, c_q, c_k), after, taps_kind = taps.shape, after_taps.shape[1], kind_of(taps)
     width, kind, blocks, its = tensor_width(d), kind_of(q), multiprocessors(k.device), hopper_decode

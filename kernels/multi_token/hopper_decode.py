@@ -7,7 +7,7 @@
     values    a part of O, from T', m, l and V   (ranges of keys, H / s', B)          218 KiB
 
 A block has one warp for each of 16 heads. With fewer heads in a group, it has several ranges of keys, and the
-head map becomes a block-diagonal matrix. So each step is a product of small matrices for `mma`:
+head map becomes a block-diagonal matrix. Each step is thus a product of small matrices, which `mma` computes:
 
     S[j, a]    keys × window
     T[j, r]    Σ_b S[j - c_k + 1 + b, :] · band_b, where band_b[a, r] = w1[a - r, b]
@@ -64,7 +64,7 @@ MOST_ROWS = 16  # rows of the window
 STAGE = 2048  # elements of K or V that a warp copies at once
 CARRIED = 16  # keys whose scores are kept for the next iteration
 TILE = 128  # keys of `values` per iteration
-SPAN = TILE + CARRIED  # keys of P
+SPAN = TILE + CARRIED  # keys whose P a block stores
 PITCH = TILE + 8  # with this padding, eight rows start in different banks
 AHEAD = 8  # ranges whose m and l a thread loads at once
 
@@ -97,7 +97,7 @@ def stage_copier(width):
         lane = cuda.threadIdx.x & 31
         i, chunk = lane // chunks, lane % chunks
         row, step = base + i, stride * at_once
-        if 0 <= first and first + count <= n:  # no comparison for each row
+        if 0 <= first and first + count <= n:  # all rows are inside: compare none of them
             for turn in range(count // at_once):
                 to = row + turn * at_once, swizzled(chunk, i + turn * at_once % 8)
                 cp_async_16(tile, to, rows, ((place & PLACE) + turn * step,), valid)
@@ -531,7 +531,7 @@ def values_kernel(width, kind, most, c_k, after, taps_kind):
         ms, ls = cuda.local.array(AHEAD, float32), cuda.local.array(AHEAD, float32)
         m, l = MINUS_INFINITY, float32(0)
         for first in range(team, ranges, teams * AHEAD):
-            if first + (AHEAD - 1) * teams < ranges:  # no comparison for each load
+            if first + (AHEAD - 1) * teams < ranges:  # all loads are inside: compare none of them
                 for x in range(AHEAD):
                     ms[x] = own_m[(first & PLACE) + x * teams]
                     ls[x] = own_l[(first & PLACE) + x * teams]

@@ -111,7 +111,7 @@ class Block:
         self.registers = None  # its RegisterPool (sim.engine.register_pool), if it executes setmaxnreg
         # number -> NamedBarrier; address -> Barrier (sim.isa.mbarrier)
         self.named_barriers, self.mbarriers = {}, {}
-        self.parked = set()  # the mbarriers for whose phases threads are suspended
+        self.parked = set()  # the mbarriers with suspended threads that wait for their phases
         self.located = {}  # (state space, address, shift) -> location of an mbarrier (sim.ptx.copies)
         # operations of the async proxy issued by the block; address of a shared tile -> (bytes, swizzle in
         # bytes, site) of the last tensor copy to it

@@ -200,7 +200,7 @@ def has_unordered_plain(rows, party, row, bounds, has_atomics, order):
     """
     lengths, at = np.diff(bounds), np.arange(len(row))
     cell, writes = np.repeat(np.arange(len(lengths)), lengths), rows.action[row] != LOAD
-    # the last write before each access, and the first one at or after it
+    # the last write before each access, and the first write at or after it
     before = np.concatenate([[-1], np.maximum.accumulate(np.where(writes, at, -1))[:-1]])
     after = np.minimum.accumulate(np.where(writes, at, len(row))[::-1])[::-1]
     follows = at[before >= np.array(bounds[:-1])[cell]]
