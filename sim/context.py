@@ -41,6 +41,8 @@ QUICK |= {"warp_synchronized", "warp_exchanged"}
 # A comparison of the threads may prove that nothing changes any more, so it may exceed the limit by this
 # factor.
 COMPARING = 1.5
+# CPU seconds that a launch may take after its first error. It then ends with incomplete results.
+SECONDS_AFTER_ERROR = 6.0
 
 
 class Context:
@@ -88,6 +90,9 @@ class Context:
         self.notes: dict[str, None] = {}  # notes for the report, stored as keys so that each appears once
         self.findings = []
         self.has_errors = False  # whether the findings include an error
+        # the CPU time when `is_overdue` saw the first conclusive error; number of findings that it has seen
+        self.error_time, self.seen = None, 0
+        self.ended_early = False  # whether the launch was ended because it took too long after an error
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # the Recording, if an observer creates one
 
@@ -299,6 +304,19 @@ class Context:
 
     # --- progress -------------------------------------------------------------------------------------------
 
+    def is_overdue(self):
+        """Return whether the launch has run for longer than SECONDS_AFTER_ERROR after a conclusive error.
+
+        `max_steps` replaces this limit.
+        """
+        if self.max_steps:
+            return False
+        now = time.process_time()
+        if self.error_time is None and any(map(is_conclusive, self.findings[self.seen :])):
+            self.error_time = now
+        self.seen = len(self.findings)
+        return self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
+
     def restart_progress(self):
         """Reset the budgets for loop iterations and seconds, because a thread ended or another event shows
         progress."""
@@ -419,6 +437,11 @@ class Context:
         budget = f"{plural(self.max_steps or DEFAULT_STEPS, 'iteration')} of the loop"
         budget += "" if self.max_steps else f", or for {first_patience():g} s"
         return f"No thread ended during {budget}."
+
+
+def is_conclusive(finding):
+    """Return whether a finding is an error that no rerun can turn into a warning (see sim.reruns)."""
+    return finding.severity == "error" and finding.kind != "uninitialized-read"
 
 
 def first_patience():

@@ -73,3 +73,8 @@ class Stuck(BaseException):
     The arguments are (site, decided). `decided` is True if the thread can never make progress again. The
     watchdog throws it without arguments.
     """
+
+
+class OutOfTime(Stuck):
+    """Raised between two turns of threads if a launch runs for too long after an error. It never leaves the
+    engine."""

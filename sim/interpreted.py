@@ -19,7 +19,7 @@ from sim.engine.pool import FiberPool
 from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
 from sim.engine.watchdog import Watchdog
-from sim.errors import RefusedLaunch, Stuck
+from sim.errors import OutOfTime, RefusedLaunch, Stuck
 from sim.frontend.accesses import PREFIX
 from sim.frontend.outline import of_codes
 from sim.frontend.rebind import Binder
@@ -37,6 +37,7 @@ from sim.memory.declared import Declarations
 from sim.memory.record import Record
 from sim.memory.spaces import AddressSpace, bind_arguments
 from sim.memory.tensor_map import described_arrays
+from sim.nouns import plural
 from sim.observers import Pipeline
 from sim.reruns import ENDLESS, Reruns
 from sim.watched import watched
@@ -163,11 +164,24 @@ def run(fibers, grid, context, fiber):
                 grid.run_without_waiting()
             else:
                 grid.run(fiber, fibers.of(fiber))
+        except OutOfTime:
+            context.ended_early = True
+            context.notes[format_ended_early(grid.ended, grid.blocks)] = None
         except Stuck:
             # If the watchdog fired between two threads, nothing has been reported for any thread yet.
             if all(finding.kind not in ENDLESS for finding in context.findings):
                 grid.scheduler.report_no_progress(context.thread, None)
     context.announce("launch_finished", context)
+
+
+def format_ended_early(ended, blocks):
+    """Return the note that a launch was ended after an error, when `ended` of its blocks had run to their
+    end."""
+    return (
+        "stopped, because it continued for several seconds after its first error, so that its results are"
+        f" incomplete: {ended:,} of {plural(blocks, 'block')} ran to the end;"
+        " simulate(kernel, max_steps=10**9) lets it continue"
+    )
 
 
 def resident_blocks(launch, used):

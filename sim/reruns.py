@@ -96,8 +96,8 @@ class Reruns:
             Grid).
         run(grid, context, fiber): runs all of its blocks.
         """
-        if not self.possible:
-            return [format_undecided(0)] if self.needs_schedules else []
+        if not self.possible or self.context.ended_early:
+            return [format_undecided(int(self.possible))] if self.needs_schedules else []
         after, findings = self.copy_memory(), self.context.findings
         self.rerun = functools.partial(self.run_once, prepare, run)
         try:
@@ -138,6 +138,8 @@ class Reruns:
             last = turns(context) + 1
             left -= last
             tried += 1
+            if context.ended_early:
+                break
         self.context.counters["schedules"] = tried
         return [format_undecided(tried)]
 
@@ -157,7 +159,7 @@ class Reruns:
                 context = self.rerun(observers, Seeded(np.random.default_rng(0)), poison)
             except SimulatorError:
                 return
-            if not {f.kind for f in context.findings} <= {f.kind for f in findings}:
+            if context.ended_early or not {f.kind for f in context.findings} <= {f.kind for f in findings}:
                 return
             results = (hashlib.blake2b(root).digest() for root, _ in self.saved)
             effects_seen.add((effects.digest.digest(), *results))

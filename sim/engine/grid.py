@@ -6,7 +6,7 @@ from math import prod
 from sim.engine.barrier import distinct_witnesses
 from sim.engine.cluster import CLUSTER, Cluster, cluster_index, deadlock_finding
 from sim.engine.scheduler import FINISHED, ONE_OF_BLOCK, PARKED, YIELDED
-from sim.errors import Abandoned, LaunchError, Stuck
+from sim.errors import Abandoned, LaunchError, OutOfTime, Stuck
 from sim.events import Finding
 from sim.sites import block_indices, cluster_rank, local_address
 
@@ -167,7 +167,7 @@ class Grid:
         size = self.context.cluster
         firsts = [index for index in indices(grid) if not any(i % n for i, n in zip(index, size))]
         units = [block_indices(index, size) for index in firsts]
-        self.blocks = prod(grid)
+        self.blocks, self.ended = prod(grid), 0  # number of blocks, and of those that have ended
         self.free = []  # fibers that run no thread
         # The LaunchError raised when the system ran out of threads; `resident` is then lower than the
         # device's limit.
@@ -178,6 +178,8 @@ class Grid:
         """Run a kernel whose threads never wait. Each thread is one plain call."""
         context, enter = self.context, self.scheduler.enter
         for (index,) in self.order:
+            if context.has_errors and context.is_overdue():
+                raise OutOfTime
             block = self.new_block(index)
             for position in context.schedule.order(len(block.threads)):
                 thread = block.threads[position]
@@ -187,6 +189,7 @@ class Grid:
                     self.scheduler.handle_error(thread)
                 context.restart_progress()
             self.scheduler.block_ended(block)
+            self.ended += 1
 
     def run(self, fiber_type, free):
         """Run a kernel whose threads may wait.
@@ -219,6 +222,7 @@ class Grid:
                 if outcome == PARKED:
                     parked.append(block)
                 elif outcome == FINISHED:
+                    self.ended += 1
                     self.free.extend(thread.fiber for thread in block.threads)
                 elif outcome == YIELDED:
                     live.append(block)

@@ -2,7 +2,7 @@
 
 from sim.engine import barrier, mbarrier, named_barrier, register_pool, warp, warpgroup
 from sim.engine.cluster import CLUSTER
-from sim.errors import SimulatorError, Stuck, ThreadError
+from sim.errors import OutOfTime, SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 from sim.frames import format_none_parameters, site_of_error
 from sim.isa.invalid import InvalidOperand
@@ -82,6 +82,8 @@ class Scheduler:
         enter = self.enter
         try:
             while block.alive:
+                if self.context.has_errors and self.context.is_overdue():
+                    raise OutOfTime
                 # 1. Each runnable thread runs until it waits, in the order of the schedule.
                 block.round, block.ready = self.context.schedule.split_ready(block, block.ready)
                 for thread in block.round:
@@ -326,6 +328,7 @@ class Scheduler:
             if named_barrier.NAMED_BARRIER in what
             else barrier.deadlock_finding(self, block)
         )
+        self.context.has_errors = True
         self.abandon(block)
         return False
 

@@ -340,7 +340,9 @@ class AsyncProxy:
             if operation.site not in explained and not self.lifetimes.contains(operation, *ends):
                 self.reported[operation.site, "end"] = None, self.findings.left, (operation,)
         # A block that was ended early did not get to its waits.
-        ended_early = any(finding.kind in FATAL for finding in self.context.findings)
+        ended_early = self.context.ended_early or any(
+            finding.kind in FATAL for finding in self.context.findings
+        )
         findings = [
             make(*found)
             for (_, *_, what), (_, make, found) in self.reported.items()

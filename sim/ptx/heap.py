@@ -250,7 +250,8 @@ class Heap:
         self.state.run_ended(self.run.launch, left)
         kept = set(map(id, reached))
         lost = [piece for piece in live if id(piece) not in kept]
-        if not context.listeners["access_refused"] or any(f.kind in STOPPED for f in context.findings):
+        ended_early = context.ended_early or any(f.kind in STOPPED for f in context.findings)
+        if ended_early or not context.listeners["access_refused"]:
             return []
         count, nbytes = Counter(p.site for p in lost), Counter()
         for piece in lost:

@@ -10,6 +10,7 @@ from numba import cuda, float32
 from sim import context, idle_variables, progress, simulate
 from sim.engine.scheduler import Scheduler
 from sim.forecast import Numbers, directions
+from sim.native.run import launch
 from sim.observers import advice, order, pairs
 from sim.observers.collisions import Collisions
 from sim.progress import ProgressCheck
@@ -294,3 +295,72 @@ def test_the_forecast_reads_numpy_numbers_as_python_numbers():
     first, second = (loop(np.uint32(i), np.uint32(9)) for i in (4, 3))
     moved = [numbers.moving[0, "i"] for numbers in (first, second)]
     assert directions(moved) == {-1} and moved[1] - moved[0] == -1
+
+
+@cuda.jit
+def reversed_without_barrier(x):
+    tile = cuda.shared.array(THREADS, float32)
+    t = cuda.threadIdx.x
+    tile[t] = x[cuda.grid(1)]
+    x[cuda.grid(1)] = tile[THREADS - 1 - t] + float32(1)
+
+
+@cuda.jit
+def sum_without_barrier_in_its_loop(x):
+    tile = cuda.shared.array(THREADS, float32)
+    t = cuda.threadIdx.x
+    s = float32(0)
+    for i in range(8):
+        tile[t] = x[cuda.grid(1)] + i
+        cuda.syncthreads()
+        s += tile[THREADS - 1 - t]
+    x[cuda.grid(1)] = s + float32(1)
+
+
+def blocks_written(kernel, engine, blocks, **options):
+    """Return the Report of a launch with an error, and the number of blocks that wrote their elements."""
+    x = np.zeros(blocks * THREADS, np.float32)
+    report = simulate(kernel, engine=engine, on_finding="report", **options)[blocks, THREADS](x)
+    return report, np.count_nonzero(x.reshape(blocks, THREADS).any(axis=1))
+
+
+def ended_early(report):
+    return any("ran to the end" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+@pytest.mark.parametrize("kernel", [reversed_without_barrier, sum_without_barrier_in_its_loop])
+def test_a_launch_ends_soon_after_an_error(monkeypatch, kernel, engine):
+    blocks = 200 if engine == "native" else 4
+    report, written = blocks_written(kernel, engine, blocks)
+    assert report.errors[0].kind == "race-shared" and written == blocks and not ended_early(report)
+    monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
+    report, written = blocks_written(kernel, engine, blocks)
+    assert report.errors[0].kind == "race-shared" and written <= 1 and ended_early(report)
+    assert f"{written} of {blocks} blocks ran to the end" in " ".join(report.notes)
+    report, written = blocks_written(kernel, engine, blocks, max_steps=10**9)
+    assert written == blocks and not ended_early(report)
+
+
+def test_compiled_blocks_end_soon_after_an_error(monkeypatch):
+    monkeypatch.setattr(launch, "SECONDS_AFTER_ERROR", -1)
+    report, written = blocks_written(reversed_without_barrier, "native", 200)
+    assert report.errors[0].kind == "race-shared" and report.counters["blocks"] == written
+    assert written == launch.FIRST_BLOCKS
+    assert f"{written} of 200 blocks ran to the end" in " ".join(report.notes)
+
+
+@cuda.jit
+def stores_equal_values(x):
+    tile = cuda.shared.array(1, float32)
+    tile[0] = 3
+    cuda.syncthreads()
+    x[cuda.grid(1)] = tile[0]
+
+
+def test_a_launch_without_errors_does_not_end_early(monkeypatch):
+    """Stores of equal values are only a warning, although compiled code flags them."""
+    monkeypatch.setattr(launch, "SECONDS_AFTER_ERROR", -1)
+    monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
+    report, written = blocks_written(stores_equal_values, "native", 200)
+    assert not report.errors and report.findings and written == 200 and not ended_early(report)

@@ -1,14 +1,14 @@
 """Explanation of the errors that compiled code has detected: the interpreter reruns the blocks concerned."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
+from sim.context import is_conclusive
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.hooks import observer_class
-from sim.interpreted import Interpreted
+from sim.interpreted import Interpreted, format_ended_early
 from sim.native.codegen.shadow import BLOCK_RACE, DIVERGED, ERROR_FLAGS
 from sim.nouns import plural
 from sim.observers import DEFAULT
@@ -38,15 +38,19 @@ def explain(attempt):
     count = int(np.count_nonzero(flagged_blocks(attempt)))
     diverged = np.flatnonzero(attempt.block_errors & DIVERGED).tolist()
     outcome = interpret_blocks(attempt, blocks)
+    if attempt.stop < launch.blocks and not any(map(is_conclusive, outcome.findings)):
+        attempt.run_without_limit()  # the flags that ended the launch were false positives
+        return attempt.outcome() if attempt.is_clean else explain(attempt)
     if passes_divergent_barrier(outcome) and not set(diverged) <= set(blocks):
         # The interpreter lets threads pass this barrier, but compiled code stopped the diverged blocks there,
         # so the results of these blocks are incomplete. Interpret all of them.
         blocks = sorted({*blocks, *diverged})
         outcome = interpret_blocks(attempt, blocks)
+    explained = sum(block < attempt.stop for block in blocks)
     note = f"compiled; {count:,} of {plural(launch.blocks, 'block')} {'has' if count == 1 else 'have'} errors"
     note += (
-        f", and {len(blocks):,} of them are explained by the interpreter: findings are counted in those"
-        if count > len(blocks)
+        f", and {explained:,} of them are explained by the interpreter: findings are counted in those"
+        if count > explained
         else ", explained by the interpreter"
     )
     outcome.notes = note, *outcome.notes
@@ -69,10 +73,20 @@ def interpret_blocks(attempt, blocks):
         launch,
         observers=tuple(observer for observer in launch.observers if observer_class(observer) in DEFAULT),
     )
-    outcome = Interpreted(Fiber).run(watching, partial(MixedGrid, attempt, blocks))
+    grids = []
+
+    def make_grid(*given):
+        grids.append(MixedGrid(attempt, blocks, *given))
+        return grids[-1]
+
+    outcome = Interpreted(Fiber).run(watching, make_grid)
+    if grids[0].context.ended_early:
+        attempt.stop = attempt.next
+    elif attempt.stop < launch.blocks:
+        outcome.notes = *outcome.notes, format_ended_early(attempt.stop, launch.blocks)
     # An endless loop ends the launch. Otherwise, run the blocks after the last interpreted block.
     if not any(finding.kind in ("no-progress", "undecided") for finding in outcome.findings):
-        attempt.advance(launch.blocks)
+        attempt.advance(attempt.stop)
     outcome.findings = [
         finding for finding in outcome.findings if finding.kind != "unassigned-variable"
     ] + attempt.unassigned  # compiled code finds unassigned variables in all blocks
@@ -100,6 +114,7 @@ class MixedGrid(Grid):
     def new_block(self, index):
         self.context.runs_compiled = True
         self.attempt.advance(self.positions[index])
+        self.ended = self.positions[index]
         self.context.runs_compiled, self.attempt.next = False, self.positions[index] + 1
         self.context.restart_progress()
         return super().new_block(index)

@@ -2,11 +2,13 @@
 Outcome."""
 
 import signal
+import time
 from dataclasses import replace
 
 import numpy as np
 from numba.core.errors import NumbaError
 
+from sim.context import SECONDS_AFTER_ERROR
 from sim.engine.base import Outcome
 from sim.engine.collector import pause_collector
 from sim.events import Access
@@ -32,6 +34,9 @@ from sim.watched import watched
 FOR_LIMIT = 1 << 34
 # The same limit for `while` loops. The launch can override it with `max_steps`.
 WHILE_LIMIT = 1_000_000
+# Blocks before the first check of the time after an error. The number doubles while they take less than
+# CHECK_SECONDS of CPU time.
+FIRST_BLOCKS, CHECK_SECONDS = 64, 0.2
 LOG_CAPACITY = 1 << 24  # log entries of 8 bytes; the entries of a single block must fit
 MAX_PAIRS = 1 << 16  # the number of pairs of racing blocks that one launch can record
 
@@ -50,6 +55,9 @@ class Attempt(Memory):
         super().__init__(launch)
         self.observer_classes = set(map(observer_class, launch.observers))
         self.next = 0  # the linear index of the next block to run
+        # the linear index of the block before which the launch ends, if it takes too long after an error
+        self.stop = launch.blocks
+        self.limits_time = not launch.max_steps  # whether the launch ends early after an error
         self.while_limit = launch.max_steps or WHILE_LIMIT
         self.prepare()
         if (
@@ -96,7 +104,7 @@ class Attempt(Memory):
         self.log = np.empty(LOG_CAPACITY if module.logs else 0, np.int64)
         self.state.log, self.state.log_room = self.log.ctypes.data, len(self.log)
         try:
-            self.advance(self.launch.blocks)
+            self.advance_to_end()
         except CannotLower:
             raise
         except Exception:
@@ -168,6 +176,33 @@ class Attempt(Memory):
         loop = self.next, stop, launch.grid, launch.block, self.while_limit, FOR_LIMIT
         return *loop, self.state.address, *self.compiled_arguments
 
+    def advance_to_end(self):
+        """Run all blocks, or stop between two blocks if they take too long after an error.
+
+        Half of SECONDS_AFTER_ERROR is left for the explanation, which runs the blocks again.
+        """
+        blocks, number, found = self.launch.blocks, FIRST_BLOCKS, None
+        conclusive = self.enabled_flags() & ~(shadow.UNWRITTEN | shadow.NARROWED)
+        while self.next < blocks:
+            began = time.process_time()
+            self.advance(min(self.next + number, blocks) if self.limits_time else blocks)
+            if self.state.stopped == shadow.OF_LAUNCH:
+                self.next = blocks
+            now = time.process_time()
+            number *= 1 + (now - began < CHECK_SECONDS)
+            if found is None and (self.block_errors & conclusive).any():
+                found = now
+            if found is not None and now - found > SECONDS_AFTER_ERROR / 2:
+                self.stop = self.next
+                break
+
+    def run_without_limit(self):
+        """Run all blocks again from the start, because the time limit ended a launch without errors."""
+        self.restore()
+        self.limits_time, self.stop, self.state.pair_count = False, self.launch.blocks, 0
+        self.block_errors[:] = 0
+        self.run()
+
     def advance(self, stop):
         """Run the blocks before linear index `stop` that have not run yet.
 
@@ -226,7 +261,7 @@ class Attempt(Memory):
 
     def counters(self):
         """Return the launch's counters, including the counters of the observers that replayed the log."""
-        blocks, barriers = self.launch.blocks, self.state.barriers
+        blocks, barriers = self.stop, self.state.barriers
         threads = blocks * self.launch.threads
         return {"threads": threads, "blocks": blocks, "barriers": barriers, **self.logged.counters}
 
