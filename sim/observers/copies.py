@@ -50,6 +50,10 @@ class Flight:
         if self.copy.source is not None:
             yield ByteRange(self.copy.source, self.copy.read, False)
 
+    def is_tracked(self):
+        """Return whether an mbarrier tracks the copy."""
+        return any(end.epoch == NEVER for end in self.ends)
+
     def is_over_at(self, row, clocks):
         """Return whether an access, or another Moment, is ordered after a wait for the copy. The caller
         passes the clocks that HappensBefore.clocks_at returns."""
@@ -127,6 +131,23 @@ class Successive:
         return found[::-1]
 
 
+def note_case(cases, row, element, flight, place):
+    """Count an access that conflicts with a copy, and keep the first such case in the order of
+    `sim.report.choice_order`.
+
+    cases: {key: [number of cases, order, (row, element, flight, place)]}. Cases with equal keys have equal
+        findings, except for their indices, threads and values.
+    """
+    begin = flight.begin
+    own = row.thread == begin.thread
+    key = element.array, row.site, flight.copy.site, place.is_written, own, flight.is_tracked()
+    order = element.indices, flight.index[::-1], row.thread, begin.thread
+    known = cases.setdefault(key, [0, order, (row, element, flight, place)])
+    known[0] += 1
+    if order < known[1]:
+        known[1:] = order, (row, element, flight, place)
+
+
 class Flights:
     """The copies in flight in each block."""
 
@@ -170,10 +191,14 @@ class Flights:
             self.under_way[block] = left
         if not flights or rows is None:
             return []
-        return list(self.find_conflicts(flights.values(), rows, order))
+        return self.find_conflicts(flights.values(), rows, order)
 
     def find_conflicts(self, flights, rows, order):
-        """Yield a finding for each access that conflicts with a copy in flight."""
+        """Return the findings for the accesses that conflict with copies in flight, each with its number of
+        cases.
+
+        A kernel can have many thousand cases, so a finding is made only for the case that its report shows.
+        """
         # Any access to the destination of a copy conflicts with it. Reading the source is harmless.
         line, stores = rows.address >> LINE_SHIFT, rows.site & 3 != LOAD
         stored, by_place, by_line, copied = set(line[stores].tolist()), {}, {}, set()
@@ -188,22 +213,27 @@ class Flights:
                     if place.is_written:
                         copied.add(at)
         chosen = np.flatnonzero(np.isin(line, [*copied]) | stores & np.isin(line, [*by_line]))
+        elements, cases = {}, {}  # element at an address; key -> [number of cases, order, the case to show]
         listed = rows.listed(chosen), rows.address[chosen].tolist(), rows.size[chosen].tolist()
         for row, address, size in zip(*listed):
             for copies in by_line[address >> LINE_SHIFT]:
                 place = copies.place
                 meets = address < place.address + place.size and place.address < address + size
                 if meets and (place.is_written or row.site & 3 != LOAD):
+                    shown = max(address, place.address)
+                    if shown not in elements:
+                        elements[shown] = self.context.space.element(shown)
+                    element = elements[shown]
                     for flight in copies.under_way(row, order):
-                        yield self.finding(row, max(address, place.address), flight, place)
+                        note_case(cases, row, element, flight, place)
+        return [self.finding(*case).with_cases(count) for count, _, case in cases.values()]
 
-    def finding(self, row, address, flight, place):
-        element = self.context.space.element(address)
+    def finding(self, row, element, flight, place):
         did, begin = WORDS[row.site & 3], flight.begin
         reads = Access(did, flight.index, self.context.thread_index(row.thread), SITES[row.site], row.value)
         sender = self.context.thread_index(begin.thread)
         sent = Access("sent", flight.index, sender, SITES[flight.copy.site])
-        own, tracked = row.thread == begin.thread, any(end.epoch == NEVER for end in flight.ends)
+        own, tracked = row.thread == begin.thread, flight.is_tracked()
         until = "the mbarrier's phase is complete" if tracked else "the thread that sent it waits for it"
         wait = "commit it and wait for it (cp.async.wait_group)" + (
             " before this line" if own else ", and all threads meet behind that: cuda.syncthreads()"

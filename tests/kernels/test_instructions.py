@@ -24,6 +24,7 @@ from kernels.tensor_cores.instructions import (
 )
 from sim import simulate
 from sim.observers import Banks, Traffic
+from sim.observers.copies import Flights
 
 ENGINES = ("fibers", "threads", "native")
 FORMATS = {"bf16": bfloat16, "f16": np.float16}
@@ -487,3 +488,25 @@ def test_an_old_gpu_is_refused(monkeypatch):
     signature = types.void(types.Array(types.float64, 2, "C"), types.Array(types.uint32, 1, "C"))
     with pytest.raises(Exception, match="cp_async_16 takes a GPU of compute capability 8.0 or newer.*7.5"):
         cuda.compile(kernel, signature, device=False, abi="numba", output="ptx", cc=(7, 5))
+
+
+def test_a_finding_is_made_only_for_the_case_that_is_shown(monkeypatch):
+    made, finding = [], Flights.finding
+    monkeypatch.setattr(Flights, "finding", lambda *case: made.append(case) or finding(*case))
+
+    @cuda.jit
+    def kernel(x, out):
+        tile, lane = cuda.shared.array((32, 8), int16, alignment=16), cuda.threadIdx.x
+        cp_async_16(tile, (lane, 0), x, (lane, 0), 16)
+        cp_async_commit()
+        cuda.syncthreads()
+        for i in range(8):
+            for row in range(32):
+                out[lane] += tile[(lane + row) % 32, i]
+        cp_async_wait_0()
+
+    x, out = np.zeros((32, 8), np.int16), np.zeros(32, np.int64)
+    report = simulate(kernel, on_finding="report")[1, 32](x, out)
+    first = next(finding for finding in report.errors if finding.kind == "async-copy")
+    assert 1 + first.count == 32 * 32 * 8 and len(made) <= 2
+    assert first.index == (0, 0) and [access.thread for access in first.accesses] == [(0, 0, 0)] * 2
