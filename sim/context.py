@@ -90,7 +90,7 @@ class Context:
         self.notes: dict[str, None] = {}  # notes for the report, stored as keys so that each appears once
         self.findings = []
         self.has_errors = False  # whether the findings include an error
-        # the CPU time when `is_overdue` saw the first conclusive error; number of findings that it has seen
+        # for `is_overdue`: the CPU time of the first conclusive error; the number of findings already checked
         self.error_time, self.seen = None, 0
         self.ended_early = False  # whether the launch was ended because it took too long after an error
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
@@ -222,18 +222,11 @@ class Context:
 
         Return the Moment of the event, or None if no observer subscribes to it.
         """
-        listeners = self.listeners[hook]
-        if not listeners:
+        if not self.listeners[hook]:
             return None
-        thread, block = self.thread, self.thread.block
-        at = Moment(block.index, block.epoch, thread.linear, self.earlier + len(self.owners) - 1)
-        if hook in QUICK:
-            for listener in listeners:
-                if found := listener(at, *facts):
-                    self.findings.extend(found)
-        else:
-            self.announce(hook, at, *facts)
-        self.begin_segment(thread)
+        at = self.moment()
+        self.announce(hook, at, *facts)
+        self.begin_segment(self.thread)
         return at
 
     def collective(self, name, block, frame):
