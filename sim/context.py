@@ -300,7 +300,7 @@ class Context:
     def is_overdue(self):
         """Return whether the launch has run for longer than SECONDS_AFTER_ERROR after a conclusive error.
 
-        `max_steps` replaces this limit.
+        Setting `max_steps` disables this limit.
         """
         if self.max_steps:
             return False

@@ -76,5 +76,5 @@ class Stuck(BaseException):
 
 
 class OutOfTime(Stuck):
-    """Raised between two turns of threads if a launch runs for too long after an error. It never leaves the
-    engine."""
+    """Stops a launch that runs for too long after an error. The engine raises it before a block, or after all
+    ready threads of a block have run, and catches it itself."""

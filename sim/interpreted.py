@@ -175,8 +175,8 @@ def run(fibers, grid, context, fiber):
 
 
 def format_ended_early(ended, blocks):
-    """Return the note that a launch was ended after an error, when `ended` of its blocks had run to their
-    end."""
+    """Return the note for a launch that was stopped after an error, when `ended` of its blocks had run to
+    their end."""
     return (
         "stopped, because it continued for several seconds after its first error, so that its results are"
         f" incomplete: {ended:,} of {plural(blocks, 'block')} ran to the end;"

@@ -34,8 +34,8 @@ from sim.watched import watched
 FOR_LIMIT = 1 << 34
 # The same limit for `while` loops. The launch can override it with `max_steps`.
 WHILE_LIMIT = 1_000_000
-# Blocks before the first check of the time after an error. The number doubles while they take less than
-# CHECK_SECONDS of CPU time.
+# Number of blocks in the first group. The time after an error is checked after each group, and the next group
+# is twice as large if a group took less than CHECK_SECONDS of CPU time.
 FIRST_BLOCKS, CHECK_SECONDS = 64, 0.2
 LOG_CAPACITY = 1 << 24  # log entries of 8 bytes; the entries of a single block must fit
 MAX_PAIRS = 1 << 16  # the number of pairs of racing blocks that one launch can record
@@ -177,9 +177,10 @@ class Attempt(Memory):
         return *loop, self.state.address, *self.compiled_arguments
 
     def advance_to_end(self):
-        """Run all blocks, or stop between two blocks if they take too long after an error.
+        """Run all blocks, or stop between two groups of blocks that take too long after an error.
 
-        Half of SECONDS_AFTER_ERROR is left for the explanation, which runs the blocks again.
+        Compiled code gets half of SECONDS_AFTER_ERROR, because the explanation, which runs blocks again, has
+        all of it once more.
         """
         blocks, number, found = self.launch.blocks, FIRST_BLOCKS, None
         conclusive = self.enabled_flags() & ~(shadow.UNWRITTEN | shadow.NARROWED)
