@@ -1,5 +1,9 @@
-"""For every test, those of the stored notebooks too: quiet bars, a ledger that is not the user's, a sample of
-the longest tests, and a loud word where there is no GPU."""
+"""Configuration of pytest for the tests and the stored notebooks.
+
+Progress bars are off, and the learner's own progress file is not used. The longest tests run with a sample of
+their cases, unless --all is given. The summary counts the tests that were skipped, for example because there
+is no GPU.
+"""
 
 import gc
 import os
@@ -21,8 +25,9 @@ from course.doctor import gpu_names
 
 GPUS = gpu_names()
 TRITON = find_spec("triton") is not None
-# Tests that share nothing, and files that share compiled kernels, which two processes would compile both.
+# The tests of these files share nothing, so they are distributed one by one.
 ALONE = {"test_mutants.py", "test_corpus.py", "test_ptx.py", "test_notebooks.py"}
+# Files whose names begin alike share compiled kernels, so one process runs all of them.
 TOGETHER = ("test_conv_", "test_distributed"), ("test_latent_",), ("test_multi_token_",)
 state = pytest.StashKey[Path]()
 
@@ -32,31 +37,31 @@ def pytest_addoption(parser):
         "--all",
         action="store_true",
         help=(
-            "every seed, shape and architecture (make test-all); without it the longest tests take a sample"
-            " of them"
+            "run every seed, shape and architecture (make test-all); without it, the longest tests run a"
+            " sample of them"
         ),
     )
     parser.addoption(
         "--part",
         type=part_of,
         metavar="K/N",
-        help="the K-th of N parts of the tests, which together are all of them",
+        help="run the K-th of N parts of the tests; the N parts together are all tests",
     )
 
 
 def part_of(text):
-    """(K, N) of "K/N"."""
+    """Parse "K/N" and return (K, N)."""
     try:
         number, parts = map(int, text.split("/"))
     except ValueError:
         number, parts = 0, 0
     if not 1 <= number <= parts:
-        raise ArgumentTypeError(f"{text!r}; wanted K/N, as 2/8, with K from 1 to N")
+        raise ArgumentTypeError(f"{text!r}; wanted K/N, such as 2/8, with K from 1 to N")
     return number, parts
 
 
 def pytest_configure(config):
-    # CI draws the same examples every time, and no example fails for being slow on a busy machine.
+    # CI draws the same examples in every run. No example fails because it is slow on a busy machine.
     settings.register_profile("course", derandomize="CI" in os.environ, deadline=None)
     settings.load_profile("course")
     folder = TemporaryDirectory(prefix="course-tests-")
@@ -73,24 +78,29 @@ def pytest_configure(config):
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     if "PYTEST_XDIST_WORKER" in os.environ:
-        os.environ["OMP_NUM_THREADS"] = "1"  # each core has a worker of its own
+        os.environ["OMP_NUM_THREADS"] = "1"  # there is one worker per core
     if sys.platform == "linux" and not GPUS and not config.getoption("--all"):
         forked_kernels.install()
 
 
 def is_in(part, nodeid):
-    """Return whether a test is in the part (K, N). A notebook is in one part; the tests of a file, some of
-    which take hours together, are divided among the parts."""
+    """Return whether a test is in the part (K, N).
+
+    All cells of a notebook are in the same part. The tests of a file, some of which take hours in total, are
+    divided among the parts.
+    """
     (number, parts), (file, _, _) = part, nodeid.partition("::")
     return crc32((file if file.endswith(".ipynb") else nodeid).encode()) % parts == number - 1
 
 
 class ByFile(LoadFileScheduling):
-    """A scheduler that gives each process a file at a time. Files that share compiled kernels go to the same
-    process. The longest files are divided test by test, so that all processes end together.
+    """A scheduler that gives each process one file at a time.
 
-    A process that crashes fails one test. pytest-xdist 3.8 hands that test and all finished files out again,
-    so that the next process crashes too, or waits for ever for a test after its last.
+    Files that share compiled kernels go to the same process. The tests of the longest files are distributed
+    one by one, so that all processes end at about the same time.
+
+    A process that crashes fails one test. pytest-xdist 3.8 would distribute that test and all finished files
+    again, so that the next process crashes too, or waits forever for another test.
     """
 
     def _split_scope(self, nodeid):
@@ -99,8 +109,10 @@ class ByFile(LoadFileScheduling):
         return nodeid if name in ALONE else next(filter(name.startswith, TOGETHER), file)
 
     def remove_node(self, node):
-        """Return the test in which this process crashed, or None. Give the tests that it had not begun to
-        other processes."""
+        """Return the test in which this process crashed, or None.
+
+        The tests that it had not begun go to other processes.
+        """
         units = self.assigned_work.pop(node).values()
         crashed, *left = [test for unit in units for test, done in unit.items() if not done] or [None]
         for test in left:
@@ -110,9 +122,11 @@ class ByFile(LoadFileScheduling):
         return crashed
 
     def _reschedule(self, node):
-        """Give a process at least two tests, or announce that there are no more. A process waits for one of
-        the two before it begins a test."""
-        if node in self.registered_collections:  # else it is one that begins in a crashed one's place
+        """Give a process at least two tests, or announce that there are no more.
+
+        A process begins a test only when it has received the next one or that announcement.
+        """
+        if node in self.registered_collections:  # otherwise, it replaces a crashed process
             super()._reschedule(node)
             while self._pending_of(self.assigned_work[node]) < 2 and not node.shutting_down:
                 super()._reschedule(node)
@@ -123,8 +137,10 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection():
-    """Pause the garbage collector during collection. It took a third of the time, and what collection makes
-    stays anyway."""
+    """Pause the garbage collector while pytest collects the tests.
+
+    It took a third of the time, and the objects of the collection live until the end anyway.
+    """
     gc.disable()
 
 
@@ -136,7 +152,10 @@ def pytest_collection_finish():
 
 @pytest.fixture
 def few(request):
-    """few(cases, n): the first n of a test's cases, or with --all every one; what is left out is counted."""
+    """Return the function few(cases, n), which returns the first n cases of a test, or with --all every case.
+
+    The summary counts the cases that were left out.
+    """
 
     def choose(cases, n):
         chosen = list(cases) if request.config.getoption("all") else list(cases)[:n]
@@ -147,9 +166,13 @@ def few(request):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests marked nightly are skipped without --all, those marked triton or gpu where there is none; there,
-    cells tagged gpu show what was recorded. Notebooks, of which a process takes each whole, come first, and
-    what is shared test by test last, so that all processes end together."""
+    """Select, sort and mark the tests.
+
+    Tests marked nightly are skipped without --all. Tests marked triton or gpu are skipped if Triton or a GPU
+    is missing. Cells tagged gpu show their recorded output if there is no GPU. Notebooks, which one process
+    runs as a whole, come first, and the files whose tests are distributed one by one come last, so that all
+    processes end at about the same time.
+    """
     if config.getoption("part"):
         chosen = [is_in(config.getoption("part"), item.nodeid) for item in items]
         config.hook.pytest_deselected(items=[item for item, here in zip(items, chosen) if not here])
@@ -165,7 +188,7 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="no Triton here: pip install triton"))
     for item in filter(wants_gpu, items):
         if isinstance(item, IPyNbCell):
-            item.options["check"] &= not GPUS  # on a GPU only errors count
+            item.options["check"] &= not GPUS  # with a GPU, outputs differ, and only errors fail
         elif not GPUS:
             item.add_marker(pytest.mark.skip(reason="no CUDA GPU here"))
         if GPUS or not isinstance(item, IPyNbCell):
@@ -173,8 +196,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def wants_gpu(item) -> bool:
-    """Return whether a test can run only on a GPU, or whether a cell of a stored notebook has another output
-    there."""
+    """Return whether a test needs a GPU, or whether the output of a notebook's cell differs with a GPU."""
     if isinstance(item, IPyNbCell):
         return "gpu" in item.cell.metadata.get("tags", [])
     return item.get_closest_marker("gpu") is not None
@@ -182,31 +204,31 @@ def wants_gpu(item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Give each stored notebook an empty ledger before its kernel starts, as the build did."""
+    """Give each stored notebook an empty progress folder before its kernel starts, as the build does."""
     if isinstance(item, IPyNbCell):
-        ledger = item.config.stash[state] / item.path.stem
-        ledger.mkdir(exist_ok=True)
-        os.environ["COURSE_STATE_DIR"] = str(ledger)
+        folder = item.config.stash[state] / item.path.stem
+        folder.mkdir(exist_ok=True)
+        os.environ["COURSE_STATE_DIR"] = str(folder)
 
 
 def pytest_terminal_summary(terminalreporter):
-    said = [
-        said
+    properties = [
+        item
         for outcome in ("passed", "failed", "skipped")
         for report in terminalreporter.stats.get(outcome, [])
-        for said in getattr(report, "user_properties", [])
+        for item in getattr(report, "user_properties", [])
     ]
-    for name, line in said:
+    for name, line in properties:
         if name == "summary":
             terminalreporter.write_line(line)
-    total = sum(number for name, number in said if name == "left out")
+    total = sum(number for name, number in properties if name == "left out")
     further = f"{total:,} further seeds, shapes and architectures; make test-all has them"
     terminalreporter.write_line(f"left out: {further if total else 'nothing'}")
     terminalreporter.write_line(
-        f"GPU tests: {len([name for name, _ in said if name == 'gpu'])}"
+        f"GPU tests: {len([name for name, _ in properties if name == 'gpu'])}"
         f" {'run' if GPUS else 'skipped, no CUDA GPU here'}"
     )
     terminalreporter.write_line(
-        f"Triton tests: {len([name for name, _ in said if name == 'triton'])}"
+        f"Triton tests: {len([name for name, _ in properties if name == 'triton'])}"
         f" {'run' if TRITON else 'skipped, no Triton here'}"
     )
