@@ -23,7 +23,7 @@ be reported as a race.
 
 from bisect import bisect_left
 
-from sim.events import ATOMIC, SHARED, SPACE_SHIFT
+from sim.events import ATOMIC, LOAD, SHARED, SPACE_SHIFT
 from sim.observers.clocks import MAX_PARTS, merge, widen
 from sim.observers.event_log import OnDemand
 from sim.observers.phases import ANY, BLOCK, GRID, Phase
@@ -373,8 +373,9 @@ class Invalidation(HappensBefore):
         return any(clock.get((a.block, thread), -1) > segment for thread in threads for clock in clocks)
 
     def is_invalidation(self, a, b):
-        """Return whether the access b invalidates an mbarrier used by the access a."""
-        return b.segment in self.context.invalidating and a.site & 3 == ATOMIC
+        """Return whether the access b invalidates an mbarrier used by the access a. A Moment has no site, and
+        is not a use."""
+        return b.segment in self.context.invalidating and getattr(a, "site", LOAD) & 3 == ATOMIC
 
 
 NOTHING = (), ()

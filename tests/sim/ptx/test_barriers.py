@@ -152,6 +152,12 @@ def test_planted_bugs_are_found_and_their_twins_are_clean(name):
         assert found == [] and (GET not in twin or set(y.tolist()) <= {-1, *range(64)})
 
 
+def test_an_unordered_invalidation_of_memory_that_was_read_before():
+    read = "bar.warp.sync -1; @%p2 ld.shared.u32 %r8, [%r9]; @%p2 st.global.u32 [%x3], %r8; @%p1 bra END;"
+    other = "setp.eq.u32 %p3, %r1, 40; @%p3 mbarrier.inval.shared.b64 [%r9]; END:"
+    assert all(run(read + other, seed)[0] == ["race-shared"] for seed in range(3))
+
+
 def test_values_come_through_both():
     for text in (INIT + MEET + PUT + ARRIVE + WAIT + GET, PUT + "bar.sync 3, 64;" + GET):
         assert run(text)[1].tolist() == [i ^ 32 for i in range(64)]
