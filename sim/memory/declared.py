@@ -208,8 +208,20 @@ def argument_types(frame):
     return tuple((v.dtype, v.ndim) if isinstance(v, Array) else type(v) for v in values)
 
 
+# Some targets of an assignment, separated by commas, and the values before the one in question.
+ASSIGNMENT = re.compile(r"(?P<targets>\w+(?:\s*,\s*\w+)*)\s*=\s*(?P<values>(?:[^=,]+,\s*)*)$")
+BRACKETS = re.compile(r"\([^()]*\)|\[[^][]*\]")
+
+
 def name_before(site):
-    """Return the variable to which the expression at `site` is assigned, or None."""
-    before = site.source[: max(site.column - site.indent, 0)]
-    found = re.search(r"(\w+)\s*=\s*$", before)
-    return found[1] if found else None
+    """Return the variable to which the expression at `site` is assigned, or None.
+
+    In `a, b = x, y`, this is `b` for the expression `y`.
+    """
+    before, found = site.source[: max(site.column - site.indent, 0)], 1
+    while found:  # Commas and equals signs in brackets belong to other expressions.
+        before, found = BRACKETS.subn("", before)
+    found = ASSIGNMENT.search(before)
+    targets = found["targets"].split(",") if found else ()
+    number = found["values"].count(",") if found else 0
+    return targets[number].strip() if number < len(targets) else None

@@ -343,6 +343,18 @@ def test_two_arrays_in_one_assignment(engine):
     assert out.tolist() == [0, 3, 6, 9]
 
 
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_each_array_of_an_assignment_has_the_name_of_its_variable(engine):
+    def kernel():
+        first, i = cuda.shared.array(shape=(1), dtype=float32), cuda.threadIdx.x
+        i, second = cuda.threadIdx.x + max(1, 2), cuda.shared.array(2, float32)
+        third = fourth = cuda.local.array(1, float32)
+        first[i] = second[i] = third[i] = fourth[i] = 0
+
+    found = simulate(kernel, engine=engine, on_finding="report")[1, 1]().findings
+    assert {finding.array for finding in found} == {"first", "second", "fourth"}
+
+
 PARTICLE = np.dtype([("id", np.int32), ("at", np.float32, 3), ("was", np.dtype([("id", np.int32)]))])
 
 
