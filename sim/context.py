@@ -304,10 +304,10 @@ class Context:
         """
         if self.max_steps:
             return False
-        now = time.process_time()
-        if self.error_time is None and any(map(is_conclusive, self.findings[self.seen :])):
+        now, number = time.process_time(), len(self.findings)  # the watchdog calls this from its own thread
+        if self.error_time is None and any(map(is_conclusive, self.findings[self.seen : number])):
             self.error_time = now
-        self.seen = len(self.findings)
+        self.seen = number
         return self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
 
     def restart_progress(self):
@@ -409,12 +409,17 @@ class Context:
         return PATIENCE * (PATIENCE_FACTOR if self.ends else SEARCH_FACTOR if searches else 1)
 
     @property
+    def runs_kernel(self):
+        """Whether a thread is being interpreted, rather than an observer or compiled code running."""
+        return not (self.runs_compiled or self.in_observer)
+
+    @property
     def activity(self):
         """A value that changes whenever anything happens in the launch. The watchdog compares it.
 
         New accesses count only if every loop calls `tick`, because `tick` then detects endless loops.
         """
-        if self.runs_compiled or self.in_observer:
+        if not self.runs_kernel:
             return object()
         return self.entered, self.steps, self.log and self.ticking and len(self.log)
 

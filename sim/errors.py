@@ -74,7 +74,15 @@ class Stuck(BaseException):
     watchdog throws it without arguments.
     """
 
+    decided = True  # used if there are no arguments
+
+
+class Undecided(Stuck):
+    """Thrown by the watchdog into a thread that runs for too long, but may end."""
+
+    decided = False
+
 
 class OutOfTime(Stuck):
-    """Stops a launch that runs for too long after an error. The engine raises it before a block, or after all
-    ready threads of a block have run, and catches it itself."""
+    """Stops a launch that runs for too long after an error. The engine raises it before it resumes a thread, the
+    watchdog throws it into a thread that runs for long, and the engine catches it."""

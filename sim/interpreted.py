@@ -167,10 +167,10 @@ def run(fibers, grid, context, fiber):
         except OutOfTime:
             context.ended_early = True
             context.notes[format_ended_early(grid.ended, grid.blocks)] = None
-        except Stuck:
+        except Stuck as error:
             # If the watchdog fired between two threads, nothing has been reported for any thread yet.
             if all(finding.kind not in ENDLESS for finding in context.findings):
-                grid.scheduler.report_no_progress(context.thread, None)
+                grid.scheduler.report_no_progress(context.thread, None, error.decided)
     context.announce("launch_finished", context)
 
 
@@ -178,8 +178,8 @@ def format_ended_early(ended, blocks):
     """Return the note for a launch that was stopped after an error, when `ended` of its blocks had run to
     their end."""
     return (
-        "stopped, because it continued for several seconds after its first error, so that its results are"
-        f" incomplete: {ended:,} of {plural(blocks, 'block')} ran to the end;"
+        "the launch was stopped several seconds after its first error, so its results are incomplete:"
+        f" {ended:,} of {plural(blocks, 'block')} ran to the end;"
         " simulate(kernel, max_steps=10**9) lets it continue"
     )
 

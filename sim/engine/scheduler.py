@@ -179,7 +179,7 @@ class Scheduler:
             raise raised from error
         if not self.context.synchronizes:
             self.block_ended(thread.block)  # an undefined value can be the reason for the endless loop
-        site, *decided = error.args or (site_of_error(error),)
+        site, *decided = error.args or (site_of_error(error), error.decided)
         waits = mbarrier.failed_waits(self.context, thread)
         blocked = register_pool.blocked_finding(self, (*thread.block.cluster, *self.context.live))
         if blocked and all(decided):

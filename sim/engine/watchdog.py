@@ -2,20 +2,24 @@
 `tick`."""
 
 import threading
+import time
 
-from sim.context import PATIENCE
+from sim.context import PATIENCE, PATIENCE_FACTOR
 from sim.engine.os_thread import throw_into
-from sim.errors import Stuck
+from sim.errors import Stuck, Undecided
 
 INTERVAL = 0.5  # polling interval in seconds
 
 
 class Watchdog:
-    """A context manager around a launch. If nothing happens for `patience` seconds, it raises Stuck in the
-    current thread."""
+    """A context manager around a launch, which can end the current thread by an exception.
+
+    The exception is Stuck if nothing happens for `patience()` seconds of CPU time. If every `while` loop calls `tick`, only a `for` loop or an
+    expression can run for that long without an event. Both have an end, so the exception is Undecided.
+    """
 
     def __init__(self, context):
-        self.context, self.patience = context, PATIENCE * max(1, (context.max_steps or 0) / 1e6)
+        self.context = context
         self.over, self.launcher = threading.Event(), threading.get_ident()
         self.thread = threading.Thread(target=self.watch, daemon=True)
 
@@ -26,18 +30,25 @@ class Watchdog:
         self.over.set()
 
     def watch(self):
-        last, idle = None, 0.0
+        context, last, changed = self.context, None, 0.0
         while not self.over.wait(INTERVAL):
-            sign = self.context.activity
-            idle = idle + INTERVAL if sign == last else 0.0
-            last = sign
-            if idle >= self.patience:
-                self.interrupt()
-                idle = 0.0
+            now, sign = time.process_time(), context.activity
+            if sign != last:
+                last, changed = sign, now
+            if now - changed >= self.patience():
+                context.ends = context.ticking
+                self.interrupt(Undecided if context.ticking else Stuck)
+                changed = now
 
-    def interrupt(self):
+    def patience(self):
+        """Return the seconds of CPU time that may pass without an event. A loop that has an end gets more,
+        unless an error precedes it."""
+        ends = self.context.ticking and not self.context.has_errors
+        return PATIENCE * (PATIENCE_FACTOR if ends else 1) * max(1, (self.context.max_steps or 0) / 1e6)
+
+    def interrupt(self, exception):
         # The engine "threads" has an operating-system thread per CUDA thread. All other engines run in the
         # launcher's thread.
         running = self.context.thread
         thread = getattr(running.fiber, "thread", None) if running else None
-        throw_into(thread.ident if thread else self.launcher, Stuck)
+        throw_into(thread.ident if thread else self.launcher, exception)
