@@ -410,7 +410,7 @@ class Context:
 
     @property
     def runs_kernel(self):
-        """Whether a thread is being interpreted, rather than an observer or compiled code running."""
+        """True while a thread is interpreted. False in an observer or in compiled code."""
         return not (self.runs_compiled or self.in_observer)
 
     @property

@@ -84,5 +84,5 @@ class Undecided(Stuck):
 
 
 class OutOfTime(Stuck):
-    """Stops a launch that runs for too long after an error. The engine raises it before it resumes a thread, the
-    watchdog throws it into a thread that runs for long, and the engine catches it."""
+    """Stops a launch that runs for too long after an error. The engine raises it before it resumes a thread,
+    or the watchdog throws it into a thread that runs for long. The engine catches it."""

@@ -82,8 +82,6 @@ class Scheduler:
         enter = self.enter
         try:
             while block.alive:
-                if self.context.has_errors and self.context.is_overdue():
-                    raise OutOfTime
                 # 1. Each runnable thread runs until it waits, in the order of the schedule.
                 block.round, block.ready = self.context.schedule.split_ready(block, block.ready)
                 for thread in block.round:
@@ -127,8 +125,10 @@ class Scheduler:
         return True
 
     def enter(self, thread):
-        """Make `thread` the current thread."""
+        """Make `thread` the current thread. Raise OutOfTime if the launch has to end."""
         context, index = self.context, self.thread_index
+        if context.has_errors and context.is_overdue():
+            raise OutOfTime
         if thread.block is not self.block:
             self.enter_block(thread.block)
         index.x, index.y, index.z = thread.index
@@ -159,7 +159,7 @@ class Scheduler:
         """Raise the ThreadError for an exception in `thread`. Append a finding and raise Stuck if an operand
         is invalid or the thread made no progress."""
         error = thread.error
-        if isinstance(error, SimulatorError):
+        if isinstance(error, (SimulatorError, OutOfTime)):
             raise error
         if not isinstance(error, Stuck):
             number = site_of_error(error)

@@ -6,16 +6,18 @@ import time
 
 from sim.context import PATIENCE, PATIENCE_FACTOR
 from sim.engine.os_thread import throw_into
-from sim.errors import Stuck, Undecided
+from sim.errors import OutOfTime, Stuck, Undecided
 
 INTERVAL = 0.5  # polling interval in seconds
+PAUSE = 16  # polls without a further OutOfTime, while the engine unwinds the threads
 
 
 class Watchdog:
     """A context manager around a launch, which can end the current thread by an exception.
 
-    The exception is Stuck if nothing happens for `patience()` seconds of CPU time. If every `while` loop calls `tick`, only a `for` loop or an
-    expression can run for that long without an event. Both have an end, so the exception is Undecided.
+    The exception is Stuck if nothing happens for `patience()` seconds of CPU time, and OutOfTime if one
+    thread keeps running although the launch has to end. If every `while` loop calls `tick`, only a `for` loop
+    or an expression can run for that long without an event. Both have an end, so the exception is Undecided.
     """
 
     def __init__(self, context):
@@ -30,7 +32,7 @@ class Watchdog:
         self.over.set()
 
     def watch(self):
-        context, last, changed = self.context, None, 0.0
+        context, last, changed, entered, pause = self.context, None, 0.0, 0, 0
         while not self.over.wait(INTERVAL):
             now, sign = time.process_time(), context.activity
             if sign != last:
@@ -39,6 +41,10 @@ class Watchdog:
                 context.ends = context.ticking
                 self.interrupt(Undecided if context.ticking else Stuck)
                 changed = now
+            same, entered, pause = context.entered == entered, context.entered, max(pause - 1, 0)
+            if same and not pause and context.has_errors and context.runs_kernel and context.is_overdue():
+                self.interrupt(OutOfTime)
+                pause = PAUSE
 
     def patience(self):
         """Return the seconds of CPU time that may pass without an event. A loop that has an end gets more,

@@ -165,12 +165,7 @@ def impatient(monkeypatch):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "kernel, line",
-    [
-        (endless_with_loads, 2),
-        (endless_without_accesses, 2),
-        (endless_spin, 3),
-        (endless_barriers, 2),
-    ],
+    [(endless_with_loads, 2), (endless_without_accesses, 2), (endless_spin, 3), (endless_barriers, 2)],
 )
 def test_endless_loops_end_and_name_the_line(kernel, line, engine):
     began = time.monotonic()
@@ -185,7 +180,7 @@ def test_endless_loops_end_and_name_the_line(kernel, line, engine):
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_long_for_loop_is_undecided_and_gets_cpu_time(engine, monkeypatch):
-    """A `for` loop has an end, and another process that uses the CPU must not shorten its time."""
+    """Check the time, too: another process that uses the CPU must not shorten it."""
     for module in (sim.context, sim.engine.watchdog):
         monkeypatch.setattr(module, "PATIENCE_FACTOR", 2)
     monkeypatch.setattr(sim.engine.watchdog, "INTERVAL", 0.05)

@@ -8,6 +8,7 @@ import pytest
 from numba import cuda, float32
 
 from sim import context, idle_variables, progress, simulate
+from sim.engine import watchdog
 from sim.engine.scheduler import Scheduler
 from sim.forecast import Numbers, directions
 from sim.native.run import launch
@@ -340,6 +341,23 @@ def test_a_launch_ends_soon_after_an_error(monkeypatch, kernel, engine):
     assert f"{written} of {blocks} blocks ran to the end" in " ".join(report.notes)
     report, written = blocks_written(kernel, engine, blocks, max_steps=10**9)
     assert written == blocks and not ended_early(report)
+
+
+@cuda.jit
+def fails_and_computes(x, rounds):
+    x[x.size] = 1
+    for _ in range(rounds):
+        x[0] += 1
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+def test_a_long_thread_ends_soon_after_an_error(monkeypatch, engine):
+    monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
+    monkeypatch.setattr(watchdog, "INTERVAL", 0.02)
+    x, rounds = np.zeros(4), 10**8
+    report = simulate(fails_and_computes, engine=engine, on_finding="report")[1, 1](x, rounds)
+    assert [finding.kind for finding in report.findings] == ["out-of-bounds"]
+    assert 0 < x[0] < rounds and ended_early(report)
 
 
 def test_compiled_blocks_end_soon_after_an_error(monkeypatch):
