@@ -20,6 +20,7 @@ from sim.isa.barriers import Barrier
 from sim.isa.functions import Function
 from sim.isa.memory import MemoryInstruction
 from sim.isa.register_counts import RegisterChange
+from sim.isa.table import GIVEN
 from sim.isa.vectors import VECTORS
 from sim.isa.wgmma import Product
 from sim.memory.atomics import Atomic
@@ -133,6 +134,7 @@ def syncthreads_function(context, declarations):
 def warp_function(scheduler, operation):
     """Return the function that a kernel calls for a warp-wide instruction."""
     memory, count = OfArrays(scheduler, operation.name), len(operation.parameters)
+    takes_mask = int(operation.mask == GIVEN)
 
     def call(*arguments, **named):
         if len(arguments) != count:
@@ -142,10 +144,12 @@ def warp_function(scheduler, operation):
             arguments = operation.fetch(memory, *arguments)
         if operation.put:  # each lane stores its results, such as the rows of stmatrix
             tile, index, *operands = arguments
-            results = warp.arrive(scheduler, operation, operands, sys._getframe(1))
+            results = warp.arrive(scheduler, operation, sys._getframe(1), *operation.converted(operands))
             memory.frame = sys._getframe(1)
             return operation.put(memory, tile, index, *results)
-        return warp.arrive(scheduler, operation, arguments, sys._getframe(1))
+        # Convert the operands here, so that an error names the calling thread.
+        operands = operation.converted(arguments[takes_mask:])
+        return warp.arrive(scheduler, operation, sys._getframe(1), *arguments[:takes_mask], *operands)
 
     return call
 

@@ -27,42 +27,49 @@ class Group:
         return FULL if self.mask == CONVERGED else self.mask & block.lanes_alive[warp] & ~self.bits
 
 
-def arrive(scheduler, operation, arguments, frame):
+def arrive(scheduler, operation, frame, *arguments):
     """Let the current thread participate in a warp instruction, and return its result once all lanes in the
     mask have arrived."""
     thread = scheduler.context.thread
-    if join(scheduler, operation, arguments, frame):
+    if join(scheduler, operation, frame, *arguments):
         thread.fiber.suspend()
     return thread.result
 
 
-def join(scheduler, operation, arguments, frame):
+def join(scheduler, operation, frame, *arguments):
     """Let the current thread participate in a warp instruction, and return whether it must wait. Its result
-    is in `thread.result` afterwards."""
-    thread = scheduler.context.thread
-    mask = CONVERGED if operation.mask == CONVERGED else FULL
-    if operation.mask == GIVEN:
-        mask = int(arguments[0]) & FULL
-    payload = operation.converted(arguments[operation.mask == GIVEN :])
-    if mask != CONVERGED and not mask >> thread.lane & 1:
-        scheduler.context.findings.append(mask_without_caller_finding(scheduler, thread, mask, frame))
-        thread.result = operation.result_outside_mask(payload)
-        return False
+    is in `thread.result` afterwards.
+
+    arguments: the mask, if the instruction takes one, and the operands. They are converted to the declared
+        types when all lanes have arrived.
+    """
+    context = scheduler.context
+    thread, mask = context.thread, operation.mask
+    block, lane = thread.block, thread.lane
+    if mask == GIVEN:
+        mask, *arguments = arguments
+        mask = int(mask) & FULL
+        if not mask >> lane & 1:
+            context.findings.append(mask_without_caller_finding(scheduler, thread, mask, frame))
+            thread.result = operation.result_outside_mask(operation.converted(arguments))
+            return False
+    elif mask != CONVERGED:
+        mask = FULL
     # Lanes may arrive at different syncwarp instructions (PTX ISA, bar.warp.sync). For any other operation,
     # they must be at the same call.
     place = () if operation.name == "syncwarp" else (id(frame.f_code), frame.f_lasti)
     # Lanes with equal keys participate in the same operation.
     key = (thread.warp, operation.name, mask, *place)
-    group = thread.block.warp_groups.get(key)
+    group = block.warp_groups.get(key)
     if group is None:
-        group = thread.block.warp_groups[key] = Group(operation, mask)
-        scheduler.context.collective(operation.name, thread.block, frame)
-    group.threads[thread.lane] = thread
-    group.bits |= 1 << thread.lane
-    thread.frame, thread.payload = frame, payload
+        group = block.warp_groups[key] = Group(operation, mask)
+        context.collective(operation.name, block, frame)
+    group.threads[lane] = thread
+    group.bits |= 1 << lane
+    thread.frame, thread.payload = frame, arguments
     # The last lane completes the operation and continues without waiting.
-    if not group.missing(thread.block, thread.warp):
-        complete(scheduler.context, thread.block, key, running=thread)
+    if mask != CONVERGED and not mask & block.lanes_alive[thread.warp] & ~group.bits:
+        complete(context, block, key, running=thread)
         return False
     thread.waits = WARP
     return True
@@ -71,23 +78,29 @@ def join(scheduler, operation, arguments, frame):
 def complete(context, block, key, running=None):
     """Compute each lane's result, and wake all lanes except the current thread."""
     group = block.warp_groups.pop(key)
-    lanes = sorted(group.threads)
-    payloads = {lane: group.threads[lane].payload for lane in lanes}
-    context.findings += absent_lane_findings(context, group, payloads)
-    results = group.operation.execute(group.bits, payloads)
-    if context.poison is not None:
-        for lane, _ in reads_from_absent_lanes(group.operation, payloads):
-            results[lane] = undefined_like(results[lane], context.poison)
-    if any(thread.origin for thread in group.threads.values()):
-        exchange_origins(context, group, payloads)
-    for lane in lanes:
-        thread = group.threads[lane]
-        thread.result = results[lane]
-        if thread is not running:
-            block.ready.append(thread)
-    hook = "warp_synchronized" if group.operation.orders else "warp_exchanged"
+    operation, lanes = group.operation, sorted(group.threads)
+    threads = [group.threads[lane] for lane in lanes]
+    origins, results = any(thread.origin for thread in threads), None
+    if group.bits == FULL and not origins:
+        results = operation.exchange([thread.payload for thread in threads])
+    if results is None:
+        payloads = {lane: operation.converted(group.threads[lane].payload) for lane in lanes}
+        context.findings += absent_lane_findings(context, group, payloads)
+        by_lane = operation.execute(group.bits, payloads)
+        if context.poison is not None:
+            for lane, _ in reads_from_absent_lanes(operation, payloads):
+                by_lane[lane] = undefined_like(by_lane[lane], context.poison)
+        if origins:
+            exchange_origins(context, group, payloads)
+        results = [by_lane[lane] for lane in lanes]
+    for thread, result in zip(threads, results):
+        thread.result = result
+    if running is not None:
+        threads.remove(running)
+    block.ready += threads
+    hook = "warp_synchronized" if operation.orders else "warp_exchanged"
     if context.listeners[hook]:
-        together = tuple(group.threads[lane].linear for lane in lanes)
+        together = tuple([32 * key[0] + lane for lane in lanes])
         context.announce(hook, block.index, together, context.last_segment)
         if running:
             context.begin_segment(running)

@@ -8,7 +8,7 @@ function fills. Annotations are types.
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -95,20 +95,70 @@ class Instruction(Entry):
             )
             for position in range(len(self.operands))
         ]
-        results = {name: [None] * 32 for name in self.results}
+        columns = self.columns(lanes, rows)
+        return {lane: self.result([convert(row[lane]) for convert, row in columns]) for lane in members}
+
+    def columns(self, lanes: int, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, list[Any]]]:
+        """Return (function that converts to its type, row of 32 values) of each result."""
+        results: dict[str, list[Any]] = {name: [None] * 32 for name in self.results}
         self.semantics(lanes, *rows, **results)
-        converts = [result_converter(type_) for type_ in self.results.values()]
-        if len(converts) == 1:
-            (convert,), (row,) = converts, results.values()
-            return {lane: convert(row[lane]) for lane in members}
-        return {
-            lane: self.result([convert(row[lane]) for convert, row in zip(converts, results.values())])
-            for lane in members
-        }
+        return list(zip(self.result_converters, results.values()))
+
+    @cached_property
+    def result_converters(self) -> list[Callable[[Any], Any]]:
+        """The functions that convert the results to their types."""
+        return [result_converter(type_) for type_ in self.results.values()]
+
+    def exchange(self, operands: Sequence[Sequence[Any]]) -> list[Any] | None:
+        """Return the results of a shuffle for all 32 lanes, or None for an instruction that computes.
+
+        operands: the operands of each lane.
+        """
+        if self.reads is None:
+            return None
+        values, *others = zip(*operands)
+        moved = moves(self, *others)
+        if moved is None:
+            return None
+        sources, further = moved
+        results = [values[lane] for lane in sources]
+        return list(zip(results, *further)) if further else results
 
     def result(self, parts: Sequence[Any]) -> Any:
         """Return the results of a lane as the return value of a call: a tuple, a single value, or None."""
         return tuple(parts) if len(parts) > 1 else parts[0] if parts else None
+
+
+class Opaque:
+    """A value that can only be moved. Any other operation raises TypeError."""
+
+    def __bool__(self) -> bool:
+        raise TypeError
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError
+
+
+@lru_cache(maxsize=1024)
+def moves(entry: Instruction, *others: Sequence[Any]) -> tuple[list[int], list[list[Any]]] | None:
+    """Return (source lane of each lane, rows of further results) of a shuffle by all 32 lanes. Return None if
+    the instruction does more than move the values of its first operand.
+
+    The lanes of a warp often repeat a shuffle with other values, so the result is cached.
+
+    others: the rows of its operands after the first one.
+    """
+    typed, *_ = entry.operands.values()
+    if typed is not None:
+        return None
+    values = [Opaque() for _ in range(32)]
+    lanes = {id(value): lane for lane, value in enumerate(values)}
+    rows = [list(map(convert, row)) for convert, row in zip(entry.converters[1:], others)]
+    try:
+        (_, moved), *further = entry.columns(FULL, [values, *rows])
+        return [lanes[id(value)] for value in moved], [list(map(*column)) for column in further]
+    except (TypeError, KeyError):
+        return None
 
 
 def check_number(name: str, value: Any) -> Any:

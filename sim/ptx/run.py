@@ -343,20 +343,20 @@ class Run:
         """
         at, scheduler = self.wait_point(place), self.scheduler
         if space is None:
-            return self.waiting_function(lambda *operands: warp.join(scheduler, entry, operands, at))
+            return self.waiting_function(functools.partial(warp.join, scheduler, entry, at))
         memory = AddressMemory(self.memory, entry.name, sites)
         if entry.put is not None:
 
             def put(*given, **more):
                 if entry.operands:
-                    given = given[0], *warp.arrive(scheduler, entry, given[1:], at)
+                    given = given[0], *warp.arrive(scheduler, entry, at, *given[1:])
                 else:
-                    warp.arrive(scheduler, entry, (), at)
+                    warp.arrive(scheduler, entry, at)
                 entry.put(memory, space, *given, **more)
 
             return put
         return lambda *given, **more: warp.arrive(
-            scheduler, entry, entry.fetch(memory, space, *given, **more), at
+            scheduler, entry, at, *entry.fetch(memory, space, *given, **more)
         )
 
     def transfer(self, entry, sites, *options):

@@ -173,6 +173,29 @@ def test_it_replaces_what_runs_on_a_gpu(engine):
     assert np.array_equal(x, np.arange(32)[::-1])
 
 
+@instruction(mask=GIVEN, reads=lambda lane, value: 31 - lane, source="here")
+def mirrored_sum(lanes, value, *, result: Like("value")):
+    for lane in range(32):
+        result[lane] = value[lane] + value[31 - lane]
+
+
+@instruction(mask=GIVEN, reads=lambda lane, value: 31 - lane, source="here")
+def mirrored_where_zero(lanes, value, *, result: Like("value")):
+    for lane in range(32):
+        result[lane] = value[lane] if value[lane] else value[31 - lane]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_instruction_that_reads_a_lane_and_computes(engine):
+    def kernel(x, out):
+        t = cuda.threadIdx.x
+        out[0, t], out[1, t] = mirrored_sum(0xFFFFFFFF, x[t]), mirrored_where_zero(0xFFFFFFFF, x[t])
+
+    x, out = np.arange(32, dtype=float32) % 9, np.zeros((2, 32), float32)
+    simulate(kernel, engine=engine)[1, 32](x, out)
+    assert np.array_equal(out, [x + x[::-1], np.where(x != 0, x, x[::-1])])
+
+
 def test_reading_from_a_lane_that_is_not_there():
     def kernel(x):
         if cuda.threadIdx.x < 31:
