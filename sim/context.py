@@ -310,6 +310,12 @@ class Context:
         self.seen = number
         return self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
 
+    def withdraw(self, findings):
+        """Remove these findings, because others replace them."""
+        if findings:
+            self.findings[:] = [one for one in self.findings if all(one is not other for other in findings)]
+            self.seen = 0
+
     def restart_progress(self):
         """Reset the budgets for loop iterations and seconds, because a thread ended or another event shows
         progress."""

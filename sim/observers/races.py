@@ -37,6 +37,7 @@ from sim.observers.order import GRID, HappensBefore
 from sim.observers.ordering import MAX_EVENTS, OrderingObserver
 from sim.observers.overlapping_views import OverlappingViews
 from sim.observers.pairs import both_store, closeness, common_barrier, stores_again, unordered_pairs
+from sim.observers.probe import Probe
 from sim.observers.quick_test import may_share_cell
 from sim.observers.read_only import ReadOnlyLoads
 from sim.observers.register_changes import RegisterChanges
@@ -74,6 +75,8 @@ class Races(OrderingObserver):
             ReadOnlyLoads(context)
         self.views = OverlappingViews(context) if context.views else None
         self.cluster = ClusterAccesses(context, self.number, self.names) if context.clustered else None
+        # Operations of the async proxy and replicas need the whole epoch.
+        self.probe = None if self.proxy or self.allow_replicas else Probe(self)
         # the functions that receive each event, in addition to the order
         self.recorders = [self.proxy.record] if self.proxy else []
         if self.performed is not order:
@@ -123,6 +126,7 @@ class Races(OrderingObserver):
             self.proxy.accesses(self.epoch[batch.block][-1])
         if self.cluster:
             self.cluster.add(self.epoch[batch.block][-1])
+        return self.probe.add(batch) if self.probe else ()
 
     def async_issued(self, operation):
         super().async_issued(operation)
@@ -164,6 +168,8 @@ class Races(OrderingObserver):
         """Return the races within one block and epoch. Accesses to global memory are kept for
         `between_blocks`."""
         batches = self.epoch.pop(block, ())
+        if self.probe:
+            self.probe.end_epoch(block)
         if self.proxy:
             self.proxy.process()
         number = self.number(block)
