@@ -11,8 +11,9 @@ from sim import context, idle_variables, progress, simulate
 from sim.engine import watchdog
 from sim.engine.scheduler import Scheduler
 from sim.forecast import Numbers, directions
+from sim.native import source
 from sim.native.run import launch
-from sim.observers import advice, order, pairs
+from sim.observers import advice, order, pairs, probe
 from sim.observers.collisions import Collisions
 from sim.progress import ProgressCheck
 
@@ -360,12 +361,83 @@ def test_a_long_thread_ends_soon_after_an_error(monkeypatch, engine):
     assert 0 < x[0] < rounds and ended_early(report)
 
 
+@cuda.jit
+def races_and_computes(x):
+    x[0] = cuda.threadIdx.x
+    for _ in range(100):
+        x[cuda.threadIdx.x + 1] += 1
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads"])
+def test_a_race_in_a_long_epoch_ends_the_launch(monkeypatch, engine):
+    def launch():
+        x = np.zeros(9)
+        report = simulate(races_and_computes, engine=engine, on_finding="report")[1, 8](x)
+        (finding,) = report.findings
+        return finding, np.count_nonzero(x[1:]), ended_early(report)
+
+    monkeypatch.setattr(context, "FLUSH_AT", 300)
+    complete = launch()
+    monkeypatch.setattr(probe, "FIRST_PROBE", 500)
+    assert launch() == complete and complete[1:] == (8, False)
+    monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
+    finding, written, ended = launch()
+    assert finding.key == complete[0].key and written < 8 and ended
+
+
 def test_compiled_blocks_end_soon_after_an_error(monkeypatch):
     monkeypatch.setattr(launch, "SECONDS_AFTER_ERROR", -1)
     report, written = blocks_written(reversed_without_barrier, "native", 200)
     assert report.errors[0].kind == "race-shared" and report.counters["blocks"] == written
-    assert written == launch.FIRST_BLOCKS
+    assert written == 1
     assert f"{written} of 200 blocks ran to the end" in " ".join(report.notes)
+
+
+def test_a_long_compiled_block_ends_soon_after_an_error(monkeypatch):
+    for module in (launch, context):
+        monkeypatch.setattr(module, "SECONDS_AFTER_ERROR", -1)
+    monkeypatch.setattr(watchdog, "INTERVAL", 0.02)
+    report = simulate(fails_and_computes, engine="native", on_finding="report")[9, 1024](np.zeros(4), 10**9)
+    assert report.errors[0].kind == "out-of-bounds" and ended_early(report)
+
+
+ROUNDS = 1 << 8
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_long_nests_of_short_loops_poll(depth):
+    @cuda.jit
+    def two(x):
+        for _ in range(ROUNDS):
+            for _ in range(ROUNDS):
+                x[0] += 1
+
+    @cuda.jit
+    def three(x):
+        for i in range(ROUNDS):
+            for _ in range(ROUNDS):
+                for _ in range(ROUNDS):
+                    x[0] += 1
+
+    text = source({2: two, 3: three}[depth], np.zeros(1))
+    assert ("if i & 15 == 0 and poll_stop(state)" in text) == (depth == 3)
+    assert text.count("poll_stop(") == depth - 2
+
+
+@cuda.jit
+def counts_to(x, end):
+    i = 0
+    while i < end:
+        i += 1
+    x[cuda.grid(1)] = i
+
+
+def test_blocks_after_a_long_loop_are_not_lost(monkeypatch):
+    """Exceed the limit of compiled code, which then does not run the blocks after the loop."""
+    monkeypatch.setattr(launch, "WHILE_LIMIT", 100)
+    x = np.zeros(9 * 1024, np.int32)
+    report = simulate(counts_to, engine="native")[9, 1024](x, 2)
+    assert (x == 2).all() and report.counters["blocks"] == 9
 
 
 @cuda.jit

@@ -39,16 +39,17 @@ BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = range(6)
 # RACE        race within a block
 # BLOCK_RACE  race between blocks
 # DIVERGED    threads disagree on control flow at a synchronisation point, or a thread raised
-# EXHAUSTED   an iteration limit was exceeded
+# EXHAUSTED   an iteration limit was exceeded, or a loop was ended because of an error
 NARROWED, BOUNDS, UNWRITTEN, RACE, BLOCK_RACE, DIVERGED, EXHAUSTED = ERROR_FLAGS = tuple(
     1 << bit for bit in range(7)
 )
 # Values of the field `stopped`:
 # OF_BLOCK     the block must stop
 # OF_LAUNCH    the launch must stop
+# LATE         the launch must stop, because its first error is too long ago
 # INTERRUPTED  the launch must stop, because the user pressed Ctrl-C
 # FULL         the launch must pause until the access log has been replayed
-OF_BLOCK, OF_LAUNCH, INTERRUPTED, FULL = 1, 2, 3, 4
+OF_BLOCK, OF_LAUNCH, LATE, INTERRUPTED, FULL = 1, 2, 3, 4, 5
 
 THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
 THREAD = (1 << THREAD_BITS) - 1

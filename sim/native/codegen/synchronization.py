@@ -6,13 +6,14 @@ from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from sim.native.codegen.int64 import CLOCKS_PER_SECOND, cpu_clock, int64_helper, poll_interrupt
+from sim.native.codegen.int64 import cpu_clock, int64_helper, poll_interrupt
 from sim.native.codegen.linking import inline_always
 from sim.native.codegen.shadow import (
     DIVERGED,
     EXHAUSTED,
     FULL,
     INTERRUPTED,
+    LATE,
     OF_BLOCK,
     OF_LAUNCH,
     SEGMENT_SHIFT,
@@ -22,11 +23,9 @@ from sim.native.codegen.shadow import (
 
 EXPORTED = set(
     "NO_THREAD GO END BREAK CONTINUE agree agree_warps agree_span span step_of is_true begin_block end_block"
-    " barrier is_stopped count_iteration count_range check_interrupt".split()
+    " barrier is_stopped count_iteration count_range poll_stop".split()
 )
 
-# the CPU time for which a block with errors may run, in the units of `cpu_clock`
-TIME_AFTER_ERROR = 2 * CLOCKS_PER_SECOND
 REPLAY_THRESHOLD = 1 << 16  # at the end of a block, a launch pauses if its log has more entries than this
 # Exit codes of a region. A region that evaluates a test returns 0 or 1 (see `is_true`), so these codes begin
 # at 10.
@@ -46,7 +45,6 @@ def begin_block(state, threads, position, while_limit, for_limit):
     state.position = position
     state.stopped = 0
     state.errors = 0
-    state.deadline = 0
     state.returned_count = 0
     state.while_left = while_limit
     state.for_left = for_limit
@@ -58,9 +56,9 @@ def begin_block(state, threads, position, while_limit, for_limit):
 def end_block(state) -> bool:
     """Store the block's error flags. Return whether the launch must stop or pause."""
     state.block_errors[state.position] = state.errors
-    # Polling for Ctrl-C costs a call into Python, so poll every 64 blocks.
-    if state.position & 63 == 63:
-        check_interrupt(state)
+    # Polling costs a call into Python, so poll every 64 blocks, or if the launch may have to end.
+    if state.position & 63 == 63 or has_errors(state):
+        poll_stop(state)
     if state.log_count > REPLAY_THRESHOLD and state.stopped < OF_LAUNCH:
         state.stopped = FULL
     return state.stopped >= OF_LAUNCH
@@ -187,11 +185,29 @@ def step_of(step):
 # --- iteration limits ---------------------------------------------------------------------------------------
 
 
+@int64_helper
+def has_errors(state) -> bool:
+    """Return whether the launch has had an error that ends it after some time."""
+    return state.errors & state.ending_flags != 0 or state.deadline != 0
+
+
 @int64_helper(inline=False)
-def check_interrupt(state) -> bool:
-    """Stop the launch if the user pressed Ctrl-C. Return whether the launch must stop."""
+def poll_stop(state) -> bool:
+    """Stop the launch if the user pressed Ctrl-C, or if its first error is too long ago. Return whether the
+    launch must stop.
+
+    If a loop calls this function, the flag EXHAUSTED shows that its block has not run to the end. At the end
+    of a block, the flag has no effect.
+    """
     if poll_interrupt():
         state.stopped = INTERRUPTED
+    elif has_errors(state):
+        now = cpu_clock()
+        if state.deadline == 0:
+            state.deadline = now + state.time_after_error
+        if now > state.deadline:
+            set_error(state, EXHAUSTED)
+            state.stopped = max(state.stopped, LATE)
     return state.stopped >= OF_LAUNCH
 
 
@@ -202,19 +218,6 @@ def exhaust(state):
     state.stopped = max(state.stopped, OF_LAUNCH)
 
 
-@int64_helper(inline=False)
-def end_loops_after_error(state):
-    """Stop the launch if the current block has had errors for longer than TIME_AFTER_ERROR.
-
-    A loop over an undefined value may never end. The interpreter reruns the block in any case.
-    """
-    now = cpu_clock()
-    if state.deadline == 0:
-        state.deadline = now + TIME_AFTER_ERROR
-    elif now > state.deadline:
-        exhaust(state)
-
-
 @int64_helper
 def count_iteration(state) -> bool:
     """Count one iteration of a `while` loop. Return False if the limit is exceeded or the block has
@@ -222,11 +225,9 @@ def count_iteration(state) -> bool:
     state.while_left -= 1
     if state.while_left < 0:
         exhaust(state)
-    # Polling for Ctrl-C costs a call into Python, so poll every 65,536 iterations.
+    # Polling costs a call into Python, so poll every 65,536 iterations.
     elif state.while_left & 0xFFFF == 0:
-        check_interrupt(state)
-        if state.errors != 0:
-            end_loops_after_error(state)
+        poll_stop(state)
     return state.stopped == 0
 
 
@@ -247,7 +248,7 @@ def count_iterations(state, count) -> bool:
     if state.for_left < 0:
         exhaust(state)
     elif state.for_left >> 24 != before >> 24:
-        check_interrupt(state)
+        poll_stop(state)
     return state.stopped == 0
 
 

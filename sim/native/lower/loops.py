@@ -2,11 +2,12 @@
 counts its iterations."""
 
 import ast
+import math
 
 from sim.frontend.resolve import builtin_called, referent_of
 from sim.frontend.tree import located
 
-CHECK_INTERVAL = 1 << 20  # iterations of a `for` loop between two checks for Ctrl-C; must be a power of two
+CHECK_INTERVAL = 1 << 20  # iterations of `for` loops between two polls; must be a power of two
 
 
 def assign(target, value):
@@ -68,11 +69,13 @@ class LoopCounter(ast.NodeTransformer):
     """A transformer that counts the iterations of potentially endless loops.
 
     A `while` loop counts each iteration. A `for` loop subtracts all its iterations from the block's budget
-    when it begins; a potentially long loop also checks for Ctrl-C regularly.
+    when it begins; a potentially long loop also polls whether the launch must stop.
     """
 
     def __init__(self, module):
         self.module = module
+        # the most iterations, between two polls, of the loops visited so far inside the current loop
+        self.unpolled = 1
 
     def make_call(self, name, *arguments):
         """Return a call to a runtime function whose first argument is the launch state."""
@@ -92,23 +95,30 @@ class LoopCounter(ast.NodeTransformer):
             isinstance(node, ast.Constant) or isinstance(node, ast.Name) and node.id in self.module.constants
         )
 
-    def is_small(self, node):
-        """Return whether an expression is a non-negative integer constant of at most CHECK_INTERVAL."""
+    def length(self, node):
+        """Return the largest number of iterations of `range(..., node)`, or infinity if `node` is not a
+        non-negative integer constant."""
         text = ast.unparse(node)
         text = self.module.constants.get(text, text)
-        return text.isdecimal() and int(text) <= CHECK_INTERVAL
+        return int(text) if text.isdecimal() else math.inf
 
     def visit_For(self, node):
-        """Limit the range of a `for` loop by the block's budget, unless its bounds are constants."""
+        """Limit the range of a `for` loop by the block's budget, unless its bounds are constants. Let it poll
+        if it can be long, together with the loops inside it."""
+        around, self.unpolled = self.unpolled, 1
         node = self.generic_visit(node)
+        inside, self.unpolled = self.unpolled, around
         if not is_range(node.iter):
             return node
         given = node.iter.args
-        if isinstance(node.target, ast.Name) and not all(map(self.is_small, given)):
-            test = ast.parse(
-                f"if {node.target.id} & {CHECK_INTERVAL - 1} == 0 and check_interrupt:\n    break"
-            ).body[0]
-            test.test.values[1] = self.make_call("check_interrupt")
+        total = inside * max(map(self.length, given))
+        if total <= CHECK_INTERVAL or not isinstance(node.target, ast.Name):
+            self.unpolled = max(around, inside, min(total, CHECK_INTERVAL))
+        else:
+            # a power of two, so that the remainder takes one instruction
+            interval = 1 << (CHECK_INTERVAL // inside).bit_length() - 1
+            test = ast.parse(f"if {node.target.id} & {interval - 1} == 0 and poll_stop:\n    break").body[0]
+            test.test.values[1] = self.make_call("poll_stop")
             node.body = [*located([test], node), *node.body]
         if not all(map(self.is_constant, given)):
             node.iter = self.make_call("count_range", ast.Tuple(given, ast.Load()))

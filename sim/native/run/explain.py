@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from sim.context import is_conclusive
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.hooks import observer_class
 from sim.interpreted import Interpreted, format_ended_early
-from sim.native.codegen.shadow import BLOCK_RACE, DIVERGED, ERROR_FLAGS
+from sim.native.codegen.shadow import BLOCK_RACE, DIVERGED, ERROR_FLAGS, OF_LAUNCH
 from sim.nouns import plural
 from sim.observers import DEFAULT
 
 # The maximum number of threads that a rerun interprets. In a larger launch, only selected blocks are rerun.
 MAX_RERUN_THREADS = 1 << 13
+ENDLESS_LOOP = {"no-progress", "undecided"}  # kinds of findings that end a launch
 
 
 def interpret(launch, note, make_grid=Grid):
@@ -37,8 +37,13 @@ def explain(attempt):
         return interpret(launch, "compiled, then explained by the interpreter")
     count = int(np.count_nonzero(flagged_blocks(attempt)))
     diverged = np.flatnonzero(attempt.block_errors & DIVERGED).tolist()
+    exhausted = attempt.state.stopped == OF_LAUNCH
     outcome = interpret_blocks(attempt, blocks)
-    if attempt.stop < launch.blocks and not any(map(is_conclusive, outcome.findings)):
+    if exhausted and not any(finding.kind in ENDLESS_LOOP for finding in outcome.findings):
+        # The loop that exceeded its limit has an end, and compiled code did not run the blocks after it.
+        attempt.restore()
+        return interpret(launch, "interpreted: its loops have too many iterations for compiled code")
+    if attempt.stop < launch.blocks and not any(finding.severity == "error" for finding in outcome.findings):
         attempt.run_without_limit()  # the flags that ended the launch were false positives
         return attempt.outcome() if attempt.is_clean else explain(attempt)
     if passes_divergent_barrier(outcome) and not set(diverged) <= set(blocks):
@@ -69,6 +74,7 @@ def interpret_blocks(attempt, blocks):
     """
     launch = attempt.launch
     attempt.restore()
+    attempt.lift_time_limit()  # `stop` already ends the launch, if necessary
     watching = replace(
         launch,
         observers=tuple(observer for observer in launch.observers if observer_class(observer) in DEFAULT),
@@ -85,7 +91,7 @@ def interpret_blocks(attempt, blocks):
     elif attempt.stop < launch.blocks:
         outcome.notes = *outcome.notes, format_ended_early(attempt.stop, launch.blocks)
     # An endless loop ends the launch. Otherwise, run the blocks after the last interpreted block.
-    if not any(finding.kind in ("no-progress", "undecided") for finding in outcome.findings):
+    if not any(finding.kind in ENDLESS_LOOP for finding in outcome.findings):
         attempt.advance(attempt.stop)
     outcome.findings = [
         finding for finding in outcome.findings if finding.kind != "unassigned-variable"

@@ -2,7 +2,6 @@
 Outcome."""
 
 import signal
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +14,7 @@ from sim.events import Access
 from sim.hooks import observer_class
 from sim.memory.argument import arrays_of
 from sim.native.codegen import shadow
+from sim.native.codegen.int64 import CLOCKS_PER_SECOND
 from sim.native.lower import definite_assignment
 from sim.native.lower.module import CannotLower
 from sim.native.run.access_log import Replay, is_logged, replay_observers
@@ -33,10 +33,8 @@ from sim.watched import watched
 # A block counts as endless if its `for` loops have more iterations than this in total.
 FOR_LIMIT = 1 << 34
 # The same limit for `while` loops. The launch can override it with `max_steps`.
-WHILE_LIMIT = 1_000_000
-# Number of blocks in the first group. The time after an error is checked after each group, and the next group
-# is twice as large if a group took less than CHECK_SECONDS of CPU time.
-FIRST_BLOCKS, CHECK_SECONDS = 64, 0.2
+WHILE_LIMIT = 1 << 28
+UNLIMITED = 1 << 62  # a time that no launch takes
 LOG_CAPACITY = 1 << 24  # log entries of 8 bytes; the entries of a single block must fit
 MAX_PAIRS = 1 << 16  # the number of pairs of racing blocks that one launch can record
 
@@ -57,7 +55,6 @@ class Attempt(Memory):
         self.next = 0  # the linear index of the next block to run
         # the linear index of the block before which the launch ends, if it takes too long after an error
         self.stop = launch.blocks
-        self.limits_time = not launch.max_steps  # whether the launch ends early after an error
         self.while_limit = launch.max_steps or WHILE_LIMIT
         self.prepare()
         if (
@@ -76,6 +73,11 @@ class Attempt(Memory):
             self.keep_alive(self.block_errors),
         )
         self.state.pairs, self.state.pair_room = self.keep_alive(self.pairs), MAX_PAIRS
+        self.state.ending_flags = self.enabled_flags() & ~shadow.NARROWED
+        # Compiled code gets half of the time, because the interpreter has to explain the errors afterwards.
+        self.state.time_after_error = int(SECONDS_AFTER_ERROR / 2 * CLOCKS_PER_SECOND)
+        if launch.max_steps:
+            self.lift_time_limit()
         self.compiled_arguments = self.arguments()
         self.compile()
 
@@ -104,7 +106,7 @@ class Attempt(Memory):
         self.log = np.empty(LOG_CAPACITY if module.logs else 0, np.int64)
         self.state.log, self.state.log_room = self.log.ctypes.data, len(self.log)
         try:
-            self.advance_to_end()
+            self.advance(self.launch.blocks)
         except CannotLower:
             raise
         except Exception:
@@ -176,43 +178,31 @@ class Attempt(Memory):
         loop = self.next, stop, launch.grid, launch.block, self.while_limit, FOR_LIMIT
         return *loop, self.state.address, *self.compiled_arguments
 
-    def advance_to_end(self):
-        """Run all blocks, or stop between two groups of blocks that take too long after an error.
-
-        Compiled code gets half of SECONDS_AFTER_ERROR, because the explanation, which runs blocks again, has
-        all of it once more.
-        """
-        blocks, number, found = self.launch.blocks, FIRST_BLOCKS, None
-        conclusive = self.enabled_flags() & ~(shadow.UNWRITTEN | shadow.NARROWED)
-        while self.next < blocks:
-            began = time.process_time()
-            self.advance(min(self.next + number, blocks) if self.limits_time else blocks)
-            if self.state.stopped == shadow.OF_LAUNCH:
-                self.next = blocks
-            now = time.process_time()
-            number *= 1 + (now - began < CHECK_SECONDS)
-            if found is None and (self.block_errors & conclusive).any():
-                found = now
-            if found is not None and now - found > SECONDS_AFTER_ERROR / 2:
-                self.stop = self.next
-                break
+    def lift_time_limit(self):
+        """Let compiled code continue after an error without a limit of time."""
+        self.state.time_after_error = UNLIMITED
 
     def run_without_limit(self):
         """Run all blocks again from the start, because the time limit ended a launch without errors."""
         self.restore()
-        self.limits_time, self.stop, self.state.pair_count = False, self.launch.blocks, 0
+        self.lift_time_limit()
+        self.stop, self.state.pair_count = self.launch.blocks, 0
         self.block_errors[:] = 0
         self.run()
 
     def advance(self, stop):
         """Run the blocks before linear index `stop` that have not run yet.
 
-        The grid function returns early, with `stopped` set to FULL, when the access log must be replayed.
-        Raise KeyboardInterrupt if the user pressed Ctrl-C.
+        The grid function returns early, with `stopped` set to FULL, when the access log must be replayed. If
+        it is LATE, the launch ends before the next block. Raise KeyboardInterrupt if the user pressed Ctrl-C.
         """
         while self.next < stop:
             self.program.run(*self.run_arguments(stop))
-            self.next = self.state.position + 1 if self.state.stopped == shadow.FULL else stop
+            self.next = stop
+            if self.state.stopped in (shadow.FULL, shadow.LATE):
+                self.next = self.state.position + 1
+            if self.state.stopped == shadow.LATE:
+                self.stop = stop = self.next
             self.replay_log()
         if self.state.stopped == shadow.INTERRUPTED:
             # Run Python's own SIGINT handler first, because it may raise another exception.
@@ -242,7 +232,7 @@ class Attempt(Memory):
         """Restore the arrays to their contents before the launch."""
         for name, array in self.saved.items():
             self.arrays[name][...] = array
-        self.next = self.state.barriers = 0
+        self.next = self.state.barriers = self.state.deadline = 0
 
     def unassigned_variables(self):
         """Yield a finding for each variable that a thread read before assigning it."""
