@@ -1,23 +1,43 @@
 """The finding for threads that poll an mbarrier whose phase never completes."""
 
 from sim.engine.cluster import Cluster
-from sim.engine.wait_graph import WaitGraph, missing_suppliers
+from sim.engine.wait_graph import BLOCK_BARRIER, WaitGraph, missing_suppliers
 from sim.events import Access, Finding, index_text
 from sim.isa.mbarrier import Barrier
 from sim.memory.async_proxy import bytes_of_phase
 from sim.nouns import joined, plural
 
 
+def is_deadlocked(context, block):
+    """Return whether no thread of a block can continue, and append the finding.
+
+    The threads are in loops that only wait for a phase, or at the barrier of the block. No copy can complete
+    a phase, and no other block can arrive at an mbarrier of this one.
+    """
+    if context.clustered or context.asynchronous:
+        return False
+    waits = {}
+    for thread in block.threads:
+        if thread.done or thread.waits == BLOCK_BARRIER:
+            continue
+        barrier, _ = thread.failed_wait or (None, None)
+        if barrier is None or not barrier.failed.get(thread) or barrier.tracked:
+            return False
+        waits[thread] = thread.failed_wait
+    context.flush()
+    context.findings.append(deadlock_finding(context, next(iter(waits)), None, waits))
+    context.has_errors = True
+    return True
+
+
 def failed_waits(context, thread):
-    """Return {thread: (mbarrier, site)} for all threads of the cluster of `thread` that poll an mbarrier. If
-    there are none, use the cluster of the first thread that polls one."""
+    """Return {thread: (mbarrier, site)} for all threads that poll an mbarrier in the first cluster of such
+    threads. `thread` is the thread that makes no progress."""
     check = context.progress_check
     looping = check.states if check else [t for block in thread.block.cluster for t in block.threads]
     waits = {one: one.failed_wait for one in looping if one.failed_wait and (one is thread or not one.done)}
-    if not waits:
-        return {}
-    cluster = next((one for one in waits if one.block in thread.block.cluster), None) or min(waits, key=place)
-    return {one: wait for one, wait in waits.items() if one.block in cluster.block.cluster}
+    cluster = min(waits, key=place).block.cluster if waits else ()
+    return {one: wait for one, wait in waits.items() if one.block in cluster}
 
 
 def place(thread):
@@ -40,7 +60,7 @@ def deadlock_finding(context, running, loop, waits):
     for thread in sorted(waits, key=lambda one: (waits[one][0] is not barrier, *place(one))):
         seen.setdefault(waits[thread][1], thread)
     witnesses = [context.witness("waits", site, thread) for site, thread in seen.items()]
-    if running not in waits:
+    if running.failed_wait is None:
         witnesses.append(context.witness("loops", loop, running))
     behind = text_of_others(context, graph, barrier)
     at = f"{waiting_text(graph, barrier)} at the mbarrier {name_of(context, barrier)}"

@@ -96,6 +96,8 @@ class Scheduler:
                     block.wake_parked(not block.ready)
                 # 2. All ready threads have merely yielded, so let other blocks run.
                 if block.ready and all(thread.waits == TURN for thread in block.ready):
+                    if mbarrier.is_deadlocked(self.context, block):
+                        raise Stuck
                     return YIELDED
                 # 3. No thread can run: a barrier opens, a warp operation completes, or the kernel has a bug.
                 if not block.ready and block.alive and not self.resolve_waits(block) and block.alive:

@@ -39,7 +39,7 @@ class Barrier:
     expected_bytes, brought: for the current phase, the witnesses of expect_tx and of complete copies, each
         with its number of bytes.
     suppliers: thread -> the last phase in which it has arrived, or sent a copy that the barrier counts.
-    failed: the threads whose test of the current phase has failed.
+    failed: thread whose test of the current phase has failed -> whether its loop only waits for this phase.
     parked: the threads that are suspended until the current phase may have ended.
     expecting: the number of phases, up to the current one, that expect bytes.
     complete_bytes: the number of bytes that the last complete phase expected.
@@ -54,7 +54,7 @@ class Barrier:
         self.address, self.block, self.identity, self.replaces, self.tracked = None, None, None, False, []
         self.tx, self.bulk, self.expected_bytes, self.brought = 0, [], [], []
         self.suppliers, self.expecting, self.complete_bytes, self.brought_by = {}, 0, 0, Counter()
-        self.failed, self.parked = set(), []
+        self.failed, self.parked = {}, []
         self.observations, self.last_arrival, self.phase_ended = [], None, None
 
     @property
@@ -95,7 +95,7 @@ class Barrier:
             self.phase_ended(self)
         self.phase, self.pending = self.phase + 1, self.expected
         self.complete_bytes = sum(nbytes for _, nbytes in self.expected_bytes)
-        self.expected_bytes, self.brought, self.failed, self.observations = [], [], set(), []
+        self.expected_bytes, self.brought, self.failed, self.observations = [], [], {}, []
         if self.parked:
             self.wake()
         return True

@@ -115,7 +115,7 @@ class BarrierMemory:
 
     def wait_failed(self, barrier):
         """Record that the current thread found the current phase of the mbarrier incomplete."""
-        barrier.failed.add(self.context.thread)
+        barrier.failed[self.context.thread] = self.waits
         self.context.thread.failed_wait = barrier, self.site("atomic")
         self.context.polls.failed()
 
