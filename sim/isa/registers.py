@@ -20,6 +20,7 @@ Instructions".
 
 import math
 import operator
+from dataclasses import replace
 
 import numpy as np
 from ml_dtypes import bfloat16, finfo
@@ -35,13 +36,14 @@ from sim.isa.table import by_ptx
 
 # PTX's name of a rounding direction -> CUDA's name, used in the table
 DIRECTIONS = {"rm": "rd", "rp": "ru", "rmi": "rdi", "rpi": "rui"}
+PACKED = "f16x2", "bf16x2"  # types of a register that contains two numbers
 CARRY = "carry"  # the PTX type of the condition code, set by add.cc and read by addc
 
 
 def find_operation(text):
     """Return the Operation for a PTX instruction. Raise Missing for an unsupported instruction."""
     name = Name(text)
-    if name.types and name.types[0] in ("f16x2", "bf16x2") and name.base != "cvt":
+    if name.types and name.types[-1] in PACKED and name.base != "cvt":
         return packed_operation(name)
     if name.base in MAKERS:
         operation = MAKERS[name.base](name)
@@ -288,7 +290,7 @@ def _set(name):
     test = find_operation(".".join(["setp", *name.rest, ptx_type]))
     name.rest = []
     of = REALS[result].__name__ if result in REALS else None
-    yes, no = (f"{of}(1)", f"{of}(0)") if of else ("0xFFFFFFFF", "0")
+    yes, no = (f"{of}(1)", f"{of}(0)") if of else (hex((1 << WIDTHS[result]) - 1), "0")
     text = f"({test.text}) {JOINED[joined]} {{2}}" if joined else test.text
     operands = (*test.operands, "pred") if joined else test.operands
     return Operation(f"{yes} if {text} else {no}", operands, (result,), True)
@@ -303,29 +305,55 @@ def packed_operation(name):
         return Operation(
             "{0} ^ 0x80008000" if name.base == "neg" else "{0} & 0x7FFF7FFF", ("b32",), ("b32",), True
         )
-    # An instruction on f16x2 or bf16x2 applies the scalar operation to each half.
-    one = find_operation(name.text.replace("x2", ""))
-    count, ptx_type = len(one.operands), name.type[:-2]
+    if name.base == "setp":
+        return comparisons_of(name.text)[0]
+    # An instruction on f16x2 or bf16x2 applies the scalar operation to each half. An integer result, which is
+    # a mask, has 16 bits per half.
+    scalar = {"f16x2": "f16", "bf16x2": "bf16", "u32": "u16", "s32": "u16"}
+    one = find_operation(".".join(scalar.get(part, part) for part in name.text.split(".")))
+    count, ptx_type = len(one.operands), scalar[name.types[-1]]
+    if set(one.operands) != {ptx_type}:
+        raise Missing(name.text)
     key = f"both_{name.canonical.replace('.', '_')}"
     if key not in HELPERS:
-        PAIRS[key] = one.of("abc"), count, ptx_type
+        PAIRS[key] = one.of("abc"), count, ptx_type, one.results[0]
         HELPERS[key] = pairwise(
-            eval(f"lambda {', '.join('abc'[:count])}: " + one.of("abc"), HELPERS), REALS[ptx_type]
+            eval(f"lambda {', '.join('abc'[:count])}: " + one.of("abc"), HELPERS), ptx_type, one.results[0]
         )
     return Operation(
         f"{key}({', '.join(f'{{{i}}}' for i in range(count))})", ("b32",) * count, ("b32",), True
     )
 
 
-def pairwise(function, scalar):
-    """Return a function that applies `function` to the lower and to the upper halves of 32-bit registers."""
+def pairwise(function, ptx_type, result):
+    """Return a function that applies `function` to the lower and to the upper halves of 32-bit registers.
+
+    ptx_type, result: the PTX types of the halves and of the results of `function`.
+    """
+    scalar = REALS[ptx_type]
+    encoded = (lambda value: bits_of(scalar(value))) if result in REALS else int
 
     def both(*words):
         halves = [np.array([word & 0xFFFF, word >> 16], np.uint16).view(scalar) for word in words]
-        low, high = (bits_of(scalar(function(*(half[i] for half in halves)))) for i in (0, 1))
+        low, high = (encoded(function(*(half[i] for half in halves))) for i in (0, 1))
         return high << 16 | low
 
     return both
+
+
+def comparisons_of(text):
+    """Return the Operations of the two results p|q of a setp.
+
+    If its operands are packed, p is the result for their lower halves and q for their upper halves. Otherwise
+    q is the negation of p (PTX ISA 9.7.6 and 9.7.7).
+    """
+    types = Name(text).types
+    if types[-1] not in PACKED:
+        operation = find_operation(text)
+        return operation, replace(operation, text=f"not {operation.text}")
+    mask = find_operation(text.replace("setp", "set", 1).replace(types[-1], f"u32.{types[-1]}"))
+    tests = (f"{mask.text} & {bit} != 0" for bit in ("1", "0x80000000"))
+    return tuple(replace(mask, text=test, results=("pred",)) for test in tests)
 
 
 # --- conversions --------------------------------------------------------------------------------------------
@@ -337,7 +365,7 @@ def _convert(name):
     table."""
     if set(name.types) & BYTES.keys():
         return _convert_bytes(name)
-    if name.type in ("f16x2", "bf16x2"):
+    if name.type in PACKED:
         return _convert_two(name)
     if name.type == "tf32":
         mode, relu, finite = name.take_one_of(("rna", "rn", "rz")), name.take("relu"), name.take("satfinite")

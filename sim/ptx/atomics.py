@@ -4,10 +4,8 @@ Source: PTX ISA 9.7.13 (atom, red).
 """
 
 from sim.isa.ptx_types import REALS
-from sim.isa.registers import HELPERS, WIDTHS, Missing, bits_of, find_operation
+from sim.isa.registers import HELPERS, PACKED, WIDTHS, Missing, bits_of, find_operation
 from sim.isa.table import by_ptx
-
-PACKED = "f16x2", "bf16x2"  # two halves in one register, each of which is updated atomically
 
 
 def atomic_semantics(access):

@@ -9,7 +9,7 @@ Source: PTX ISA 9.7, "Instructions".
 
 from sim.events import ADDRESS_MASK
 from sim.isa.ptx_types import REALS
-from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, find_operation
+from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, comparisons_of, find_operation
 from sim.ptx import wgmma
 from sim.ptx.accesses import SPACES, Access, address_text, atomic, load, parts, store
 from sim.ptx.async_copies import cp_async, entry_of
@@ -89,23 +89,24 @@ def plain_comparison(opcode):
 
 
 def setp(writer, item):
-    """Emit setp, which sets a predicate, or two opposite predicates p|q. The result can be combined with a
-    third predicate (PTX ISA 9.7.6)."""
+    """Emit setp, which sets a predicate, or two predicates p|q. The result can be combined with a third
+    predicate (PTX ISA 9.7.6)."""
     plain, joined = plain_comparison(item.opcode)
     # The operator .and, .or or .xor combines the comparison with the third predicate.
-    operation, (to, a, b, *third) = find_operation(plain), item.operands
-    test = operation.text.format(*(writer.value(o, k) for o, k in zip((a, b), operation.operands)))
-    first, second = (*parts(to), None)[:2]
+    to, a, b, *third = item.operands
+    results = []
+    for register, operation in zip(parts(to), comparisons_of(plain)):
+        if register is not None:
+            given = (writer.value(o, k) for o, k in zip((a, b), operation.operands))
+            results.append((register, operation.text.format(*given)))
     if not third:
-        first is not None and writer.assign(first, test, "pred")
-        second is not None and writer.assign(second, f"not {test}", "pred")
+        for register, test in results:
+            writer.assign(register, test, "pred")
         return
     sign, other = JOINED[joined], writer.value(third[0], "pred")
     # One statement assigns both results, because the third predicate can also be a destination.
-    writer.emit(f"test = {test}")
-    pairs = [(one, text) for one, text in ((first, "test"), (second, "(not test)")) if one is not None]
-    names = ", ".join(writer.name(one) for one, _ in pairs)
-    writer.emit(f"{names} = {', '.join(f'{text} {sign} {other}' for _, text in pairs)}")
+    names = ", ".join(writer.name(register) for register, _ in results)
+    writer.emit(f"{names} = {', '.join(f'({test}) {sign} {other}' for _, test in results)}")
 
 
 def mov(writer, item):

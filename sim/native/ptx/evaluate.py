@@ -11,6 +11,7 @@ import inspect
 import operator
 import textwrap
 
+from sim.isa.ptx_types import REALS
 from sim.isa.registers import HELPER_ENTRIES, HELPERS, PAIRS
 from sim.native.lower.module import CannotLower
 from sim.native.ptx import functions
@@ -274,19 +275,20 @@ class Evaluator(Arithmetic):
         inner = Evaluator(self.context, self.builder, names)
         return inner.run(body_of(function))
 
-    def apply_to_halves(self, text, count, ptx_type, given):
+    def apply_to_halves(self, text, count, ptx_type, result, given):
         """Apply an operation to both 16-bit halves of packed registers, and return the packed results.
 
         text: a Python expression that computes one half from a, b and c.
         count: the number of operands.
-        ptx_type: the type of one half.
+        ptx_type, result: the types of one half of the operands and of the result.
         given: the registers.
         """
         parts = []
         for shift in map(self.to_integer, (0, 16)):
             halves = [self.of_bits(self.shr(self.to_integer(word), shift), ptx_type) for word in given]
             inner = Evaluator(self.context, self.builder, dict(zip("abc"[:count], halves)))
-            parts.append(self.bits(self.to_float(inner.value(parse_expression(text)), ptx_type)))
+            value = inner.value(parse_expression(text))
+            parts.append(self.bits(self.to_float(value, ptx_type)) if result in REALS else value)
         return self.or_(self.shl(parts[1], self.to_integer(16)), parts[0])
 
 

@@ -143,6 +143,24 @@ def test_halves():
     np.testing.assert_array_equal(out, x * x + x)
 
 
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_comparisons_of_packed_halves_have_one_result_per_half(engine):
+    body = """ld.global.v2.b32 {%r4, %r5}, [%d3]; and.b32 %r6, %r1, 1; setp.eq.u32 %p3, %r6, 0;
+        set.gt.u32.f16x2 %r7, %r4, %r5; setp.gt.f16x2 %p1|%p2, %r4, %r5;
+        selp.u32 %r8, 1, 0, %p1; selp.u32 %r9, 2, 0, %p2; or.b32 %r8, %r8, %r9;
+        setp.gt.and.f16x2 %p1|%p2, %r4, %r5, %p3; selp.u32 %r9, 4, 0, %p2; or.b32 %r8, %r8, %r9;
+        cvt.u16.u32 %h1, %r4; cvt.u16.u32 %h2, %r5; set.gt.u16.f16 %h3, %h1, %h2; cvt.u32.u16 %r9, %h3;
+        st.global.v4.b32 [%d4], {%r7, %r8, %r9, %r6};"""
+    x = np.array([[1, 2, 0, 3], [1, 2, 3, 0], [2, 2, 1, 1], [np.nan, 1, 0, 0]], np.float16)
+    out = np.zeros((4, 4), np.uint32)
+    report = simulate(kernel(body, 8, 16), engine=engine)[1, 4](x, out)
+    assert engine == "fibers" or report.notes[0] == "compiled"
+    low, high = (x[:, :2] > x[:, 2:]).T.astype(np.uint32)
+    even = np.array([1, 0, 1, 0], np.uint32)
+    wanted = [low * 0xFFFF | high * 0xFFFF0000, low | high * 2 | high * even * 4, low * 0xFFFF]
+    np.testing.assert_array_equal(out.T[:3], wanted)
+
+
 def test_vectors_and_bytes():
     body = "ld.global.v4.u8 {%h1, %h2, %h3, %h4}, [%d3]; st.global.v4.u8 [%d4], {%h4, %h3, %h2, %h1};"
     x = np.arange(1, 9, dtype=np.uint8)
