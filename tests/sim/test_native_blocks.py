@@ -185,6 +185,17 @@ def test_all_blocks_that_race_with_one_block_are_explained():
     assert report.notes == ("compiled; 3 of 64 blocks have errors, explained by the interpreter",)
 
 
+def test_all_blocks_that_compiled_code_cannot_finish_are_interpreted():
+    def kernel(x, out):
+        i = cuda.grid(1)
+        if i % 32 < 16:
+            out[i] = cuda.shfl_sync(0xFFFF, x[i], 3)  # compiled code stops here, because 16 lanes are missing
+
+    x, out = np.arange(33 * 256, dtype=np.int32), np.zeros(33 * 256, np.int32)
+    assert not launched(kernel, 33, 256, x, out).findings
+    np.testing.assert_array_equal(out, np.where(x % 32 < 16, x // 32 * 32 + 3, 0))
+
+
 def test_some_of_each_kind_are_explained_where_all_blocks_err():
     def kernel(x, out):
         i = cuda.grid(1)

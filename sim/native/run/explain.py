@@ -8,13 +8,14 @@ from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.hooks import observer_class
 from sim.interpreted import Interpreted, format_ended_early
-from sim.native.codegen.shadow import BLOCK_RACE, DIVERGED, ERROR_FLAGS, OF_LAUNCH
+from sim.native.codegen.shadow import BLOCK_RACE, BOUNDS, DIVERGED, ERROR_FLAGS, OF_LAUNCH
 from sim.nouns import plural
 from sim.observers import DEFAULT
 
 # The maximum number of threads that a rerun interprets. In a larger launch, only selected blocks are rerun.
 MAX_RERUN_THREADS = 1 << 13
 ENDLESS_LOOP = {"no-progress", "undecided"}  # kinds of findings that end a launch
+INCOMPLETE = BOUNDS | DIVERGED  # the flags of blocks whose results in compiled code are incomplete
 
 
 def interpret(launch, note, make_grid=Grid):
@@ -36,20 +37,21 @@ def explain(attempt):
         attempt.restore()
         return interpret(launch, "compiled, then explained by the interpreter")
     count = int(np.count_nonzero(flagged_blocks(attempt)))
-    diverged = np.flatnonzero(attempt.block_errors & DIVERGED).tolist()
+    incomplete = np.flatnonzero(attempt.block_errors & INCOMPLETE).tolist()
     exhausted = attempt.state.stopped == OF_LAUNCH
     outcome = interpret_blocks(attempt, blocks)
     if exhausted and not any(finding.kind in ENDLESS_LOOP for finding in outcome.findings):
         # The loop that exceeded its limit has an end, and compiled code did not run the blocks after it.
         attempt.restore()
         return interpret(launch, "interpreted: its loops have too many iterations for compiled code")
-    if attempt.stop < launch.blocks and not any(finding.severity == "error" for finding in outcome.findings):
+    no_error = not any(finding.severity == "error" for finding in outcome.findings)
+    if attempt.stop < launch.blocks and no_error:
         attempt.run_without_limit()  # the flags that ended the launch were false positives
         return attempt.outcome() if attempt.is_clean else explain(attempt)
-    if passes_divergent_barrier(outcome) and not set(diverged) <= set(blocks):
-        # The interpreter lets threads pass this barrier, but compiled code stopped the diverged blocks there,
-        # so the results of these blocks are incomplete. Interpret all of them.
-        blocks = sorted({*blocks, *diverged})
+    if (no_error or passes_divergent_barrier(outcome)) and not set(incomplete) <= set(blocks):
+        # The interpreter lets the threads continue where compiled code stopped, for example at a shuffle of
+        # some lanes in a branch. Interpret all blocks whose results are incomplete.
+        blocks = sorted({*blocks, *incomplete})
         outcome = interpret_blocks(attempt, blocks)
     explained = sum(block < attempt.stop for block in blocks)
     note = f"compiled; {count:,} of {plural(launch.blocks, 'block')} {'has' if count == 1 else 'have'} errors"
