@@ -14,7 +14,7 @@ __global__ void twice(const float *x, float *y) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     y[2 * i] = 2 * x[i];
 }
-__global__ void set_total(int to) { total = to; }
+__global__ void set_total(int *p, int to) { *p = to; }
 __global__ void advance(Step *step) { step->to[threadIdx.x] = step->from[threadIdx.x]; }
 
 int main(int argc, char **argv) {
@@ -50,7 +50,7 @@ int main(int argc, char **argv) {
     if (which == 5) plain[2500] = 1;
     cudaDeviceSynchronize();
 
-    set_total<<<1, 1>>>(3);
+    set_total<<<1, 1>>>(&total, 3);
     if (which == 6) total++;
     cudaDeviceSynchronize();
     printf("%d\n", total);
