@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from sim.errors import LaunchError
+from sim.runtime.stubs import WRAPPED
 
 INSTALL = (
     "pip install 'kernelwatch[cuda]' brings nvcc (nvidia-cuda-nvcc, nvidia-cuda-crt and nvidia-nvvm of one"
@@ -18,9 +19,10 @@ INSTALL = (
 KERNELS_ALONE = "sim.load_cuda checks the kernels of a .cu file without its host code, on every system"
 # -arch=compute_80: PTX without machine code. --no-compress: PTX as text. -cudart none: the stubs of
 # sim.runtime.stubs replace the runtime library. -lineinfo and -g: source lines of kernels and of host calls.
+# --wrap: the stubs also replace some functions of the C library.
 FLAGS = (
     "-arch=compute_80", "--no-compress", "-cudart", "none", "-lineinfo", "-g", "-shared",
-    "-Xcompiler", "-fPIC",
+    "-Xcompiler", "-fPIC", "-Xlinker", ",".join(f"--wrap={name}" for name in WRAPPED),
 )  # fmt: skip
 # Overloads for functions whose parameters CUDA 13 has changed, so that programs for CUDA 11 and 12 compile
 CUDA_12 = """\

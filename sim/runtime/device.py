@@ -3,9 +3,11 @@
 import contextlib
 import ctypes
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -16,6 +18,7 @@ from sim.errors import LaunchError, RefusedLaunch, SimulatorError, ThreadError
 from sim.events import ATOMIC, LOAD, STORE
 from sim.launch import simulate
 from sim.ptx.module import Kernel, Module, load_ptx
+from sim.ptx.syntax import Instruction
 from sim.runtime.call_sites import UNKNOWN, CallSite
 from sim.runtime.errors import (
     ASSERT,
@@ -36,8 +39,9 @@ from sim.runtime.streams import Streams
 STATIC_LIMIT = DeviceSpec.dynamic_shared_bytes
 WATCHED_LIMIT = 64 << 20  # largest size in bytes of host memory that each launch compares
 NOT_WATCHED = "host accesses to memory that a kernel may still use were not looked for"
+SYSTEM_SCOPE = re.compile(r"\.(sys|mmio)\b|\.volatile\b(?!\.(shared|local))")
 OF_SIZE = "in some launches, because managed and pinned memory exceeds 64 MiB"
-OF_SCOPE = "if the kernel's module contains operations of system scope"
+OF_SCOPE = "after launches of kernels with operations of system scope, such as volatile accesses"
 
 
 @dataclass
@@ -246,12 +250,11 @@ class Device:
     def watched_host_memory(self, kernel: Kernel) -> Iterator[None]:
         """After a launch, protect the host memory that it has accessed, until the host waits.
 
-        A kernel that communicates with the running host contains operations of system scope. Do not protect
-        the memory of such a kernel.
+        Do not protect the memory of a kernel that may communicate with the running host.
         """
         mapped = [b for b in self.memory.buffers.values() if b.kind != DEVICE]
         large = sum(b.root.size for b in mapped) > WATCHED_LIMIT
-        if mapped and (large or ".sys" in "\n".join(kernel.module.text.lines)):
+        if mapped and (large or has_system_scope(kernel)):
             self.log.notes[f"{NOT_WATCHED} {OF_SIZE if large else OF_SCOPE}"] = None
             mapped = []
         before = [buffer.root.copy() for buffer in mapped]
@@ -334,6 +337,16 @@ class Device:
     def now(self) -> float:
         """Return the current time in milliseconds, on the clock that events use."""
         return time.perf_counter() * 1e3
+
+
+@cache
+def has_system_scope(kernel: Kernel) -> bool:
+    """Return whether a kernel, or a device function of its module, contains operations of system scope, with
+    which it can communicate with the running host. Volatile accesses have system scope, except in shared and
+    local memory."""
+    functions = (f for f in kernel.module.text.functions.values() if f is kernel.function or not f.entry)
+    opcodes = {item.opcode for f in functions for item in f.body or () if isinstance(item, Instruction)}
+    return any(map(SYSTEM_SCOPE.search, opcodes))
 
 
 def argument_values(kernel: Kernel, arguments: int) -> list[bytes]:

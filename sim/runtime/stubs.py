@@ -13,6 +13,8 @@ from sim.runtime.signatures import LIBRARY_PREFIXES, SIGNATURES
 C_TYPES = {"p": "size_t", "i": "int", "u": "unsigned", "f": "float", "D": "dim3", "E": "extent"}
 C_TYPES |= {"L": "location", "s": "const char *", "v": "void"}
 BY_VALUE = "DEL"
+# functions of the C library that nvcc's linker replaces by the functions __wrap_... below
+WRAPPED = "read", "write", "pread", "pwrite", "recv", "send", "fread", "fwrite"
 PRELUDE = """\
 #define _GNU_SOURCE
 #include <execinfo.h>
@@ -21,7 +23,9 @@ PRELUDE = """\
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 typedef struct { unsigned x, y, z; } dim3;
 typedef struct { size_t width, height, depth; } extent;
@@ -31,6 +35,11 @@ typedef long long (*callback)(int, size_t *, void **, int);
 enum { FINISH = -1, FAULT = -2, REPEAT = 1, FRAMES = 24 };
 static callback dispatch;
 static size_t registered_start, registered_end; /* addresses that contain all registered memory */
+
+/* Return whether a buffer can contain memory that CUDA functions have allocated or registered. */
+static int is_simulated(size_t address, size_t size) {
+    return address < (size_t)1 << 36 || address < registered_end && registered_start < address + size;
+}
 
 static long long call(int index, size_t *arguments) {
     void *frames[FRAMES];
@@ -56,7 +65,7 @@ static void fault(int number, siginfo_t *info, void *context) {
     frames[0] = (char *)((ucontext_t *)context)->uc_mcontext.pc + 1;
 #endif
     size_t address = arguments[0];
-    if (address < (size_t)1 << 36 || registered_start <= address && address < registered_end) {
+    if (is_simulated(address, 1)) {
         int count = 1 + backtrace(frames + 1, FRAMES - 1);
         if (dispatch(FAULT, arguments, frames, count) == REPEAT) { return; }
     }
@@ -79,6 +88,50 @@ void sim_connect(callback function) {
 void sim_registered(size_t start, size_t end) { registered_start = start, registered_end = end; }
 
 void sim_print(const char *text) { fputs(text, stdout); }
+
+/* A system call that accesses memory of pending work would fail, because the operating system does not send a
+   SIGSEGV. Access each word of the buffer before the call. */
+static void access_buffer(const void *start, size_t size, int writes) {
+    volatile char *bytes = (volatile char *)start;
+    if (!is_simulated((size_t)start, size)) { return; }
+    for (size_t i = 0; i < size; i += 4) {
+        if (writes) { __atomic_fetch_or(bytes + i, 0, __ATOMIC_RELAXED); }
+        else { bytes[i]; }
+    }
+}
+
+ssize_t __wrap_read(int file, void *to, size_t size) {
+    access_buffer(to, size, 1);
+    return read(file, to, size);
+}
+ssize_t __wrap_pread(int file, void *to, size_t size, off_t offset) {
+    access_buffer(to, size, 1);
+    return pread(file, to, size, offset);
+}
+ssize_t __wrap_recv(int file, void *to, size_t size, int flags) {
+    access_buffer(to, size, 1);
+    return recv(file, to, size, flags);
+}
+size_t __wrap_fread(void *to, size_t size, size_t count, FILE *file) {
+    access_buffer(to, size * count, 1);
+    return fread(to, size, count, file);
+}
+ssize_t __wrap_write(int file, const void *from, size_t size) {
+    access_buffer(from, size, 0);
+    return write(file, from, size);
+}
+ssize_t __wrap_pwrite(int file, const void *from, size_t size, off_t offset) {
+    access_buffer(from, size, 0);
+    return pwrite(file, from, size, offset);
+}
+ssize_t __wrap_send(int file, const void *from, size_t size, int flags) {
+    access_buffer(from, size, 0);
+    return send(file, from, size, flags);
+}
+size_t __wrap_fwrite(const void *from, size_t size, size_t count, FILE *file) {
+    access_buffer(from, size * count, 0);
+    return fwrite(from, size, count, file);
+}
 """
 
 

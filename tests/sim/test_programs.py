@@ -291,14 +291,14 @@ def test_accesses_that_do_not_wait_are_found(run, built, which):
 
 
 HOST_WRITES = {
-    1: (r"writes 0x\w+ .*:36: twice reads the managed memory allocated at host_writes.cu:24", 37),
-    2: (r"reads 0x\w+ .*:36: twice writes the managed memory allocated at host_writes.cu:25", 38),
-    3: (r"writes, here or later before a call, 0x\w+ .*:36: twice reads the managed memory", 40),
-    4: (r"writes 0x\w+ .*:46: twice reads the pinned host memory allocated at host_writes.cu:28", 47),
-    5: (r"writes 0x\w+ .*:49: twice reads the pinned host memory allocated at host_writes.cu:32", 50),
-    6: (r"reads 0x\w+ .*:53: set_total writes the variable total", 54),
-    7: (r"writes, here or later before a call, 0x\w+ .*:58: advance reads the managed memory", 59),
-    8: (r"writes 0x\w+ .*:62: advance reads the managed memory allocated at host_writes.cu:27", 64),
+    1: (r"writes 0x\w+ .*:39: twice reads the managed memory allocated at host_writes.cu:27", 40),
+    2: (r"reads 0x\w+ .*:39: twice writes the managed memory allocated at host_writes.cu:28", 41),
+    3: (r"writes, here or later before a call, 0x\w+ .*:39: twice reads the managed memory", 43),
+    4: (r"writes 0x\w+ .*:49: twice reads the pinned host memory allocated at host_writes.cu:31", 50),
+    5: (r"writes 0x\w+ .*:52: twice reads the pinned host memory allocated at host_writes.cu:35", 53),
+    6: (r"reads 0x\w+ .*:56: set_total writes the variable total", 57),
+    7: (r"writes, here or later before a call, 0x\w+ .*:61: advance reads the managed memory", 62),
+    8: (r"writes 0x\w+ .*:65: advance reads the managed memory allocated at host_writes.cu:30", 67),
 }  # fmt: skip
 
 
@@ -313,6 +313,21 @@ def test_accesses_to_memory_that_a_kernel_may_still_use(run, built, which, engin
     text, line = HOST_WRITES[which]
     assert re.search(rf"unsynchronized-access: the host {text}.*\n  at host_writes.cu:{line}\n", err), err
     assert status == 1 and "1 finding (1 unsynchronized-access)" in err
+
+
+SYSTEM_CALLS = {
+    9: (r"writes 0x\w+ .*:71: advance reads the managed memory", 72),
+    10: (r"reads 0x\w+ .*:71: advance writes the managed memory", 73),
+}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("which", SYSTEM_CALLS)
+def test_buffers_of_system_calls_count_as_accesses_of_the_host(run, built, which):
+    _, out, err = run(built("host_writes"), which, options=["--engine", "fibers"])
+    text, line = SYSTEM_CALLS[which]
+    assert re.search(rf"unsynchronized-access: the host {text}.*\n  at host_writes.cu:{line}\n", err), err
+    assert out == "3\n" and "1 finding (1 unsynchronized-access)" in err
 
 
 # line of the operation, line of an earlier one, what each of them does

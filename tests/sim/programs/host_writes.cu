@@ -2,6 +2,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
+#include <unistd.h>
 
 const int n = 2048, bytes = n * sizeof(float);
 struct Step {
@@ -16,6 +18,7 @@ __global__ void twice(const float *x, float *y) {
 }
 __global__ void set_total(int *p, int to) { *p = to; }
 __global__ void advance(Step *step) { step->to[threadIdx.x] = step->from[threadIdx.x]; }
+__global__ void count(volatile int *done) { ++*done; }
 
 int main(int argc, char **argv) {
     int which = argc > 1 ? atoi(argv[1]) : 0;
@@ -62,6 +65,16 @@ int main(int argc, char **argv) {
     advance<<<1, 4>>>(step);
     float *half = step->from;
     if (which == 8) half[3] = 0;  // the old value
+    cudaDeviceSynchronize();
+
+    int zeros = open("/dev/zero", O_RDONLY);
+    advance<<<1, 4>>>(step);
+    if (which == 9) read(zeros, half, 4);
+    if (which == 10) fwrite(step->to, 4, 4, fopen("/dev/null", "w"));
+    if (read(zeros, &step->done, 4) != 4) puts("read failed");
+    cudaDeviceSynchronize();
+    count<<<1, 1>>>(&step->done);
+    while (*(volatile int *)&step->done == 0) {}
     cudaHostUnregister(plain);
     cudaFree(x), cudaFree(y), cudaFree(other), cudaFree(step), cudaFreeHost(pinned), free(plain);
 }
