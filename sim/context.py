@@ -145,6 +145,7 @@ class Context:
         # name of a generated function -> its variables that depend on a clock
         self.timed: dict[str, frozenset] = {}
         self.noncoherent: set[int] = set()  # the sites of loads through the read-only cache (ld.global.nc)
+        self.speculative: set[int] = set()  # the sites of loads whose value a thread may discard
         # site of a loop -> site of the load that a compiler moved out of it (sim.ptx.hoisted)
         self.hoisted: dict[int, int] = {}
         self.max_steps = max_steps

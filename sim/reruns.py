@@ -27,6 +27,7 @@ from sim.isa.table import INSTRUCTIONS
 from sim.nouns import plural
 from sim.observers import DEFAULT
 from sim.observers.races import Races
+from sim.sites import SITES
 
 # Budget for all schedules together, in turns: thread resumptions, atomics and fences. It is the maximum of
 # MAX_TURNS and of the number in the first run, so a large launch takes about twice as long as its first run.
@@ -166,10 +167,11 @@ class Reruns:
             if len(effects_seen) > 1:
                 findings[:] = confirmed(findings)
                 return
+        speculative = {SITES[number] for number in self.context.speculative}
         findings[:] = [
             replace(f, severity="warning", reason=HARMLESS) if reads_fresh_shared(f) else f
             for f in findings
-            if not reads_absent_lane(f)
+            if not (reads_absent_lane(f) or reads_fresh_shared(f) and f.accesses[0].site in speculative)
         ]
 
 

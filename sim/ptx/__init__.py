@@ -28,7 +28,7 @@ Read the files in this order:
     accesses, atomics, warps, calls, async_copies   statements of ld and st, atom, warp instructions,
                       indirect calls, cp.async
     unsupported       errors for unsupported instructions
-    volatile, grid_sync, timed, subwords   patterns that span several instructions
+    volatile, grid_sync, timed, subwords, field_updates, speculative   patterns that span several instructions
     run, argument_bytes   one launch: memory layout, arguments, globals of the source
     memory            loads, stores and atomics by address
     regions, region_table, foreign   memory regions; the checks of an address; reasons why it is invalid

@@ -20,6 +20,7 @@ from sim.ptx.emit import Writer
 from sim.ptx.field_updates import FieldUpdates
 from sim.ptx.generators import joining
 from sim.ptx.grid_sync import GridSync
+from sim.ptx.speculative import SpeculativeLoads
 from sim.ptx.subwords import Subwords, nbytes_of
 from sim.ptx.syntax import python_name
 from sim.ptx.timed import timed_registers
@@ -57,8 +58,9 @@ class Program:
         self.accessed = set()  # numbers of the sites that access global or shared memory
         self.polls = False  # whether some loop can wait for another thread (sim.ptx.polling)
         self.timed = {}  # Python name of a function -> its variables that contain times
-        # the sites of ld.global.nc, and of loads that only serve to update a bit-field
-        self.noncoherent, self.field_updates = set(), set()
+        # the sites of ld.global.nc, of loads that only serve to update a bit-field, and of loads whose value
+        # a thread may discard
+        self.noncoherent, self.field_updates, self.speculative = set(), set(), set()
         self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
         # The names of the functions in which the kernel waits in its own frame, and of their sim.isa entries;
         # and whether a thread can also wait in another way (sim.ptx.generators).
@@ -265,6 +267,7 @@ class Program:
         rest = ptx_type, space, count, site, not self.tracks
         self.noncoherent |= {site} if "nc" in self.item.names else set()
         self.field_updates |= {site} if self.item in self.analysis(FieldUpdates) else set()
+        self.speculative |= {site} if self.item in self.analysis(SpeculativeLoads) else set()
         return self.new_name("load", lambda run: run.memory.make_load(*rest))
 
     def store(self, ptx_type, space, count):

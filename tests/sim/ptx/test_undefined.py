@@ -161,3 +161,29 @@ def test_access_far_from_the_local_variables_is_described_in_bytes():
     (finding,) = (f for f in report.findings if f.kind == "out-of-bounds")
     assert "an address 480 bytes before the start of the function's local variables" in finding.message
     assert "16 bytes together" in finding.message
+
+
+FRESH_SHARED = """.visible .entry k(.param .u64 k_out)
+{
+    .shared .align 4 .b8 tile[128];
+    .reg .pred %p; .reg .b32 %r<5>; .reg .b64 %d<3>;
+    ld.param.u64 %d1, [k_out]; mov.u32 %r1, %tid.x; mad.wide.u32 %d1, %r1, 4, %d1;
+    ld.shared.u32 %r2, [tile]; add.u32 %r3, %r1, %r2;
+    STEP
+    st.global.u32 [%d1], %r4; ret;
+}
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_value_of_unwritten_shared_memory_that_selp_discards(engine):
+    found = {}
+    for step in ("setp.gt.u32 %p, %r1, 99; selp.b32 %r4, %r3, %r1, %p;", "and.b32 %r4, %r3, 0;"):
+        kernel, out = load_ptx(HEAD + FRESH_SHARED.replace("STEP", step))["k"], np.zeros(4, np.int32)
+        report = simulate(kernel, engine=engine, on_finding="report")[1, 4](out)
+        found[step[:4]] = [(f.kind, f.severity) for f in report.findings]
+    assert found == {"setp": [], "and.": [("uninitialized-read", "warning")]}
+    step = "setp.gt.u32 %p, %r1, 2; selp.b32 %r4, %r3, %r1, %p;"
+    kernel = load_ptx(HEAD + FRESH_SHARED.replace("STEP", step))["k"]
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 4](out)
+    assert [(f.kind, f.severity) for f in report.findings] == [("uninitialized-read", "error")]
