@@ -300,7 +300,8 @@ class Statements:
         if fetch := self.source.fetches.get(call.func.id):
             before = [f"({', '.join(inputs)},) = {fetch}({', '.join(arguments)})"]
         target = f"{', '.join(outputs)} = " if outputs else ""
-        *before, sync = ast.parse("\n".join([*before, f"{target}{instruction}({', '.join(inputs)})"])).body
+        # A placeholder instead of the instruction's name, which can contain a keyword (redux.sync.and).
+        *before, sync = ast.parse("\n".join([*before, f"{target}sync({', '.join(inputs)})"])).body
         # PTX launches are not logged, so the site is not used.
         sync.value.sync, sync.value.site = instruction, 0
         replace_node(call, ast.parse(f"({', '.join(outputs)})", mode="eval").body)

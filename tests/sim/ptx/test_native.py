@@ -184,7 +184,7 @@ def test_what_is_not_compiled_is_named():
     ), report.notes
 
 
-@pytest.mark.parametrize("name", ["add.u32", "min.s32", "max.s32", "min.u32", "max.u32", "xor.b32"])
+@pytest.mark.parametrize("name", "add.u32 min.s32 max.s32 min.u32 max.u32 and.b32 or.b32 xor.b32".split())
 def test_redux(name):
     body = f"ld.global.u32 %r4, [%d3]; redux.sync.{name} %r5, %r4, -1; st.global.u32 [%d4], %r5;"
     x, found = np.arange(-9, 23, dtype=np.int32) * 77 | 1, {}
