@@ -129,10 +129,10 @@ ABSENT = """
 {{ .reg .pred %p; .reg .b32 %r<6>; .reg .b64 %d<5>;
    ld.param.u64 %d1, [k_x]; ld.param.u64 %d2, [k_out]; mov.u32 %r1, %tid.x;
    mad.wide.u32 %d3, %r1, 4, %d1; mad.wide.u32 %d4, %r1, 4, %d2; ld.global.u32 %r2, [%d3];
-   and.b32 %r3, %r1, 1; setp.eq.u32 %p, %r3, 0; @%p bra END;
-   shfl.sync.bfly.b32 %r4, %r2, {distance}, 31, -1; {after}
+   and.b32 %r3, %r1, 1; setp.eq.u32 %p, %r3, 0; @%p bra END; setp.gt.u32 %p, %r2, 0;
+   {body}
    st.global.u32 [%d4], %r4;
-END: ret; }}
+END: {end} ret; }}
 """
 
 
@@ -147,10 +147,44 @@ END: ret; }}
 )
 def test_a_shuffle_in_a_branch(engine, distance, after, expected):
     """Let the even lanes return without taking part in the full-mask shuffle."""
-    kernel = load_ptx(HEAD + ABSENT.format(distance=distance, after=after))["k"]
+    shuffle = f"shfl.sync.bfly.b32 %r4, %r2, {distance}, 31, -1; {after}"
+    kernel = load_ptx(HEAD + ABSENT.format(body=shuffle, end=""))["k"]
     x, out = np.arange(32, dtype=np.int32), np.zeros(32, np.int32)
     report = simulate(kernel, engine=engine, on_finding="report")[1, 32](x, out)
     assert [(finding.kind, finding.severity) for finding in report.findings] == expected
+
+
+SELECT = "selp.b32 %r4, 1, 0, %p;"
+# warp operation -> its result if only the odd lanes take part, whose values are their numbers
+WITHOUT_SOURCE = {
+    "match.any.sync.b32 %r4, 9, -1;": 0xAAAAAAAA,
+    "match.all.sync.b32 %r4, 9, -1;": 0xAAAAAAAA,
+    "vote.sync.ballot.b32 %r4, %p, -1;": 0xAAAAAAAA,
+    f"vote.sync.all.pred %p, %p, -1; {SELECT}": 1,
+    "redux.sync.add.u32 %r4, %r2, -1;": 256,
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_other_operations_do_not_depend_on_lanes_that_have_returned(engine):
+    """Let the even lanes return. PTX waits only for lanes that have not exited: the results are defined."""
+    stores = (
+        f"{operation} st.global.u32 [%d4+{128 * i}], %r4; setp.gt.u32 %p, %r2, 0;"
+        for i, operation in enumerate(WITHOUT_SOURCE, 1)
+    )
+    kernel = load_ptx(HEAD + ABSENT.format(body="mov.u32 %r4, 0;" + "".join(stores), end=""))["k"]
+    x, out = np.arange(32, dtype=np.int32), np.zeros((len(WITHOUT_SOURCE) + 1, 32), np.uint32)
+    assert not simulate(kernel, engine=engine)[1, 32](x, out).findings
+    assert [set(row) for row in out[1:, 1::2].tolist()] == [{wanted} for wanted in WITHOUT_SOURCE.values()]
+
+
+@pytest.mark.parametrize("operation", WITHOUT_SOURCE)
+def test_an_operation_waits_for_lanes_that_have_not_returned(operation):
+    """Let the even lanes wait at a syncwarp instead."""
+    kernel = load_ptx(HEAD + ABSENT.format(body=operation, end="bar.warp.sync -1;"))["k"]
+    x, out = np.arange(32, dtype=np.int32), np.zeros(32, np.int32)
+    report = simulate(kernel, on_finding="report")[1, 32](x, out)
+    assert [finding.kind for finding in report.errors] == ["warp-divergence"]
 
 
 def test_access_far_from_the_local_variables_is_described_in_bytes():
