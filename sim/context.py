@@ -7,6 +7,7 @@ An engine creates one Context per run and passes it to every other component.
 import sys
 import time
 from array import array
+from math import inf
 
 import numpy as np
 
@@ -136,6 +137,7 @@ class Context:
         self.entered = 0  # number of times that any thread has been resumed
         # single-element accessors, indexed by the array's rank
         self.load = self.store = ()
+        self.max_turns = inf  # limit on `turns`, at which a rerun of the first part of a launch ends
         self.live = ()  # The blocks that have started and not ended, if several run concurrently.
         self.pending = ()  # The blocks that have not started, if several run concurrently.
         self.runs_compiled = self.wrote = False  # whether compiled code runs, and has written global memory
@@ -212,6 +214,11 @@ class Context:
     def last_segment(self):
         """The number of the last segment."""
         return self.earlier + len(self.owners) - 1
+
+    @property
+    def turns(self):
+        """The number of thread resumptions, atomics and fences so far."""
+        return self.entered + self.last_segment + 1
 
     def moment(self):
         """Return the Moment of the current thread."""

@@ -86,3 +86,7 @@ class Undecided(Stuck):
 class OutOfTime(Stuck):
     """Stops a launch that runs for too long after an error. The engine raises it before it resumes a thread,
     or the watchdog throws it into a thread that runs for long. The engine catches it."""
+
+
+class OutOfTurns(Stuck):
+    """Ends a rerun of the first part of a launch. The engine catches it itself."""

@@ -19,7 +19,7 @@ from sim.engine.pool import FiberPool
 from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
 from sim.engine.watchdog import Watchdog
-from sim.errors import OutOfTime, RefusedLaunch, Stuck
+from sim.errors import OutOfTime, OutOfTurns, RefusedLaunch, Stuck
 from sim.frontend.accesses import PREFIX
 from sim.frontend.outline import of_codes
 from sim.frontend.rebind import Binder
@@ -164,6 +164,8 @@ def run(fibers, grid, context, fiber):
                 grid.run_without_waiting()
             else:
                 grid.run(fiber, fibers.of(fiber))
+        except OutOfTurns:
+            pass
         except OutOfTime:
             context.ended_early = True
             context.notes[format_ended_early(grid.ended, grid.blocks)] = None

@@ -4,7 +4,8 @@ Every rerun starts with the arguments as they were before the launch. Afterwards
 are restored. There are two kinds of reruns:
 
     other schedules    Threads act on the results of atomics. Their behaviour then depends on the schedule,
-                       and some faults occur only under few schedules.
+                       and some faults occur only under few schedules. Of a large launch, only the first part
+                       runs again. This is a part of a possible run, because blocks may start at any time.
     other bytes        A thread read unwritten shared memory, or a shuffle read a lane that does not
                        participate. If the launch behaves the same for several values there, the value had
                        no effect. A read of memory is then only a warning. A read of an inactive lane is
@@ -16,11 +17,12 @@ import copy
 import functools
 import hashlib
 from dataclasses import replace
+from math import inf, prod
 
 import numpy as np
 
 from sim.context import DEFAULT_STEPS
-from sim.engine.schedules import FEW, Seeded, adversarial_schedules
+from sim.engine.schedules import FEW, Seeded, adversarial_schedules, schedules_of_first_part
 from sim.errors import SimulatorError
 from sim.events import Observer
 from sim.isa.table import INSTRUCTIONS
@@ -35,6 +37,12 @@ MAX_TURNS = 40_000
 # A longer run is not repeated if it executed every access in the kernel's source.
 MANY_TURNS = 120_000
 MAX_LATER_TURNS = 6_000  # the budget after the first FEW schedules, if they found nothing
+# If these budgets permit fewer than FEW schedules, the first part of the launch runs under further ones. Each
+# run may take PART_TURNS, or PART_TURNS_PER_THREAD for each thread of a block, whichever is larger, and all
+# of them PARTS_TURNS.
+PARTS_TURNS, PART_TURNS, PART_TURNS_PER_THREAD = 90_000, 10_000, 24
+# Kinds of findings that are certain although only a part of the launch has run.
+CONCLUSIVE = {"race-shared", "race-global", "out-of-bounds", "misaligned-address", "use-after-free"}
 # Initial values of unwritten memory: first the usual initial values of flags, states and keys, because loops
 # that wait for them end soonest; then large positive and negative values.
 POISONS = 0, 1, -1, b"\x5a", b"\xda"
@@ -109,10 +117,11 @@ class Reruns:
         finally:
             restore(after)
 
-    def run_once(self, prepare, run, observers, schedule, poison=None):
-        """Run the launch from the start, and return the Context of this run."""
+    def run_once(self, prepare, run, observers, schedule, poison=None, max_turns=inf):
+        """Run the launch from the start, for about `max_turns` at most. Return the Context of this run."""
         restore(self.saved)
         context, program, grid = prepare(observers, schedule, poison)
+        context.max_turns = max_turns
         # An adversarial schedule delays threads while others poll for them, so raise a low limit.
         context.max_steps = context.max_steps and max(context.max_steps, DEFAULT_STEPS)
         context.restart_progress()
@@ -120,10 +129,20 @@ class Reruns:
         return context
 
     def try_schedules(self, findings):
-        """Run under adversarial schedules until the budget is spent, and add their findings to `findings`.
-        Return notes."""
-        tried, left, last = 1, max(MAX_TURNS, turns(self.context)), 0
-        if turns(self.context) > MANY_TURNS and self.context.coverage and not self.context.coverage.left:
+        """Run under adversarial schedules, and add their findings to `findings`. Return notes."""
+        try:
+            tried = self.try_whole(findings)
+            parts = self.try_parts(findings) if tried < FEW and not findings else 0
+        except SimulatorError as error:
+            return [f"under another schedule of its threads: {error}"]
+        self.context.counters["schedules"] = tried
+        return [format_undecided(tried, parts)]
+
+    def try_whole(self, findings):
+        """Run the launch under adversarial schedules until the budget is spent, and add their findings to
+        `findings`. Return the number of schedules, including that of the first run."""
+        tried, left, last = 1, max(MAX_TURNS, self.context.turns), 0
+        if self.context.turns > MANY_TURNS and self.context.coverage and not self.context.coverage.left:
             left = 0
         for schedule in adversarial_schedules(self.context.counters["threads"]):
             if tried == FEW + 1:
@@ -131,18 +150,27 @@ class Reruns:
             # A run of which less than half fits into the budget would exceed it too far.
             if left <= last / 2 or any(f.kind in ENDLESS for f in findings):
                 break
-            try:
-                context = self.rerun([*map(copy.copy, self.observers)], schedule)
-            except SimulatorError as error:
-                return [f"under another schedule of its threads: {error}"]
+            context = self.rerun([*map(copy.copy, self.observers)], schedule)
             findings += context.findings
-            last = turns(context) + 1
+            last = context.turns + 1
             left -= last
             tried += 1
             if context.ended_early:
                 break
-        self.context.counters["schedules"] = tried
-        return [format_undecided(tried)]
+        return tried
+
+    def try_parts(self, findings):
+        """Run the first part of the launch under adversarial schedules until there are findings, and add
+        those that do not depend on the rest of the launch to `findings`. Return the number of schedules."""
+        limit = max(PART_TURNS, PART_TURNS_PER_THREAD * prod(self.context.block_shape))
+        schedules, tried = schedules_of_first_part(PARTS_TURNS // limit), 0
+        for schedule in schedules if self.context.turns > limit else ():
+            context = self.rerun([*map(copy.copy, self.observers)], schedule, max_turns=limit)
+            findings += [finding for finding in context.findings if finding.kind in CONCLUSIVE]
+            tried += 1
+            if findings or any(finding.kind in ENDLESS for finding in context.findings):
+                break
+        return tried
 
     def try_poisons(self, findings):
         """Run with each initial value of unwritten memory.
@@ -175,11 +203,6 @@ class Reruns:
         ]
 
 
-def turns(context):
-    """Return the number of thread resumptions, atomics and fences of a run."""
-    return context.entered + context.last_segment + 1
-
-
 def confirmed(findings):
     """Return the findings, given that the effects of the launch depend on undefined values.
 
@@ -207,9 +230,14 @@ def restore(memory):
         root[...] = saved
 
 
-def format_undecided(tried):
-    """Return the note that not all schedules were tried. `tried` is 0 if the kernel cannot run again."""
+def format_undecided(tried, parts=0):
+    """Return the note that not all schedules were tried.
+
+    tried: number of schedules of the whole launch. It is 0 if the kernel cannot run again.
+    parts: number of schedules of its first part.
+    """
     under = plural(tried, "schedule") if tried else "this schedule only, as the kernel prints"
+    under += f" and, for its first blocks, under {parts} more" * (parts > 0)
     judged = f"threads act on the results of atomics: judged under {under}"
     smaller = " (a launch of fewer threads is judged under more)" * (0 < tried < FEW)
     return f"{judged}{smaller}; whether other schedules show more is not decided"

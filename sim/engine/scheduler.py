@@ -2,12 +2,11 @@
 
 from sim.engine import barrier, mbarrier, named_barrier, register_pool, warp, warpgroup
 from sim.engine.cluster import CLUSTER
-from sim.errors import OutOfTime, SimulatorError, Stuck, ThreadError
+from sim.errors import OutOfTime, OutOfTurns, SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 from sim.frames import format_none_parameters, site_of_error
 from sim.isa.invalid import InvalidOperand
 
-MOST_SKIPS = 64  # maximum number of times in a row to skip a thread that is about to repeat a failed atomic
 RETRY_TURNS = 8  # opportunities to yield that a thread may decline after it has lost a compare-and-swap
 # Results of run_block.
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
@@ -82,6 +81,10 @@ class Scheduler:
         enter = self.enter
         try:
             while block.alive:
+                if self.context.turns > self.context.max_turns:
+                    for live in self.context.live:
+                        self.block_ended(live)
+                    raise OutOfTurns
                 # 1. Each runnable thread runs until it waits, in the order of the schedule.
                 block.round, block.ready = self.context.schedule.split_ready(block, block.ready)
                 for thread in block.round:
@@ -114,13 +117,17 @@ class Scheduler:
     def should_skip(self, thread, alone):
         """Return whether to skip `thread`, because it would repeat a failed atomic on unchanged memory.
 
-        After MOST_SKIPS skips it runs anyway, because it may do something else between two such atomics. It
+        After `max_skips` skips it runs anyway, because it may do something else between two such atomics. It
         is not skipped if no other thread can run. `alone` says that no other thread of its block can.
         """
         failed = thread.failed_atomic
         if alone and len(self.context.live) == 1 and not self.context.pending:
             return False
-        if not failed.repeated or not failed.would_fail_again() or thread.times_skipped >= MOST_SKIPS:
+        if (
+            not failed.repeated
+            or not failed.would_fail_again()
+            or thread.times_skipped >= self.context.schedule.max_skips
+        ):
             thread.times_skipped = 0
             return False
         thread.times_skipped += 1
@@ -258,10 +265,15 @@ class Scheduler:
 
     def yield_before_atomic(self, key, frame):
         """Let other threads run before an atomic. `key` identifies the atomic and its operands."""
-        failed = self.context.thread.failed_atomic
+        thread = self.context.thread
+        failed = thread.failed_atomic
         if failed is not None:
             failed.repeated = bool(failed.key == key)
-        self.yield_turn(frame, failed is not None and failed.repeated and failed.would_fail_again())
+        repeated = failed is not None and failed.repeated
+        if self.atomics_yield and not repeated and self.context.schedule.stalls(thread, key[0], frame):
+            thread.block.ready.append(thread)
+            self.wait(TURN, frame)
+        self.yield_turn(frame, repeated and failed.would_fail_again())
 
     def let_retry(self):
         """Let the current thread continue for RETRY_TURNS turns, because it has lost a compare-and-swap.

@@ -6,7 +6,11 @@ decide which code runs, so the launch is run again under adversarial schedules:
 - Some let a thread continue for many turns. The first two do so even while it repeats a failed atomic, like a
   thread that polls for a limited time. Blocks and threads run in ascending or descending order. One block and
   one thread are held back while others can run, for a bounded number of turns.
-- The others are random, so that threads get ahead of each other by various distances.
+- Others are random, so that threads get ahead of each other by various distances.
+- In the others, single threads also stall before an atomic, for longer than the other threads need to end.
+  At first, each schedule stalls a thread at another atomic in the source; later ones choose at random.
+
+If a launch is too large for that, only its first part runs, with few blocks at a time.
 
 Code that is correct under one order only by luck is likely, but not certain, to fail under one of these.
 """
@@ -20,12 +24,18 @@ FEW = 15  # number of schedules tried for every launch that permits reruns
 SPINS = 512
 ALL_SPINS = 2048  # the same limit for all threads together
 SKIPS = 8  # number of rounds for which one thread is held back while the others run
+STALL_CHANCE = 1 / 8  # probability that a thread stalls before an atomic
+MAX_STALL = 8  # a thread stalls for at most two to this power rounds
+# In the first part of a launch, FIRST_BLOCKS blocks may start at once, and another one after START_AFTER
+# further requests.
+FIRST_BLOCKS, START_AFTER = 6, 32
 
 
 class Seeded:
     """Random orders drawn from the launch's seed. Threads yield at every opportunity."""
 
     patience = 0  # number of opportunities to yield that a thread declines before it yields
+    max_skips = 64  # how many times in a row to skip a thread that is about to repeat a failed atomic
     interleaves = False  # whether threads yield even if no thread waits for them
     # number of times that a thread has kept spinning, or a block has not started, although others could run
     holds = 0
@@ -43,6 +53,13 @@ class Seeded:
 
     def keeps_spinning(self, thread):
         """Return whether a thread may continue where it would normally have to yield."""
+        return False
+
+    def stalls(self, thread, site, frame):
+        """Return whether a thread has to let others run before an atomic that it does not merely repeat.
+
+        site, frame: the number of the atomic's site, and the stack frame of the function that contains it.
+        """
         return False
 
     def may_start_block(self, waiting):
@@ -70,6 +87,70 @@ class Erratic(Seeded):
 
     def rotate(self, blocks):
         blocks.rotate(int(self.random.integers(len(blocks))))
+
+
+class Stalling(Erratic):
+    """Random orders in which some threads stall before an atomic while the others run.
+
+    A place is an atomic in the source. In a device function, each call of the function is another place.
+
+    known: the places at which a thread has stalled under earlier schedules, to which this schedule adds. The
+        first thread that arrives at another place stalls there, and is the only one. Once all places are
+        known, threads stall at random.
+    """
+
+    max_skips = 1  # the others poll, because a thread that gives up after some polls can cause a bug
+
+    def __init__(self, random, known):
+        super().__init__(random)
+        self.known, self.is_random = known, True
+        self.stalled = {}  # thread -> number of rounds for which it still stalls
+
+    def stalls(self, thread, site, frame):
+        place = site, getattr(frame, "f_back", None) and frame.f_back.f_lasti
+        if place not in self.known and self.is_random:
+            self.known.add(place)
+            self.is_random, self.stalled = False, {thread: 2**MAX_STALL}
+            return True
+        if self.is_random and self.random.random() < STALL_CHANCE:
+            self.stalled[thread] = 2 ** int(self.random.integers(MAX_STALL))
+            return True
+        return False
+
+    def split_ready(self, block, ready):
+        stalled = [thread for thread in ready if self.stalled.get(thread)]
+        if not stalled:
+            return super().split_ready(block, ready)
+        for thread in stalled:
+            self.stalled[thread] -= 1
+        self.holds += 1
+        others = [thread for thread in ready if thread not in stalled]
+        now, later = super().split_ready(block, others) if others else ([], [])
+        return now, later + stalled
+
+
+class FirstBlocks(Stalling):
+    """A Stalling schedule for the first part of a launch, in which few blocks run at a time.
+
+    Blocks start from both ends of the grid, because the first and the last one often have special roles.
+    """
+
+    def __init__(self, random, known):
+        super().__init__(random, known)
+        self.blocks_ordered, self.start_requests = False, 0
+
+    def order(self, n):
+        if self.blocks_ordered:
+            return super().order(n)
+        self.blocks_ordered = True
+        return [i // 2 if i % 2 == 0 else n - 1 - i // 2 for i in range(n)]
+
+    def may_start_block(self, waiting):
+        self.start_requests += 1
+        # The first block starts without a request.
+        may_start = self.start_requests < FIRST_BLOCKS or self.start_requests % START_AFTER == 0
+        self.holds += not may_start
+        return may_start
 
 
 class Adversarial(Seeded):
@@ -132,5 +213,13 @@ def adversarial_schedules(threads):
         yield Erratic(np.random.default_rng(number))
         if held is not None:
             yield Adversarial(threads, held >= 0.5, held)
+    known = set()
     for number in range(8, 40):
-        yield Erratic(np.random.default_rng(number))
+        yield Stalling(np.random.default_rng(number), known)
+
+
+def schedules_of_first_part(count):
+    """Yield `count` schedules for reruns of the first part of a launch."""
+    known = set()
+    for number in range(count):
+        yield FirstBlocks(np.random.default_rng(number), known)

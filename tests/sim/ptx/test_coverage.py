@@ -170,6 +170,73 @@ def test_a_python_launch_is_run_again_only_if_accesses_are_left():
     assert report.counters["schedules"] > 1 and [f.kind for f in report.findings] == ["out-of-bounds"]
 
 
+@cuda.jit
+def initialises_once(state, data, out):
+    """Let a thread of each block read what the first one has initialised, maybe before that is complete."""
+    if cuda.threadIdx.x == 0:
+        if cuda.atomic.add(state, 0, 0) != READY:
+            if cuda.atomic.cas(state, 0, 0, 1) == 0:
+                data[0] = 7
+                cuda.threadfence()
+                cuda.atomic.exch(state, 0, READY)
+        cuda.threadfence()
+        out[cuda.blockIdx.x] = data[0]
+
+
+@cuda.jit
+def initialises_once_and_waits(state, data, out):
+    """Let the other threads wait until the data are initialised."""
+    if cuda.threadIdx.x == 0:
+        if cuda.atomic.cas(state, 0, 0, 1) == 0:
+            data[0] = 7
+            cuda.threadfence()
+            cuda.atomic.exch(state, 0, READY)
+        while cuda.atomic.add(state, 0, 0) != READY:
+            pass
+        cuda.threadfence()
+        out[cuda.blockIdx.x] = data[0]
+
+
+READY = 2
+
+
+@pytest.mark.parametrize(("kernel", "found"), [(initialises_once, RACE), (initialises_once_and_waits, [])])
+def test_the_first_blocks_of_a_large_launch_run_under_further_schedules(kernel, found, monkeypatch):
+    monkeypatch.setattr(reruns, "PART_TURNS", 500)
+    monkeypatch.setattr(reruns, "PARTS_TURNS", 3000)
+    blocks = 16
+    out = np.zeros(blocks, np.int32)
+    report = simulate(kernel, on_finding="report")[blocks, 32](*np.zeros((2, 1), np.int32), out)
+    assert [finding.kind for finding in report.findings] == found and (out == 7).all()
+    assert "under 1 schedule and, for its first blocks, under" in report.notes[-1]
+
+
+@cuda.jit
+def publishes_late(flag, data, out):
+    """Wait in the first blocks for the last one, and read there what another thread may write."""
+    t = cuda.threadIdx.x
+    tile = cuda.shared.array(32, int32)
+    if cuda.blockIdx.x == 17:
+        cuda.atomic.exch(flag, 0, 1)
+    while cuda.atomic.add(flag, 0, 0) == 0:
+        pass
+    tile[t] = t
+    cuda.syncthreads()
+    out[cuda.grid(1)] = tile[31 - t]
+
+
+def test_a_part_of_a_launch_has_no_findings_about_its_end(monkeypatch):
+    """End the runs of the first part while threads wait, or between a store and the load of its value."""
+    monkeypatch.setattr(reruns, "PART_TURNS_PER_THREAD", 0)
+    for turns in range(100, 700, 150):
+        monkeypatch.setattr(reruns, "PART_TURNS", turns)
+        monkeypatch.setattr(reruns, "PARTS_TURNS", 3 * turns)
+        report = simulate(publishes_late, on_finding="report")[20, 32](
+            *np.zeros((2, 1), np.int32), np.zeros(640)
+        )
+        assert not report.findings and "first blocks, under" in report.notes[-1]
+
+
 def strides(x, out):
     """Add up elements in a loop whose decisions depend on sizes and indices only."""
     i, total = cuda.grid(1), 0
