@@ -14,12 +14,15 @@ import operator
 from functools import partial
 
 import numpy as np
-from numpy import float32, float64
+from numpy import float16, float32, float64
 
 from sim.isa import ieee
 from sim.isa.directed import DIRECTIONS, divided, multiplied, square_root
 from sim.isa.ptx_types import FLOATS, HALVES, REALS, add_entry, family
-from sim.isa.rounding import fused, fused_float32
+from sim.isa.rounding import fused, fused_float16, fused_float32
+
+# (type, rounding direction) -> the fast function for a fused multiply-add
+FUSED = {(float16, "rn"): fused_float16, (float32, "rn"): fused_float32}
 
 
 def in_direction(scalar, mode):
@@ -36,7 +39,7 @@ def in_direction(scalar, mode):
         "div": (2, partial(divided, **how)),
         "rcp": (1, partial(divided, 1.0, **how)),
         "sqrt": (1, partial(square_root, **how)),
-        "fma": (3, fused_float32 if (scalar, mode) == (float32, "rn") else partial(fused, **how)),
+        "fma": (3, FUSED.get((scalar, mode)) or partial(fused, **how)),
     }
     if mode == "rn":  # numpy's operators also round to nearest, and are faster
         found |= {name: (2, getattr(operator, name)) for name in ("add", "sub", "mul")}

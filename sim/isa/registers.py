@@ -29,6 +29,7 @@ from numpy import float32
 from sim.isa import bits, comparisons, integer_arithmetic
 from sim.isa.bits import bits_of
 from sim.isa.expressions import HELPER_ENTRIES, HELPERS, MAKERS, PAIRS, Operation, helper, maker
+from sim.isa.float_arithmetic import FUSED
 from sim.isa.functions import bind_width
 from sim.isa.names import WIDTHS, Missing, Name
 from sim.isa.ptx_types import REALS
@@ -156,7 +157,8 @@ def spell_entry(name, entry, operands, result):
         key = name.base + "_" + "_".join([*name.rest, *name.types])
         HELPERS[key], HELPER_ENTRIES[key] = bind_width(semantics, entry.operands), entry
         text = f"{key}({calls})"
-        return (f"{REALS[result].__name__}({text})" if result in REALS else text), False, operands
+        converts = result in REALS and semantics not in FUSED.values()  # these return the type of the result
+        return (f"{REALS[result].__name__}({text})" if converts else text), False, operands
     whole = all(ptx_type[0] in "su" and ptx_type not in REALS for ptx_type in operands)
     same = len({WIDTHS[ptx_type] for ptx_type in (*operands, *((result,) if result != "pred" else ()))}) == 1
     # If the operands are read as unsigned numbers, no sign extension is needed.

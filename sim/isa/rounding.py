@@ -6,14 +6,14 @@ PTX's rp). See PTX ISA 6.5, "Type Conversion" ("Rounding Modifiers").
 """
 
 import math
-from math import copysign, inf, isfinite, nextafter
+from math import copysign, inf, isfinite
 
 from ml_dtypes import bfloat16
 from numpy import float16, float32, float64
 
 # A Python float times ONE is rounded to float32, because numpy converts the Python float to the type of the
-# other operand. This is the fastest way to round to float32.
-ONE = float32(1)
+# other operand. This is the fastest way to round to float32. HALF_ONE does the same for float16.
+ONE, HALF_ONE = float32(1), float16(1)
 # Scalar type -> (number of bits of the significand, exponent of the smallest subnormal, smallest exponent
 # that overflows).
 FORMATS = {
@@ -106,22 +106,27 @@ def fused(a, b, c, scalar, mode="rn"):
     return scalar(a * b + c)
 
 
-def fused_float32(a, b, c):
-    """Return a * b + c, rounded once to float32, to nearest.
+def fused_float16(a, b, c):
+    """Return a * b + c, rounded once to float16, to nearest.
 
-    The product is exact in double precision, and the sum is rounded to odd, which makes the final rounding
-    innocuous. See Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms
-    Using Rounding to Odd" (2008).
+    The product is exact in double precision. Either the sum is exact as well, or one term is so much smaller
+    than the other that the sum overflows, or lies far from the middle between two numbers.
     """
+    return HALF_ONE * (float(a) * float(b) + float(c))
+
+
+def fused_float32(a, b, c):
+    """Return a * b + c, rounded once to float32, to nearest."""
     product, addend = float(a) * float(b), float(c)
-    total = product + addend
-    # In Knuth's TwoSum, `error` is the exact rounding error of the sum.
-    back = total - product
-    error = (product - (total - back)) + (addend - back)
-    if error == 0 or not isfinite(total):
-        return ONE * total
-    # An inexact sum whose last bit is 0 moves to the adjacent double, which is odd, in the direction of the
-    # exact sum.
-    if math.frexp(total)[0] * 2.0**53 % 2.0 == 0.0:
-        total = nextafter(total, copysign(inf, error))
-    return ONE * total
+    total = product + addend  # the product is exact in double precision, and the sum is rounded
+    nearest = ONE * total
+    # The second rounding can be wrong only if `total` lies exactly in the middle between two adjacent
+    # numbers. Then, and only then, `beyond` is the number next to `nearest`.
+    rest = total - float(nearest)
+    beyond = total + rest
+    if rest and beyond == float(ONE * beyond):
+        # In Knuth's TwoSum, the sum of these two terms is the exact rounding error of `total`.
+        back = total - product
+        if (product - (total - back)) + (addend - back) != 0:
+            return fused(a, b, c, float32)
+    return nearest

@@ -15,7 +15,18 @@ from numba import cuda, njit
 from numpy import complex64, complex128, float16, float32, float64, int32, uint32
 
 from sim import ThreadError, simulate
-from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function, libdevice, operators, powers, vote
+from sim.isa import (
+    INSTRUCTIONS,
+    LLVM,
+    atomics,
+    by_ptx,
+    function,
+    libdevice,
+    operators,
+    powers,
+    rounding,
+    vote,
+)
 from sim.isa.barriers import VOTES
 from sim.isa.functions import Function
 from sim.native.codegen import half_operators as _halves  # noqa: F401  gives halves their operators
@@ -83,6 +94,23 @@ def reversed_bits(x: uint32) -> uint32:
 @function(source="here")
 def sum_and_half(x: int32, y: float32) -> (int32, float32):
     return x + x, y / 2
+
+
+@pytest.mark.parametrize("scalar", [float16, float32])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_fused_multiply_add_is_rounded_once(scalar):
+    """Compare with exact arithmetic. Many sums lie close to the middle between two numbers, where a sum that
+    is rounded to double precision first can be wrong."""
+    eps, tiny = float(np.finfo(scalar).eps), float(np.finfo(scalar).smallest_subnormal)
+    largest = float(np.finfo(scalar).max)
+    factors = [1 + eps, 1 - eps, -eps / 2 * (1 - eps), eps / 2 * (1 + eps), tiny, 0.5, largest, np.inf]
+    addends = [1 + eps, -1, 0.0, -0.0, 3 * tiny, -tiny, 2.0**-40, -largest, *factors]
+    fast = {float16: rounding.fused_float16, float32: rounding.fused_float32}[scalar]
+    for triple in product(factors, factors, addends):
+        a, b, c = map(scalar, triple)
+        found, wanted = fast(a, b, c), rounding.fused(a, b, c, scalar)
+        assert type(found) is scalar, triple
+        assert found.tobytes() == wanted.tobytes() or found != found and wanted != wanted, triple
 
 
 @pytest.mark.parametrize("engine", ENGINES)
