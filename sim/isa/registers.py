@@ -90,6 +90,8 @@ EXPRESSIONS = {
     integer_arithmetic.multiply_add: "{0} * {1} + {2}",
     comparisons.chosen: "{0} if {2} else {1}",
 }
+# The expressions that compare the order of two numbers.
+ORDERINGS = {EXPRESSIONS[getattr(operator, name)] for name in ("lt", "le", "gt", "ge")}
 # Operations that give the same low bits for signed and unsigned operands.
 SIGNLESS = {
     operator.add,

@@ -275,6 +275,18 @@ class Writer:
             return self.pack(operand, WIDTHS[ptx_type])
         raise Missing(str(operand))
 
+    def biased_value(self, operand, ptx_type):
+        """Return a Python expression for a signed operand of w bits plus 2**(w - 1).
+
+        Comparisons of such values give the same result as comparisons of the operands, without extending
+        their signs.
+        """
+        width = WIDTHS[ptx_type]
+        top = 1 << width - 1
+        if isinstance(operand, Immediate):
+            return str(operand.bits(width) ^ top)
+        return f"({self.value(operand, f'b{width}')} ^ {top:#x})"
+
     def pack(self, group, width):
         """Return the expression that packs the parts of a Group into one value of `width` bits. The first
         part becomes the lowest bits."""

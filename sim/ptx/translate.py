@@ -8,8 +8,8 @@ Source: PTX ISA 9.7, "Instructions".
 """
 
 from sim.events import ADDRESS_MASK
-from sim.isa.ptx_types import REALS
-from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, comparisons_of, find_operation
+from sim.isa.ptx_types import REALS, SIGNED
+from sim.isa.registers import CARRY, JOINED, ORDERINGS, WIDTHS, Missing, comparisons_of, find_operation
 from sim.ptx import wgmma
 from sim.ptx.accesses import SPACES, Access, address_text, atomic, load, parts, store
 from sim.ptx.async_copies import cp_async, entry_of
@@ -97,7 +97,9 @@ def setp(writer, item):
     results = []
     for register, operation in zip(parts(to), comparisons_of(plain)):
         if register is not None:
-            given = (writer.value(o, k) for o, k in zip((a, b), operation.operands))
+            signed = operation.operands[0] in SIGNED and operation.text in ORDERINGS
+            read = writer.biased_value if signed else writer.value
+            given = (read(o, k) for o, k in zip((a, b), operation.operands))
             results.append((register, operation.text.format(*given)))
     if not third:
         for register, test in results:
@@ -119,7 +121,7 @@ def mov(writer, item):
         writer.assign(to, writer.value(source, f"b{WIDTHS[ptx_type]}"), f"b{WIDTHS[ptx_type]}")
         return
     same = isinstance(source, Register) and writer.kinds[to.name] == writer.kinds[source.name]
-    if same and to.type == source.type:
+    if same and WIDTHS.get(to.type) == WIDTHS.get(source.type):
         writer.emit(f"{writer.name(to)} = {writer.name(source)}")
         return
     floating = writer.kinds[to.name] in REALS and isinstance(source, Immediate)

@@ -1,6 +1,7 @@
 """Tests of small PTX programs: results of instructions, arbitrary control flow, rejected input, and locations
 of findings."""
 
+import operator
 import re
 
 import numpy as np
@@ -124,6 +125,25 @@ def test_a_register_of_bits_holds_floats_and_integers():
         "st.global.b32 [%d4], %r6;"
     )
     np.testing.assert_array_equal(run(body, np.array([-3.5, 1.25], np.float32), np.float32), [2.5, 2.25])
+
+
+def test_copies_of_floats_need_no_conversions():
+    """Move a float through a .b32 register. The generated code contains no bit patterns."""
+    body = "ld.global.f32 %f1, [%d3]; mov.b32 %r4, %f1; mov.b32 %f2, %r4; st.global.f32 [%d4], %f2;"
+    assert "bits_of" not in kernel(body).program()[0].source
+
+
+def test_comparisons_of_signed_numbers():
+    body = (
+        "ld.global.u32 %r4, [%d3]; ld.global.u32 %r5, [%d3+4]; setp.{test}.s32 %p1, %r4, %r5;"
+        "setp.{test}.s32 %p2, %r4, -7; selp.u32 %r6, 1, 0, %p1; selp.u32 %r7, 2, 0, %p2;"
+        "add.u32 %r6, %r6, %r7; st.global.u32 [%d4], %r6;"
+    )
+    x = np.array(I32, np.int32)
+    for test in ("lt", "le", "gt", "ge"):
+        out, compare = np.zeros(len(I32), np.int32), getattr(operator, test)
+        simulate(kernel(body.format(test=test), 8, 4))[1, len(I32)](x, out)
+        assert out.tolist() == [compare(a, b) + 2 * compare(a, -7) for a, b in I32], test
 
 
 def test_carries():
