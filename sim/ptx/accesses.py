@@ -5,6 +5,7 @@ Source: PTX ISA 9.7.9, "Data Movement and Conversion Instructions" (ld, st); 9.7
 Synchronization and Communication Instructions" (atom, red); chapter 8, "Memory Consistency Model".
 """
 
+from sim.isa.ptx_types import REALS
 from sim.isa.registers import WIDTHS, Missing
 from sim.ptx.syntax import Address, Group, Register, Symbol, python_name
 
@@ -104,9 +105,9 @@ def access_type(writer, ptx_type, registers):
     if ptx_type[0] == "s" and any(WIDTHS.get(register.type, 64) > width for register in named):
         return ptx_type  # the value has to be sign-extended
     holding = {writer.kinds[register.name] for register in named}
-    floating = {32: "f32", 64: "f64"}.get(width)
-    floats = holding == {floating} or ptx_type == floating and not holding - {floating}
-    return floating if floats else f"u{width}"
+    floating = [kind for kind in REALS if WIDTHS[kind] == width and kind in writer.module.float_kinds]
+    found = next((k for k in floating if holding == {k} or ptx_type == k and not holding - {k}), None)
+    return found or f"u{width}"
 
 
 def set_register(writer, register, text, ptx_type):

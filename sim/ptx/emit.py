@@ -48,7 +48,7 @@ class Writer:
         # The Python names of the registers; the lines emitted so far; their indentation; and a list of (line,
         # description) for the unsupported instructions.
         self.names, self.lines, self.depth, self.missing = {}, [], 1, []
-        self.kinds = register_kinds(function, translate.types_of)
+        self.kinds = register_kinds(function, translate.types_of, module.float_kinds)
         # The enclosing Loop of each block, by id(block); the ids of the loops' entry blocks; and the ids of
         # the blocks emitted in place of a jump.
         self.home, self.heads, self.inlined = {}, set(), set()
@@ -351,10 +351,10 @@ class Writer:
 
 
 # kind of register -> helper that converts a bit pattern to a float
-FROM_BITS = {"f32": "float32_of", "f64": "float64_of"}
+FROM_BITS = {kind: f"{scalar.__name__}_of" for kind, scalar in REALS.items()}
 # Initial values of registers that could be read before they are set. Without them, Python would raise
 # UnboundLocalError.
-INITIAL_VALUES = {"int": "0", "pred": "False", "f32": "float32(0)", "f64": "float64(0)"}
+INITIAL_VALUES = {"int": "0", "pred": "False"} | {kind: f"{name}(0)" for kind, name in FROM_BITS.items()}
 
 
 def registers_read_unset(blocks):

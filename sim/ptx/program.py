@@ -11,7 +11,7 @@ from sim.engine.named_barrier import NAMED_BARRIER
 from sim.errors import LaunchError
 from sim.isa.barriers import FENCES, nanosleep
 from sim.isa.conversions import cast
-from sim.isa.ptx_types import FLOATS, REALS
+from sim.isa.ptx_types import REALS
 from sim.isa.registers import HELPERS, WIDTHS, Missing
 from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics, calls, device_runtime, special_registers
@@ -42,6 +42,7 @@ class Program:
 
     passes_origins = True  # whether calls pass the origins of undefined values
     exchanges_origins = True  # whether shuffles pass the origins of undefined values
+    float_kinds = REALS.keys()  # the types of floats that registers contain as such (sim.ptx.register_kinds)
     follows_copies = True  # whether copies of structures pass on which bytes are unwritten
 
     def __init__(self, text, origin, entry, branches, tracks):
@@ -167,8 +168,8 @@ class Program:
             return str(bool(operand.value))
         # The name contains the bit pattern: 0.0 and -0.0 compare equal, but need distinct globals.
         bits, width = operand.bits(WIDTHS[ptx_type]), WIDTHS[ptx_type]
-        if ptx_type in FLOATS:
-            value = np.array(bits, f"u{width // 8}").view(FLOATS[ptx_type])[()]
+        if ptx_type in self.float_kinds:
+            value = np.array(bits, f"u{width // 8}").view(REALS[ptx_type])[()]
             return self.shared_name(f"{ptx_type}_{bits:x}", lambda run: value)
         if ptx_type in REALS:
             return f"{REALS[ptx_type].__name__}_of({bits})"

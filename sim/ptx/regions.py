@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.events import CONST, GLOBAL, LOCAL, SHARED, SPACE_SHIFT
+from sim.isa.ptx_types import REALS
 from sim.memory.array import Array, array_at
 from sim.memory.spaces import AddressSpace, first_free_after, fresh_memory, round_up, window_end
 from sim.ptx.syntax import Variable
@@ -27,7 +28,7 @@ VIEWS = {
     for size, letter in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
     for prefix in "sub"
 }
-VIEWS |= {"f32": np.float32, "f64": np.float64}
+VIEWS |= REALS
 GAP = 1 << 24  # the number of guard bytes between arrays: a slightly wrong address is in no array
 SHARED_GAP = 1 << 20  # the number of guard bytes between shared arrays, whose addresses have 28 bits
 NARROW_GAP = 1 << 16  # the number of guard bytes if the window has no room for more

@@ -1,25 +1,27 @@
 """Register kinds: the representation of each PTX register in generated code.
 
 A register is represented by a non-negative Python int ("int"), by a numpy scalar if floating-point
-instructions use it ("f32", "f64"), or by a bool ("pred").
+instructions use it ("f32", "f64", "f16", "bf16"), or by a bool ("pred").
 
-A register declared .f32 or .f64 contains a float. Compilers use registers declared .b32 or .b64 for both
-integers and floats. A majority vote among the instructions that use such a register decides. The other uses
-convert the value, which is slower but correct.
+A register declared .f32 or .f64 contains a float. Compilers use registers declared .b16, .b32 or .b64 for
+both integers and floats. A majority vote among the instructions that use such a register decides. The other
+uses convert the value, which is slower but correct.
 """
 
 from collections import Counter
 
 from sim.ptx.syntax import Address, Group, Instruction, Register
 
-# PTX type -> the kind voted for by an operand of this type
-FLOATING = {"f32": "f32", "f64": "f64"}
+# declared type without an arithmetic meaning -> the kinds of the floats that such a register can contain
+FLOATING = {"b16": ("f16", "bf16"), "b32": ("f32",), "b64": ("f64",)}
 
 
-def register_kinds(function, types_of):
-    """Return {register name: "int", "f32", "f64" or "pred"}.
+def register_kinds(function, types_of, kinds):
+    """Return {register name: "int", "pred", or one of `kinds`}.
 
     types_of: a function (instruction) that yields the known (type, operand) pairs.
+    kinds: the PTX types of floats that a register can contain as such. Registers contain other floats as
+        integers.
     """
     registers, votes, moves = {}, {}, []
     for item in function.body:
@@ -27,11 +29,13 @@ def register_kinds(function, types_of):
             continue
         for register in registers_in(item):
             registers[register.name] = register
-        if item.opcode in ("mov.b32", "mov.b64") and all(isinstance(o, Register) for o in item.operands):
+        if item.opcode in ("mov.b16", "mov.b32", "mov.b64") and all(
+            isinstance(o, Register) for o in item.operands
+        ):
             moves += [tuple(o.name for o in item.operands)] if len(item.operands) == 2 else []
         for ptx_type, operand in types_of(item):
             if isinstance(operand, Register):
-                votes.setdefault(operand.name, Counter())[FLOATING.get(ptx_type, "int")] += 1
+                votes.setdefault(operand.name, Counter())[ptx_type if ptx_type in kinds else "int"] += 1
     # An untyped move does not vote, but its two registers are likely to have the same kind. Three passes
     # cover short chains of moves. Further passes would only save conversions.
     for _ in range(3):
@@ -40,19 +44,15 @@ def register_kinds(function, types_of):
                 votes[source] = votes[to]
             elif source in votes and to not in votes:
                 votes[to] = votes[source]
-    return {name: choose_kind(register, votes.get(name)) for name, register in registers.items()}
+    return {name: choose_kind(register, votes.get(name), kinds) for name, register in registers.items()}
 
 
-def choose_kind(register, votes):
+def choose_kind(register, votes, kinds):
     """Return the kind of a register. Its declared type decides, or else its votes."""
-    if register.type == "pred":
-        return "pred"
-    if register.type in FLOATING:
+    if register.type == "pred" or register.type in kinds:
         return register.type
-    floating = {"b32": "f32", "b64": "f64"}.get(register.type)
-    if floating and votes and votes[floating] > votes["int"]:
-        return floating
-    return "int"
+    candidates = "int", *FLOATING.get(register.type, ())
+    return max(candidates, key=(votes or Counter()).__getitem__)
 
 
 def registers_in(part):

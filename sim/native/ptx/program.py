@@ -6,13 +6,13 @@ import re
 
 from numba import int64
 
+from sim.isa.ptx_types import FLOATS
 from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import Like
 from sim.native.codegen import cache
 from sim.native.lower.liveness import exposed_reads, names_assigned, names_read
 from sim.native.lower.module import CannotLower, GeneratedModule
 from sim.native.ptx.runs import SPECIAL, numba_type_of
-from sim.native.ptx.values import HALF
 from sim.native.split.fission import Fission
 from sim.native.split.program import CompiledKernel, Lowered, kernel_text
 from sim.ptx import atomics, register_kinds
@@ -26,7 +26,7 @@ from sim.ptx.warps import form_of
 
 COPY_SIZES = {f"cp_async_{size}": size for size in (4, 8, 16)}
 WAITS = {"cp_async_commit": "commit", "cp_async_wait": "receive", "cp_async_wait_all": "receive_all"}
-COMPILED_ATOMICS = {*VIEWS, *HALF, *atomics.PACKED}  # the PTX types whose atomics are compiled
+COMPILED_ATOMICS = {*VIEWS, *atomics.PACKED}  # the PTX types whose atomics are compiled
 
 
 class Lowering(Program):
@@ -42,6 +42,7 @@ class Lowering(Program):
 
     passes_origins = False  # only calls of functions pass origins, and calls have no compiled form
     exchanges_origins = False  # only the interpreter passes origins through shuffles
+    float_kinds = FLOATS.keys()  # registers contain 16-bit floats as integers
     follows_copies = False  # compiled code marks the block, and the interpreter then decides
 
     def __init__(self, text, origin, entry):

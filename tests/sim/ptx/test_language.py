@@ -133,6 +133,32 @@ def test_copies_of_floats_need_no_conversions():
     assert "bits_of" not in kernel(body).program()[0].source
 
 
+def test_registers_of_halves_contain_floats():
+    body = (
+        "ld.global.b16 %h1, [%d3]; ld.global.b16 %h2, [%d3+2]; add.rn.f16 %h3, %h1, %h2;"
+        "cvt.f32.f16 %f1, %h3; st.global.f32 [%d4], %f1;"
+    )
+    x = np.array([1.5, 65504, -2, 65504], np.float16)
+    made = kernel(body)
+    assert "bits_of" not in made.program()[0].source
+    out = np.zeros(2, np.float32)
+    simulate(made)[1, 2](x, out)
+    assert out.tolist() == [65504, 65504]
+
+
+def test_a_half_keeps_its_bits():
+    """Load, move and store NaNs in registers that contain floats, because of an addition."""
+    body = (
+        "ld.global.b16 %h1, [%d3]; mov.b16 %h2, %h1; {type} %h3, %h1, %h2; st.global.b16 [%d4], %h2;"
+        "mov.b32 %r4, {{%h3, %h2}}; mov.b32 {{%h4, %h5}}, %r4; st.global.b16 [%d4+2], %h5;"
+    )
+    x = np.array([0x7C01, 0xFFFF, 0x8000, 0x3C00], np.uint16)
+    for opcode in ("add.rn.f16", "add.rn.bf16"):
+        out = np.zeros((4, 2), np.uint16)
+        simulate(kernel(body.format(type=opcode), 2, 4))[1, 4](x, out)
+        assert out.tolist() == [[bits, bits] for bits in x.tolist()], opcode
+
+
 def test_comparisons_of_signed_numbers():
     body = (
         "ld.global.u32 %r4, [%d3]; ld.global.u32 %r5, [%d3+4]; setp.{test}.s32 %p1, %r4, %r5;"
