@@ -221,11 +221,10 @@ class Flights:
                 meets = address < place.address + place.size and place.address < address + size
                 if meets and (place.is_written or row.site & 3 != LOAD):
                     shown = max(address, place.address)
-                    if shown not in elements:
-                        elements[shown] = self.context.space.element(shown)
-                    element = elements[shown]
                     for flight in copies.under_way(row, order):
-                        note_case(cases, row, element, flight, place)
+                        if shown not in elements:
+                            elements[shown] = self.context.space.element(shown)
+                        note_case(cases, row, elements[shown], flight, place)
         return [self.finding(*case).with_cases(count) for count, _, case in cases.values()]
 
     def finding(self, row, element, flight, place):
