@@ -115,7 +115,8 @@ class Accesses(ast.NodeTransformer):
     def visit_Subscript(self, node):
         node = self.join_subscripts(node)
         indices = self.indices(node)
-        if is_of_shape(node) or not isinstance(node.ctx, ast.Load):
+        of_tuple = isinstance(self.types.of(node.value), tuple)
+        if of_tuple or is_of_shape(node) or not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
         site = self.site("load", node)
         if indices is None or isinstance(self.types.of(node.value), Record):

@@ -24,6 +24,8 @@ def load{rank}(x, {indices}, site):
     if type(x) is Watched{rank} and {inside} and x.written[flat := {flat}] == -1:
         {announce_local}
         return x.data[flat]
+    if type(x) is tuple:
+        return x[{indices}]
     if {narrow}:
         return load{rank}(x, {widened}, site)
     return load_any(x, ({indices},), site)

@@ -15,6 +15,8 @@ from numba.cuda import blockDim, grid, laneid, threadIdx
 from numba.cuda import syncthreads as everyone_is_here
 
 from sim import KernelBug, ThreadError, simulate
+from sim.events import SITES, EnabledEvents
+from sim.frontend.rebind import Code
 
 FULL = 0xFFFFFFFF
 LANES = np.arange(32)
@@ -22,6 +24,20 @@ Point = namedtuple("Point", "x y")
 
 
 # --- indices ------------------------------------------------------------------------------------------------
+
+
+def test_a_subscript_of_a_tuple_is_no_access():
+    """Count the accesses in the rewritten code. A subscript of a tuple remains Python's."""
+
+    def kernel(out):
+        pair = (1, 2)
+        out[pair[1] - pair[-1]] = pair[0]
+
+    code = Code(kernel, [], EnabledEvents(True, False, False, False), None)
+    assert [SITES[number].action for number in code.accessed] == ["store"]
+    out = np.zeros(1, np.int32)
+    simulate(cuda.jit(kernel))[1, 1](out)
+    assert out[0] == 1
 
 
 def test_geometry(launch):
