@@ -17,9 +17,9 @@ from sim.isa.functions import SAME
 from sim.isa.ptx_types import FLOATS, INTEGERS, PATTERNS, REALS, UNSIGNED, add_entry, family
 
 
-def unordered(compare):
-    """Return a comparison that is also true if an operand is NaN, such as setp.ltu."""
-    return lambda x, y: compare(x, y) or x != x or y != y
+def negated(compare):
+    """Return the comparison that is true if `compare` is false, and so if an operand is NaN."""
+    return lambda x, y: not compare(x, y)
 
 
 COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
@@ -30,10 +30,13 @@ ORDERED = {
     name: (lambda x, y: x < y or x > y) if name == "ne" else compare
     for name, compare in COMPARISONS.items()
 }
+# Comparisons that are also true if an operand is NaN, such as setp.ltu. Python's != is one of them.
+UNORDERED = {"lt": negated(operator.ge), "le": negated(operator.gt), "gt": negated(operator.le)}
+UNORDERED |= {"ge": negated(operator.lt), "eq": negated(ORDERED["ne"]), "ne": operator.ne}
 for _name, _semantics in COMPARISONS.items():
     family(f"setp.{_name}.T", INTEGERS | PATTERNS, _semantics, results=np.bool_, native=SAME)
     family(f"setp.{_name}.T", REALS, ORDERED[_name], results=np.bool_)
-    family(f"setp.{_name}u.T", REALS, unordered(_semantics), results=np.bool_)
+    family(f"setp.{_name}u.T", REALS, UNORDERED[_name], results=np.bool_)
 for _name, _semantics in UNSIGNED_NAMES.items():
     family(f"setp.{_name}.T", UNSIGNED, _semantics, results=np.bool_)
 family("setp.num.T", REALS, lambda x, y: x == x and y == y, results=np.bool_)

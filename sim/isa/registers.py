@@ -89,6 +89,10 @@ EXPRESSIONS = {
     max: "max({0}, {1})",
     integer_arithmetic.multiply_add: "{0} * {1} + {2}",
     comparisons.chosen: "{0} if {2} else {1}",
+    comparisons.UNORDERED["lt"]: "(not {0} >= {1})",
+    comparisons.UNORDERED["le"]: "(not {0} > {1})",
+    comparisons.UNORDERED["gt"]: "(not {0} <= {1})",
+    comparisons.UNORDERED["ge"]: "(not {0} < {1})",
 }
 # The expressions that compare the order of two numbers.
 ORDERINGS = {EXPRESSIONS[getattr(operator, name)] for name in ("lt", "le", "gt", "ge")}

@@ -172,6 +172,21 @@ def test_comparisons_of_signed_numbers():
         assert out.tolist() == [compare(a, b) + 2 * compare(a, -7) for a, b in I32], test
 
 
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_unordered_comparisons_are_true_for_nan(engine):
+    tests = "lt", "le", "gt", "ge", "eq", "ne"
+    body = "ld.global.f32 %f1, [%d3]; ld.global.f32 %f2, [%d3+4];" + "".join(
+        f"setp.{test}u.f32 %p1, %f1, %f2; selp.u32 %r6, {1 << i}, 0, %p1; add.u32 %r7, %r7, %r6;"
+        for i, test in enumerate(tests)
+    )
+    x = np.array([(1, 2), (2, 2), (2, 1), (np.nan, 1), (1, np.nan)], np.float32)
+    out = np.zeros(5, np.int32)
+    made = kernel(f"mov.u32 %r7, 0; {body} st.global.u32 [%d4], %r7;", 8, 4)
+    simulate(made, engine=engine)[1, 5](x, out)
+    right = [sum(getattr(operator, test)(a, b) << i for i, test in enumerate(tests)) for a, b in x[:3]]
+    assert out.tolist() == [*right, 63, 63]
+
+
 def test_carries():
     body = (
         "ld.global.u64 %d5, [%d3]; mov.b64 {%r4, %r5}, %d5; add.cc.u32 %r6, %r4, 1; addc.u32 %r7, %r5, 0;"
