@@ -331,3 +331,26 @@ def test_the_loop_variable_of_an_unsigned_range_is_unsigned(dtype):
             assert out.tolist() == wanted, (engine, kernel.__name__)
         compiled = kernel is unsigned_range or sums < 0
         assert report.notes[0].startswith("compiled" if compiled else "interpreted: Numba cannot type it")
+
+
+@cuda.jit
+def starred_target(x, out):
+    i = cuda.grid(1)
+    first, *others = (x[i], i, 3)
+    out[i] = first + others[1]
+
+
+@cuda.jit
+def starred_target_and_barrier(x, out):
+    i = cuda.grid(1)
+    first, *others = (x[i], i, 3)
+    cuda.syncthreads()
+    out[i] = first + others[1]
+
+
+@pytest.mark.parametrize("kernel", [starred_target, starred_target_and_barrier])
+def test_bytecode_that_numba_does_not_know_is_interpreted(kernel):
+    out = np.zeros(4)
+    report = simulate(kernel, engine="native")[1, 4](np.arange(4.0), out)
+    assert out.tolist() == [3, 4, 5, 6]
+    assert report.notes[0].startswith("interpreted: Numba cannot type it: Use of unsupported opcode")

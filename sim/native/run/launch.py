@@ -5,7 +5,6 @@ import signal
 from dataclasses import replace
 
 import numpy as np
-from numba.core.errors import NumbaError
 
 from sim.context import SECONDS_AFTER_ERROR
 from sim.engine.base import Outcome
@@ -20,7 +19,7 @@ from sim.native.lower.module import CannotLower
 from sim.native.run.access_log import Replay, is_logged, replay_observers
 from sim.native.run.explain import MAX_RERUN_THREADS
 from sim.native.run.memory import Memory, check_declared, check_writable
-from sim.native.split.program import first_line
+from sim.native.split.program import NUMBA_ERRORS, first_line
 from sim.native.split.specialize import argument_type, compiled_program
 from sim.observers import DEFAULT
 from sim.observers.misuse import Misuse, unassigned_variable
@@ -168,7 +167,7 @@ class Attempt(Memory):
         try:
             with pause_collector():
                 run.compile(tuple(map(run.typeof_pyval, self.run_arguments(0))))
-        except NumbaError as error:
+        except NUMBA_ERRORS as error:
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
 
     def run_arguments(self, stop):

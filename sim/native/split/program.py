@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 import numba
-from numba.core.errors import NumbaError
+from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from sim.frontend.ssa import Versions
 from sim.frontend.tree import SplitByType, as_list, located
@@ -27,6 +27,9 @@ from sim.native.lower.liveness import names_assigned, names_read
 from sim.native.lower.module import CannotLower, Module
 from sim.native.lower.written_arrays import Writes
 from sim.native.split.fission import Fission, indent, unparse_lines
+
+# What Numba raises for a function that it cannot compile. They have no common base class.
+NUMBA_ERRORS = NumbaError, UnsupportedBytecodeError
 
 # --- text ---------------------------------------------------------------------------------------------------
 
@@ -262,7 +265,7 @@ def types_in(module, name, parameters, numba_types):
         cache.run_text("\n".join(thread_lines(module, name, parameters, statements)), names)
         try:
             return variable_types.variable_types(names[f"{name}_thread"], tuple(numba_types))
-        except NumbaError as error:
+        except NUMBA_ERRORS as error:
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
 
     return types_of
@@ -309,7 +312,7 @@ def kernel_text(module, name, parameters, split, decorator="@compiled", renewing
 
 
 def first_line(error):
-    """Return the line of a NumbaError's message that describes the problem, and the line of lowered text to
+    """Return the line of a message of Numba's that describes the problem, and the line of lowered text to
     which the error refers."""
     lines = [line.strip() for line in str(error).split("\n")]
     lines = [line for line in lines if line and not line.startswith("Failed in ")]
