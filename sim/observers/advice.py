@@ -138,7 +138,7 @@ def is_update(facts):
     """Return whether several threads read, modify and write one element. Without an outline of the source,
     compare the line numbers."""
     if facts.update:
-        return facts.colliding
+        return facts.colliding or ATOMIC in facts.actions
     return facts.colliding and facts.outline is None and (facts.same_line or reads_before(facts))
 
 

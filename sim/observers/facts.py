@@ -41,8 +41,11 @@ class Facts(AccessPair):
         array.
         """
         for site in (SITES[row.site] for row in (self.a, self.b)):
-            found = assignment(self.statement(site)) if site.action == "store" else None
+            found = None if site.action == "atomic" else assignment(self.statement(site))
             if found is None or not found.is_element:
+                continue
+            # A read belongs to the update if its own statement is one, which races with an atomic.
+            if site.action == "load" and not (found.operator and ATOMIC in self.actions):
                 continue
             before = [read for read in self.reads if self.precedes(read, site) and read.line != site.line]
             taken = [assignment(self.statement(read)) for read in before]

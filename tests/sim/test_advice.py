@@ -135,6 +135,21 @@ def test_a_loop_that_has_its_barrier_is_given_no_other():
     assert {f.advice.pattern for f in stores} <= {"overwritten", "equal writes"}
 
 
+@cuda.jit
+def plain_update_beside_atomics(x, bins):
+    i = cuda.grid(1)
+    cuda.atomic.add(bins, i % 3, x[i])
+    bins[(i + 1) % 3] += x[i]
+
+
+def test_a_plain_update_beside_atomics_becomes_an_atomic():
+    given = np.arange(16.0), np.zeros(3)
+    found = simulate(plain_update_beside_atomics, on_finding="report")[2, 8](*given).findings
+    reads_beside_atomics = [f for f in found if {a.what for a in f.accesses} == {"changed", "read"}]
+    assert reads_beside_atomics
+    assert {f.advice.pattern for f in found} == {"update"}
+
+
 def ticket_of_two_lines(count, out):
     i = cuda.grid(1)
     count[0] += 1
