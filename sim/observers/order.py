@@ -44,6 +44,9 @@ class HappensBefore:
 
     def __init__(self, generous=False):
         self.generous = generous
+        # Whether an atomic orders the later accesses of its thread to the element after the earlier atomics
+        # on it. False if no thread uses the result of an atomic, because their order is then accidental.
+        self.atomics_order = True
         self.delayed = False  # whether a thread's own accesses enter its clock only at another event
         self.active = False  # whether any event so far can order accesses
         # (block, thread) -> {source: clock acquired from it}. A new clock from the same source contains the

@@ -47,6 +47,7 @@ class OrderingObserver(Observer):
                 context.listeners["warp_exchanged"].remove(self.warp_exchanged)
             if context.ticking and not context.synchronizes:  # atomics cannot order anything
                 context.listeners["atomic_done"].remove(self.atomic_done)
+                self.own_order.atomics_order = False
 
     @property
     def order(self):

@@ -121,7 +121,7 @@ def in_order(rows, i, j, order):
     """
     if rows.position[i] > rows.position[j]:
         i, j = j, i
-    after_atomic = rows.action[i] in ATOMICS and rows.action[j] not in ATOMICS
+    after_atomic = order.atomics_order and rows.action[i] in ATOMICS and rows.action[j] not in ATOMICS
     if after_atomic and follows_atomic(rows, np.array([i]), j)[0]:
         return True
     return order.before(rows.row(i), rows.row(j))
@@ -179,10 +179,12 @@ def pairs_of_distinct(cells, order):
             continue
         members, sequence = row[first:last], columns[first:last].tobytes()
         if mixed or sequence not in judged:
-            pairs = pairs_with_atomics if mixed else successive_pairs
-            # A numpy array is slow to index by one element.
-            members = members if mixed else members.tolist()
-            racing = (pair for pair in pairs(rows, party, members) if not ordered(*pair))
+            if mixed:
+                pairs = pairs_with_atomics(rows, party, members, order.atomics_order)
+            else:
+                members = members.tolist()  # a numpy array is slow to index by one element
+                pairs = successive_pairs(rows, party, members)
+            racing = (pair for pair in pairs if not ordered(*pair))
             pair = next(racing, None)
             if not mixed:
                 judged[sequence] = pair and [members.index(i) for i in pair]
@@ -233,8 +235,11 @@ def successive_pairs(rows, party, members):
             write, reads = i, []
 
 
-def pairs_with_atomics(rows, party, members):
-    """Yield the pairs of accesses that must be ordered, for a cell with some atomic accesses."""
+def pairs_with_atomics(rows, party, members, atomics_order):
+    """Yield the pairs of accesses that must be ordered, for a cell with some atomic accesses.
+
+    atomics_order: the attribute of the HappensBefore.
+    """
     here = rows[members]
     changing, plain = here.action == ATOMIC, np.flatnonzero(~atomic_mask(here)).tolist()
     yield from successive_pairs(rows, party, members[plain].tolist())
@@ -246,7 +251,9 @@ def pairs_with_atomics(rows, party, members):
         # For each thread, only the last atomic before the access and the first one after it need a check.
         last = earlier[len(earlier) - 1 - np.unique(who[earlier][::-1], return_index=True)[1]]
         first = later[np.unique(who[later], return_index=True)[1]]
-        yield from ((members[i], members[j]) for i in last[~follows_atomic(here, last, j)])
+        if atomics_order:
+            last = last[~follows_atomic(here, last, j)]
+        yield from ((members[i], members[j]) for i in last)
         yield from ((members[j], members[i]) for i in first)
     if not one_element(here):
         yield from overlapping_atomic_pairs(here, party, members)

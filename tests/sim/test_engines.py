@@ -387,6 +387,24 @@ def test_an_atomic_whose_result_nobody_reads_tells_threads_nothing():
         assert ("schedules" in report.counters) == schedules
 
 
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+def test_atomics_whose_results_are_unused_order_nothing(engine):
+    # The order of the two atomics depends on the seed, so it must not order the store after the other one.
+
+    def kernel(x):
+        i = cuda.grid(1)
+        if i == 0 or i == 33:
+            cuda.atomic.add(x, 0, 1)
+        cuda.syncwarp()
+        if i == 33:
+            x[0] = 7
+        cuda.syncwarp()
+
+    for seed in range(4):
+        report = simulate(kernel, engine=engine, seed=seed, on_finding="report")[2, 32](np.zeros(1, np.int64))
+        assert [finding.kind for finding in report.findings] == ["race-global"], seed
+
+
 class Atomics(Observer):
     def launch_started(self, context):
         context.counters["atomics"] = 0
