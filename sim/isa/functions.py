@@ -46,20 +46,6 @@ class LLVM:
         raise TypeError(f"llvm.{self.name} is for compiled code")
 
 
-class OpaqueIdentity:
-    """The identity function on integers, opaque to LLVM's optimiser.
-
-    Numba declares that the sum in `n + 1` cannot overflow. LLVM then concludes that the sum is not the lowest
-    integer. On a GPU, however, the sum wraps around.
-    """
-
-    def __call__(self, x):
-        return x
-
-
-OPAQUE_IDENTITY = OpaqueIdentity()
-
-
 class LookupTable(list):
     """A lookup table for a function of a small integer. The interpreter indexes the table, and compiled code
     calls the function."""

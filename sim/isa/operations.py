@@ -17,7 +17,7 @@ from numpy import float64, uint32, uint64
 
 from sim.isa import floored, ieee, promotion
 from sim.isa.conversions import LOWEST, wrap
-from sim.isa.functions import OPAQUE_IDENTITY, SAME, Function, Version
+from sim.isa.functions import SAME, Function, Version
 from sim.isa.operators import complex_quotient, quick_or_exact
 from sim.isa.powers import of_power
 from sim.isa.promotion import COMPLEX, HALVES, INTEGRAL, PLAIN, UNSIGNED
@@ -59,8 +59,7 @@ def signed_quotient(a, b):
     if b == 0:
         return 0
     if b == -1:
-        # Without the opaque identity, LLVM may remove the test if `a` is a sum (see OpaqueIdentity).
-        return 0 if OPAQUE_IDENTITY(a) == LOWEST else -a
+        return 0 if a == LOWEST else -a
     return a // b
 
 

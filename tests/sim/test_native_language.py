@@ -348,9 +348,44 @@ def starred_target_and_barrier(x, out):
     out[i] = first + others[1]
 
 
-@pytest.mark.parametrize("kernel", [starred_target, starred_target_and_barrier])
+@cuda.jit
+def keyword_only_parameter(x, out):
+    def add(a, *, b=3):
+        return a + b
+
+    i = cuda.grid(1)
+    out[i] = add(x[i])
+
+
+@pytest.mark.parametrize("kernel", [starred_target, starred_target_and_barrier, keyword_only_parameter])
 def test_bytecode_that_numba_does_not_know_is_interpreted(kernel):
     out = np.zeros(4)
     report = simulate(kernel, engine="native")[1, 4](np.arange(4.0), out)
     assert out.tolist() == [3, 4, 5, 6]
-    assert report.notes[0].startswith("interpreted: Numba cannot type it: Use of unsupported opcode")
+    assert report.notes[0].startswith("interpreted: Numba cannot type it: ")
+
+
+@cuda.jit
+def overflowing_index(x, out):
+    i = cuda.grid(1)
+    out[i] = x[i * 6148914691236517206]  # 2**64 + 2 if i is 3; negative if i is 2
+
+
+@cuda.jit
+def overflowing_hash(x, out):
+    h = x[cuda.grid(1)] * 0x3F58476D1CE4E5B9
+    h = (h ^ (h >> 30)) * 0x14D049BB133111EB
+    out[cuda.grid(1)] = h >> 31
+
+
+def test_integers_wrap_around():
+    # With Numba's own arithmetic, LLVM removes the bounds check, and the process ends with SIGSEGV.
+    outcomes = []
+    for engine in ("fibers", "native"):
+        x, out, hashed = np.arange(8), np.zeros(8, np.int64), np.zeros(8, np.int64)
+        findings = simulate(overflowing_index, engine=engine, on_finding="report")[1, 4](x, out).findings
+        simulate(overflowing_hash, engine=engine)[1, 8](x, hashed)
+        outcomes.append(([finding.message for finding in findings], hashed.tolist()))
+        assert out[0] == 0 and out[3] == 2
+        assert {finding.kind for finding in findings} == {"out-of-bounds"}
+    assert outcomes[0] == outcomes[1]

@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sim.isa.functions import BITS, LLVM, OPAQUE_IDENTITY, SAME, VALUE, Function, LookupTable
+from sim.isa.functions import BITS, LLVM, SAME, VALUE, Function, LookupTable
 from sim.isa.promotion import INTEGRAL
 from sim.native.codegen.linking import inline_always, intrinsic_of
 from sim.native.codegen.scalars import convert, numba_type_of, scalar_of
@@ -130,8 +130,6 @@ def compiled_value(value):
 
     Entries of sim.isa, lookup tables and functions are replaced. Any other value is returned unchanged.
     """
-    if value is OPAQUE_IDENTITY:
-        return opaque_identity
     value = value.function if isinstance(value, LookupTable) else value
     if isinstance(value, Function):
         value = value.semantics if value.native is SAME else value.native
@@ -160,17 +158,6 @@ def llvm(form):
         return x(x, *[x] * len(more)), code
 
     return intrinsic_of("called", ["x", "y", "z"] if form.name == "fma" else ["x"], typed)
-
-
-@intrinsic
-def opaque_identity(typing, x):
-    """Return `x` unchanged. An empty inline-assembly statement hides the value from LLVM's optimiser."""
-
-    def code(context, builder, signature, arguments):
-        integer = arguments[0].type
-        return builder.asm(ir.FunctionType(integer, [integer]), "", "=r,0", arguments, False)
-
-    return x(x), code
 
 
 FLOATS = {"float": "f32", "double": "f64"}

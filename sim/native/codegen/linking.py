@@ -8,6 +8,7 @@ everything together, once. This halves the time spent in LLVM, and saves memory.
 import functools
 from types import CodeType, FunctionType
 
+from llvmlite.ir import IRBuilder
 from numba import njit, types
 from numba.core import inline_closurecall, ir, lowering
 from numba.core.codegen import JITCodeLibrary
@@ -124,8 +125,25 @@ def bytes_of(llvm_type):
     return cpu_target.target_context.get_abi_sizeof(llvm_type)
 
 
+class WrappingBuilder(IRBuilder):
+    """An IRBuilder for integers that wrap around on overflow, as on a GPU.
+
+    Numba declares that signed sums and products do not overflow. LLVM would then remove the bounds check of
+    an index that is computed by an overflowing product.
+    """
+
+    def add(self, a, b, name="", flags=()):
+        return super().add(a, b, name)
+
+    def sub(self, a, b, name="", flags=()):
+        return super().sub(a, b, name)
+
+    def mul(self, a, b, name="", flags=()):
+        return super().mul(a, b, name)
+
+
 class Lower(lowering.Lower):
-    """Numba's lowering to LLVM, with two changes that save compile time.
+    """Numba's lowering to LLVM, with wrapping integers and two changes that save compile time.
 
     Reference counting is disabled in functions that do not need it. (A reference implementation that creates
     a list needs it.) The sizes of types are cached, because Numba asks LLVM for the size of every variable.
@@ -138,6 +156,11 @@ class Lower(lowering.Lower):
             models[numba_type].contains_nrt_meminfo() for numba_type in set(self.fndesc.typemap.values())
         )
         self.context.get_abi_sizeof = bytes_of
+
+    def setup_function(self, fndesc):
+        super().setup_function(fndesc)
+        self.builder = WrappingBuilder(self.entry_block)
+        self.call_helper = self.call_conv.init_call_helper(self.builder)
 
     def delvar(self, name):
         if self.context.enable_nrt:

@@ -29,7 +29,7 @@ from sim.native.lower.written_arrays import Writes
 from sim.native.split.fission import Fission, indent, unparse_lines
 
 # What Numba raises for a function that it cannot compile. They have no common base class.
-NUMBA_ERRORS = NumbaError, UnsupportedBytecodeError
+NUMBA_ERRORS = NumbaError, UnsupportedBytecodeError, NotImplementedError
 
 # --- text ---------------------------------------------------------------------------------------------------
 
