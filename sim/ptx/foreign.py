@@ -4,6 +4,7 @@ or module, in shared memory of another block, or the null pointer."""
 from sim.events import LOCAL, SHARED, SPACE_SHIFT
 from sim.ptx.regions import HOST
 
+HOST_ADDRESSES = range(1 << 40, 1 << 47)  # where Linux maps the heap and the stacks of a process
 # space -> (name, owner of the memory)
 OWNED = {SHARED: ("shared", "block"), LOCAL: ("local", "thread")}
 
@@ -40,6 +41,9 @@ def explain_address(address, other, heap):
         "look at where the pointer comes from: an argument that was not given, or an index that wrapped"
         " around"
     )
+    if address in HOST_ADDRESSES:
+        where += ", and may be an address of host memory"
+        fix = "give the kernel a pointer to device memory, and copy the data there (cudaMemcpy)"
     return f"It is {where}.", fix, ""
 
 

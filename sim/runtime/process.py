@@ -73,6 +73,9 @@ MODULES = (
 )
 HANDLERS = {name: getattr(module, name) for table, module in MODULES for name in table}
 HANDLERS |= {name: getattr(handlers_launch, name) for name in SIGNATURES if name.endswith("_ptsz")}
+RELOCATABLE = (
+    "relocatable device code (nvcc -rdc=true), which launches from kernels and separate compilation need"
+)
 QUIET = {"cudaGetErrorString", "cudaGetErrorName", "cudaGetLastError", "cudaPeekAtLastError", *REGISTRATION}
 NO_ERROR = {"cudaStreamQuery", "cudaEventQuery"}
 # functions that return the error of an aborted kernel, without any other effect
@@ -160,7 +163,8 @@ class Program:
         device.call = self.sites.of_frames(frames) if self.sites and name not in QUIET else UNKNOWN
         if name not in HANDLERS:
             device.could_not_run = True
-            device.report("unsupported", "error", f"{name}: sim does not simulate this function")
+            what = RELOCATABLE if name.startswith("__cudaRegisterLinkedBinary") else "this function"
+            device.report("unsupported", "error", f"{name}: sim does not simulate {what}")
             return device.fail(NOT_SUPPORTED)
         parameters, _, result = SIGNATURES[name].partition(":")
         reported = device.log.seen.total()

@@ -262,6 +262,14 @@ def test_the_exit_status(run, built, which, status, text):
     assert found == status
 
 
+def test_relocatable_device_code_is_refused_by_name():
+    seen = []
+    device = SimpleNamespace(report=lambda *finding: seen.append(finding), fail=lambda code: code)
+    name = "__cudaRegisterLinkedBinary_1f_main_cu"
+    assert process.Program.execute(SimpleNamespace(device=device, sites=None), name, None, []) == 801
+    assert seen[0][0] == "unsupported" and "nvcc -rdc=true" in seen[0][2] and device.could_not_run
+
+
 # --- streams, graphs, the driver API and cuBLAS --------------------------------------------------------------
 
 EARLY = {

@@ -13,6 +13,7 @@ import pytest
 from ptx.test_cuda_cpp import module
 from sim import simulate
 from sim.memory.spaces import owner_number
+from sim.ptx.foreign import explain_address
 from sim.ptx.regions import ADDRESSES, GAP, HEAP_BASE, Addresses, ModuleKey, PaddedSpace
 
 INDEX = np.arange(4, dtype=np.int32)
@@ -235,3 +236,9 @@ def test_modules_do_not_share_addresses():
     bases = [place(addresses, ModuleKey(n, "table"))[0] for n in range(count)]
     assert len(set(bases)) == count and max(bases) < HEAP_BASE
     assert np.diff(sorted(bases)).min() > 1024
+
+
+def test_an_address_of_the_host_is_called_one():
+    for address, expected in ((0x5619_AA90_F5F0, True), (0x7FFC_0123_4560, True), (1 << 36, False)):
+        reason, fix, _ = explain_address(address, None, None)
+        assert ("host memory" in reason, "cudaMemcpy" in fix) == (expected, expected)
