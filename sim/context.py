@@ -7,7 +7,7 @@ An engine creates one Context per run and passes it to every other component.
 import sys
 import time
 from array import array
-from math import inf
+from math import inf, prod
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from sim.sites import block_indices, thread_index
 
 # limit on the number of logged accesses; a longer log is flushed at the next thread switch
 FLUSH_AT = 1 << 20
+# an epoch with more logged accesses ends at the next barrier, even in a block of one thread
+MERGED_ACCESSES = 1 << 12
 DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress before threads are compared
 # CPU seconds without progress before threads are compared. The delay starts at FIRST_PATIENCE and doubles
 # after each comparison that finds a change. PATIENCE is the limit for a loop in which something changes.
@@ -111,6 +113,12 @@ class Context:
         self.copied_loads, self.copied_stores = {}, {}
         # whether one batch may contain interleaved accesses of several blocks
         self.mixes_blocks = not (self.enabled.local or self.enabled.branches)
+
+        # whether blocks have one thread, and no observer needs to know their epochs
+        self.merges_epochs = prod(block_shape) == 1 and not any(
+            hook.__self__.lone_barriers
+            for hook in (*self.listeners["accesses"], *self.listeners["barrier_opened"])
+        )
 
         # --- numbers of sites with special atomics ----------------------------------------------------------
         self.overwriting = set()  # atomics such as exch, and loads, that do not use the old value
@@ -261,6 +269,14 @@ class Context:
             block = self.thread.block
             decided = entries >> 1 & 4095, entries >> 13, entries & 1
             self.announce("branches", Decisions(block.index, block.epoch, *decided))
+
+    def may_merge_epochs(self):
+        """Return whether the current epoch of a block may continue after a barrier.
+
+        A barrier of a single thread orders nothing, and the observers need as long for an epoch with one
+        access as for one with a hundred.
+        """
+        return self.merges_epochs and self.since is None and len(self.log or ()) < MERGED_ACCESSES
 
     def batches(self):
         """Return the logged accesses as Batches, one per block, and clear the log."""

@@ -285,12 +285,15 @@ class Observer:
     Every hook may return an iterable of Findings.
 
     local: whether `accesses` should include local memory, which is private to each thread and accessed often.
+    lone_barriers: whether the barriers of blocks with one thread, which order nothing, should end epochs. If
+        no observer needs that, `barrier_opened` reports few of them.
     share: the fraction of the requested events that the observer recorded. If it is below 1, the report
         contains a note.
     columns: how `report.by_line()` displays the counters that the observer adds to `context.line(site)`.
     """
 
     local = True
+    lone_barriers = True
     share: float = 1.0
     columns: tuple[Column, ...] = ()
 

@@ -1,6 +1,7 @@
 """Threads, blocks, and the loop over all blocks of a grid."""
 
 from collections import deque
+from functools import lru_cache
 from math import prod
 
 from sim.engine.barrier import distinct_witnesses
@@ -144,9 +145,10 @@ class Block:
         return self.cluster.index(self)
 
 
+@lru_cache(maxsize=8)  # blocks have the same shape
 def indices(shape):
     """Return all (x, y, z) below `shape`, with x varying fastest, as CUDA numbers threads and blocks."""
-    return [(x, y, z) for z in range(shape[2]) for y in range(shape[1]) for x in range(shape[0])]
+    return tuple((x, y, z) for z in range(shape[2]) for y in range(shape[1]) for x in range(shape[0]))
 
 
 def all_wait_for_grid(block):

@@ -323,7 +323,7 @@ class Scheduler:
             if not meet:
                 self.context.findings.append(barrier.several_calls_finding(self, block))
             barrier.deliver_vote(waiting)
-            self.open_barrier(block)
+            self.pass_barrier(block) if self.context.may_merge_epochs() else self.open_barrier(block)
             return True
         # No barrier can open. Report the most specific reason, and end the block.
         self.context.flush()
@@ -349,10 +349,14 @@ class Scheduler:
     def open_barrier(self, block):
         """Open the barrier at which all threads of `block` wait, and start a new epoch."""
         self.context.flush()
-        self.context.collective(block.threads[0].waits, block, block.threads[0].frame)
+        self.pass_barrier(block)
         self.context.announce("barrier_opened", block.index, block.epoch)
-        self.context.counters["barriers"] += 1
         block.epoch += 1
+
+    def pass_barrier(self, block):
+        """Let the threads of `block` continue after a barrier."""
+        self.context.collective(block.threads[0].waits, block, block.threads[0].frame)
+        self.context.counters["barriers"] += 1
         block.ready = list(block.threads)
 
     def waiting_witness(self, thread):

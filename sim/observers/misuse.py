@@ -26,7 +26,7 @@ class Misuse(Observer):
     contains no store.
     """
 
-    local = False
+    local = lone_barriers = False
 
     def launch_started(self, context):
         self.context, self.wrote, self.read, self.unset = context, False, False, {}

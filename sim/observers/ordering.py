@@ -29,7 +29,7 @@ class OrderingObserver(Observer):
     `epoch_ended`, overridden by subclasses. Local memory is ignored.
     """
 
-    local = False
+    local = lone_barriers = False
     # Whether the observer reads the order of another one, if there is one before it.
     shares_order = False
 
