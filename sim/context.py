@@ -46,6 +46,8 @@ QUICK |= {"warp_synchronized", "warp_exchanged"}
 COMPARING = 1.5
 # CPU seconds that a launch may take after its first error. It then ends with incomplete results.
 SECONDS_AFTER_ERROR = 6.0
+# CPU seconds after a read of fresh shared memory before each trial of whether it is an error.
+TRIALS = 1.0, 4.0
 
 
 class Context:
@@ -93,8 +95,12 @@ class Context:
         self.notes: dict[str, None] = {}  # notes for the report, stored as keys so that each appears once
         self.findings = []
         self.has_errors = False  # whether the findings include an error
-        # for `is_overdue`: the CPU time of the first conclusive error; the number of findings already checked
-        self.error_time, self.seen = None, 0
+        # for `is_overdue`: the CPU time of the first conclusive error; that of the first error that a rerun
+        # can turn into a warning; the number of findings already checked
+        self.error_time, self.doubt_time, self.seen = None, None, 0
+        # A function that decides by reruns whether such an error is one, or None if the launch cannot run
+        # again; the seconds between the error and the calls that remain.
+        self.trial, self.trials = None, list(TRIALS)
         self.ended_early = False  # whether the launch was ended because it took too long after an error
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # the Recording, if an observer creates one
@@ -329,10 +335,29 @@ class Context:
         if self.max_steps:
             return False
         now, number = time.process_time(), len(self.findings)  # the watchdog calls this from its own thread
-        if self.error_time is None and any(map(is_conclusive, self.findings[self.seen : number])):
-            self.error_time = now
+        if self.error_time is None and self.seen < number:
+            errors = [one for one in self.findings[self.seen : number] if one.severity == "error"]
+            if errors and self.doubt_time is None:
+                self.doubt_time = now
+            if not all(map(reads_fresh_shared, errors)):
+                self.error_time = now
         self.seen = number
         return self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
+
+    def must_end(self):
+        """Return whether the launch is overdue, and first decide by a trial whether doubtful errors count."""
+        overdue = self.is_overdue()
+        if self.error_time is None and self.doubt_time is not None and self.trials:
+            began = time.process_time()
+            if began - self.doubt_time > self.trials[0]:
+                del self.trials[0]
+                self.in_observer = True  # the watchdog must not end the trial
+                if self.trial is None or self.trial():
+                    self.error_time = self.doubt_time
+                self.in_observer = False
+                self.restart_progress()
+                self.doubt_time += time.process_time() - began
+        return overdue
 
     def withdraw(self, findings):
         """Remove these findings, because others replace them."""
@@ -467,9 +492,10 @@ class Context:
         return f"No thread ended during {budget}."
 
 
-def is_conclusive(finding):
-    """Return whether a finding is an error that no rerun can turn into a warning (see sim.reruns)."""
-    return finding.severity == "error" and finding.kind != "uninitialized-read"
+def reads_fresh_shared(finding):
+    """Return whether a finding reports a read of unwritten shared memory. A rerun can turn it into a warning
+    (sim.reruns)."""
+    return finding.kind == "uninitialized-read" and finding.reason.startswith("Fresh shared")
 
 
 def first_patience():

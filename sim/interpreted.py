@@ -79,8 +79,9 @@ class Interpreted:
         if context.asynchronous:
             recorder.attach(context)
         with Reruns(context, program, observers) as reruns, FiberPool() as fibers:
+            reruns.begin(prepare, functools.partial(run, fibers))
             run(fibers, grid, context, program.fiber)
-            further_notes = reruns.run_all(prepare, functools.partial(run, fibers))
+            further_notes = reruns.run_all()
         left = grid.scheduler.unwatched + len(context.log or ())
         share = context.logged / (context.logged + left) if left else 1.0
         shares, unwatched = watched(observers, share, context.silent, left)

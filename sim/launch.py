@@ -90,7 +90,7 @@ def simulate(
         default, a loop that changes something may run for about 8 s (64 s if it compares a number that
         approaches a bound, or one that rises and falls although no thread waits for another), and a loop that
         changes nothing is reported after a million iterations or 1 s. By default, a launch also ends 6 s
-        after its first error, other than an uninitialized-read.
+        after its first error. A read of fresh shared memory counts only if its value has an effect.
     cluster: the blocks per cluster, an integer or a tuple (x, y, z). A PTX kernel that declares its cluster
         (.reqnctapercluster) needs none.
 

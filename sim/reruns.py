@@ -16,12 +16,13 @@ are restored. There are two kinds of reruns:
 import copy
 import functools
 import hashlib
+import time
 from dataclasses import replace
 from math import inf, prod
 
 import numpy as np
 
-from sim.context import DEFAULT_STEPS
+from sim.context import DEFAULT_STEPS, reads_fresh_shared
 from sim.engine.schedules import FEW, Seeded, adversarial_schedules, schedules_of_first_part
 from sim.errors import SimulatorError
 from sim.events import Observer
@@ -43,9 +44,14 @@ MAX_LATER_TURNS = 6_000  # the budget after the first FEW schedules, if they fou
 PARTS_TURNS, PART_TURNS, PART_TURNS_PER_THREAD = 90_000, 10_000, 24
 # Kinds of findings that are certain although only a part of the launch has run.
 CONCLUSIVE = {"race-shared", "race-global", "out-of-bounds", "misaligned-address", "use-after-free"}
+# CPU seconds for all reruns together, or those of the first run if it took longer and found no error. If
+# reads of unwritten memory are the only errors, the first LEAST_POISONS values are tried in any case.
+MAX_SECONDS = 8.0
 # Initial values of unwritten memory: first the usual initial values of flags, states and keys, because loops
 # that wait for them end soonest; then large positive and negative values.
 POISONS = 0, 1, -1, b"\x5a", b"\xda"
+TRIAL_POISONS = 0, -1  # two values that differ as integers and as floats
+LEAST_POISONS = 3  # number of values that must have the same effects before a read is only a warning
 MAX_COMPARISON_CONSTANTS = 8  # number of the kernel's comparison constants that are tried as initial values
 HARMLESS = "In this launch its value reached nothing: with other bytes there, every thread did the same."
 # kinds of findings that end a launch early, and after which another rerun would take too long
@@ -91,28 +97,36 @@ class Reruns:
         allocations = self.context.space.allocations
         return [(a.root, a.root.copy()) for a in allocations if a.space == "global" and a.writable]
 
+    def begin(self, prepare, run):
+        """Begin the first run, which can call `try_beginning`.
+
+        prepare(observers, schedule, poison): returns a run that has not started, as (Context, ThreadProgram,
+            Grid).
+        run(grid, context, fiber): runs all of its blocks.
+        """
+        self.rerun, self.began = functools.partial(self.run_once, prepare, run), time.process_time()
+        if self.possible:
+            self.context.trial = self.try_beginning
+
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.saved = []  # the launch's Outcome may outlive this object, so release the copies
 
-    def run_all(self, prepare, run):
+    def run_all(self):
         """Perform the reruns that the first run's findings require, and update these findings. Return notes
-        for the report.
-
-        prepare(observers, schedule, poison): returns a run that has not started, as (Context, ThreadProgram,
-            Grid).
-        run(grid, context, fiber): runs all of its blocks.
-        """
+        for the report."""
         if not self.possible or self.context.ended_early:
             return [format_undecided(int(self.possible))] if self.needs_schedules else []
-        after, findings = self.copy_memory(), self.context.findings
-        self.rerun = functools.partial(self.run_once, prepare, run)
+        now, findings = time.process_time(), self.context.findings
+        self.seconds = now - self.began
+        self.deadline = now + max(MAX_SECONDS, 0 if self.context.has_errors else self.seconds)
+        after = self.copy_memory()
         try:
             notes = self.try_schedules(findings) if self.needs_schedules else []
             if any(reads_fresh_shared(f) or reads_absent_lane(f) for f in findings):
-                self.try_poisons(findings)
+                notes += self.try_poisons(findings)
             return notes
         finally:
             restore(after)
@@ -125,8 +139,13 @@ class Reruns:
         # An adversarial schedule delays threads while others poll for them, so raise a low limit.
         context.max_steps = context.max_steps and max(context.max_steps, DEFAULT_STEPS)
         context.restart_progress()
+        context.trial = lambda: False  # a rerun is part of the decision itself
         run(grid, context, program.fiber)
         return context
+
+    def is_late(self):
+        """Return whether another rerun, as long as the first run, would exceed the limit of time."""
+        return time.process_time() + self.seconds > self.deadline
 
     def try_schedules(self, findings):
         """Run under adversarial schedules, and add their findings to `findings`. Return notes."""
@@ -148,7 +167,7 @@ class Reruns:
             if tried == FEW + 1:
                 left = 0 if findings else min(left, MAX_LATER_TURNS)
             # A run of which less than half fits into the budget would exceed it too far.
-            if left <= last / 2 or any(f.kind in ENDLESS for f in findings):
+            if left <= last / 2 or any(f.kind in ENDLESS for f in findings) or self.is_late():
                 break
             context = self.rerun([*map(copy.copy, self.observers)], schedule)
             findings += context.findings
@@ -165,6 +184,8 @@ class Reruns:
         limit = max(PART_TURNS, PART_TURNS_PER_THREAD * prod(self.context.block_shape))
         schedules, tried = schedules_of_first_part(PARTS_TURNS // limit), 0
         for schedule in schedules if self.context.turns > limit else ():
+            if time.process_time() > self.deadline:
+                break
             context = self.rerun([*map(copy.copy, self.observers)], schedule, max_turns=limit)
             findings += [finding for finding in context.findings if finding.kind in CONCLUSIVE]
             tried += 1
@@ -173,34 +194,61 @@ class Reruns:
         return tried
 
     def try_poisons(self, findings):
-        """Run with each initial value of unwritten memory.
+        """Run with each initial value of unwritten memory, and return notes.
 
         If all runs have the same effects, turn findings about such reads into warnings, and drop those about
         inactive lanes. Otherwise, turn findings about inactive lanes into errors.
         """
         if any(f.kind in ENDLESS for f in findings):
-            return
-        effects_seen = set()
+            return []
+        decisive = all(f.severity != "error" or reads_fresh_shared(f) for f in findings)
+        tried, effects, least = 0, set(), LEAST_POISONS * decisive
         for poison in self.poisons:
-            effects = Effects()
-            try:
-                observers = [*map(copy.copy, self.observers), effects]
-                context = self.rerun(observers, Seeded(np.random.default_rng(0)), poison)
-            except SimulatorError:
-                return
-            if context.ended_early or not {f.kind for f in context.findings} <= {f.kind for f in findings}:
-                return
-            results = (hashlib.blake2b(root).digest() for root, _ in self.saved)
-            effects_seen.add((effects.digest.digest(), *results))
-            if len(effects_seen) > 1:
+            if tried >= least and self.is_late():
+                break
+            found = self.effects_of(poison, findings)
+            if found is None:
+                return []
+            effects.add(found)
+            if len(effects) > 1:
                 findings[:] = confirmed(findings)
-                return
-        speculative = {SITES[number] for number in self.context.speculative}
-        findings[:] = [
-            replace(f, severity="warning", reason=HARMLESS) if reads_fresh_shared(f) else f
-            for f in findings
-            if not (reads_absent_lane(f) or reads_fresh_shared(f) and f.accesses[0].site in speculative)
-        ]
+                return []
+            tried += 1
+        if tried >= LEAST_POISONS:
+            speculative = {SITES[number] for number in self.context.speculative}
+            findings[:] = [
+                replace(f, severity="warning", reason=HARMLESS) if reads_fresh_shared(f) else f
+                for f in findings
+                if not (reads_absent_lane(f) or reads_fresh_shared(f) and f.accesses[0].site in speculative)
+            ]
+        return [format_few_poisons(tried, len(self.poisons))] if tried < len(self.poisons) else []
+
+    def effects_of(self, poison, findings, max_turns=inf):
+        """Run with an initial value of unwritten memory, for about `max_turns` at most, and return a key for
+        the effects.
+
+        Return None if the run has other kinds of findings, or if it cannot be compared.
+        """
+        effects, schedule = Effects(), Seeded(np.random.default_rng(0))
+        try:
+            context = self.rerun([*map(copy.copy, self.observers), effects], schedule, poison, max_turns)
+        except SimulatorError:
+            return None
+        if context.ended_early or not {f.kind for f in context.findings} <= {f.kind for f in findings}:
+            return None
+        return effects.digest.digest(), *(hashlib.blake2b(root).digest() for root, _ in self.saved)
+
+    def try_beginning(self):
+        """Return whether the launch so far behaves differently for two values of unwritten memory.
+
+        The first run calls this function, and continues afterwards.
+        """
+        after, turns = self.copy_memory(), self.context.turns
+        try:
+            effects = {self.effects_of(poison, self.context.findings, turns) for poison in TRIAL_POISONS}
+        finally:
+            restore(after)
+        return None in effects or len(effects) > 1
 
 
 def confirmed(findings):
@@ -214,11 +262,6 @@ def confirmed(findings):
     return [replace(f, severity="error") if reads_absent_lane(f) else f for f in findings]
 
 
-def reads_fresh_shared(finding):
-    """Return whether a finding reports a read of unwritten shared memory."""
-    return finding.kind == "uninitialized-read" and finding.reason.startswith("Fresh shared")
-
-
 def reads_absent_lane(finding):
     """Return whether a finding reports a shuffle that reads a lane that does not participate."""
     return finding.kind == "warp-divergence" and finding.severity == "warning"
@@ -228,6 +271,14 @@ def restore(memory):
     """Copy the bytes saved by `copy_memory` back to their arrays."""
     for root, saved in memory:
         root[...] = saved
+
+
+def format_few_poisons(tried, values):
+    """Return the note that not all initial values of unwritten memory were tried."""
+    return (
+        f"reads of unwritten memory: judged with {tried} of {values} initial values, because the launch takes"
+        " long"
+    )
 
 
 def format_undecided(tried, parts=0):

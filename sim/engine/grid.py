@@ -7,7 +7,7 @@ from math import prod
 from sim.engine.barrier import distinct_witnesses
 from sim.engine.cluster import CLUSTER, Cluster, cluster_index, deadlock_finding
 from sim.engine.scheduler import FINISHED, ONE_OF_BLOCK, PARKED, YIELDED
-from sim.errors import Abandoned, LaunchError, Stuck
+from sim.errors import Abandoned, LaunchError, OutOfTurns, Stuck
 from sim.events import Finding
 from sim.sites import block_indices, cluster_rank, local_address
 
@@ -180,6 +180,8 @@ class Grid:
         """Run a kernel whose threads never wait. Each thread is one plain call."""
         context, enter = self.context, self.scheduler.enter
         for (index,) in self.order:
+            if context.turns > context.max_turns:
+                raise OutOfTurns
             block = self.new_block(index)
             for position in context.schedule.order(len(block.threads)):
                 thread = block.threads[position]

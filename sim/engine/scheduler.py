@@ -136,7 +136,7 @@ class Scheduler:
     def enter(self, thread):
         """Make `thread` the current thread. Raise OutOfTime if the launch has to end."""
         context, index = self.context, self.thread_index
-        if context.has_errors and context.is_overdue():
+        if context.has_errors and context.must_end():
             raise OutOfTime
         if thread.block is not self.block:
             self.enter_block(thread.block)

@@ -5,9 +5,9 @@ import sys
 
 import numpy as np
 import pytest
-from numba import cuda, float32
+from numba import cuda, float32, int32
 
-from sim import context, idle_variables, progress, simulate
+from sim import context, idle_variables, progress, reruns, simulate
 from sim.engine import watchdog
 from sim.engine.scheduler import Scheduler
 from sim.forecast import Numbers, directions
@@ -342,6 +342,42 @@ def test_a_launch_ends_soon_after_an_error(monkeypatch, kernel, engine):
     assert f"{written} of {blocks} blocks ran to the end" in " ".join(report.notes)
     report, written = blocks_written(kernel, engine, blocks, max_steps=10**9)
     assert written == blocks and not ended_early(report)
+
+
+@cuda.jit
+def reads_fresh_memory(x, scale):
+    """Use unwritten shared memory, which has no effect if `scale` is 0."""
+    tile = cuda.shared.array(THREADS, int32)
+    t = cuda.threadIdx.x
+    cuda.syncthreads()
+    x[cuda.grid(1)] = tile[t] * scale + 1
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize("scale", [0, 1])
+def test_a_trial_decides_whether_undefined_values_end_the_launch(monkeypatch, engine, scale):
+    monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
+    monkeypatch.setattr(context, "TRIALS", (1e-4, 1e-3))
+    x = np.zeros(8 * THREADS, np.int32)
+    report = simulate(reads_fresh_memory, engine=engine, on_finding="report")[8, THREADS](x, scale)
+    (finding,) = report.findings
+    assert finding.kind == "uninitialized-read" and finding.severity == ("error" if scale else "warning")
+    assert ended_early(report) == bool(scale) and x.all() == (not scale)
+
+
+def test_reruns_have_a_limit_together(monkeypatch):
+    monkeypatch.setattr(reruns, "MAX_SECONDS", -1)
+    x = np.zeros(8 * THREADS, np.int32)
+    report = simulate(reads_fresh_memory, on_finding="report")[8, THREADS](x, 0)
+    assert "judged with 3 of 5 initial values" in " ".join(report.notes) and not report.errors
+    head, out = np.zeros(1, np.int32), np.zeros(4, np.int32)
+    report = simulate(takes_items_twice, on_finding="report")[1, 4](head, out)
+    assert report.counters["schedules"] == 1 and report.errors
+
+
+@cuda.jit
+def takes_items_twice(head, out):
+    out[cuda.atomic.add(head, 0, 1) // 2] = cuda.threadIdx.x
 
 
 @cuda.jit

@@ -84,7 +84,7 @@ def interpret_blocks(attempt, blocks):
     grids = []
 
     def make_grid(*given):
-        grids.append(MixedGrid(attempt, blocks, *given))
+        grids.append(MixedGrid(attempt, blocks, not grids, *given))
         return grids[-1]
 
     outcome = Interpreted(Fiber).run(watching, make_grid)
@@ -110,22 +110,30 @@ class MixedGrid(Grid):
     """A grid of which only some blocks are interpreted.
 
     Before an interpreted block, compiled code runs all blocks that precede it. The interpreted block then
-    finds the same contents of memory as in the compiled launch.
+    finds the same contents of memory as in the compiled launch. A rerun does not repeat the compiled blocks.
+
+    is_first: whether this is the grid of the first run.
     """
 
-    def __init__(self, attempt, blocks, *given):
+    def __init__(self, attempt, blocks, is_first, *given):
         super().__init__(*given)
-        self.attempt, self.positions = attempt, dict(zip(map(attempt.index_of, blocks), blocks))
+        self.is_first, self.attempt = is_first, attempt
+        self.positions = dict(zip(map(attempt.index_of, blocks), blocks))
         self.order = [(index,) for index in self.positions]  # kernels with clusters are not compiled
         self.context.wrote = attempt.wrote
 
     def new_block(self, index):
+        if self.is_first:
+            self.run_compiled_before(index)
+        return super().new_block(index)
+
+    def run_compiled_before(self, index):
+        """Run the blocks between the last interpreted block and the block with this index."""
         self.context.runs_compiled = True
         self.attempt.advance(self.positions[index])
         self.ended = self.positions[index]
         self.context.runs_compiled, self.attempt.next = False, self.positions[index] + 1
         self.context.restart_progress()
-        return super().new_block(index)
 
 
 # --- selection of blocks ------------------------------------------------------------------------------------
