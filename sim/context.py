@@ -137,8 +137,8 @@ class Context:
         self.async_segments, self.early_barriers = set(), set()
         self.cluster, self.clustered = (1, 1, 1), False  # blocks per cluster; whether more than 1
         self.registers_at_launch = None  # registers per thread, if setmaxnreg is used and they are known
-        # site of an access -> dtype of its elements, if views of dynamic shared memory have several dtypes;
-        # the Allocation of that memory
+        # site of an access -> its view (Binder.views), if dynamic shared memory has several views; the
+        # Allocation of that memory
         self.views, self.dynamic_shared = {}, None
         self.tensor_maps = {}  # bytes of a tensor map -> its Located (sim.memory.tensor_map)
         # atomics of scope .cta -> LOAD or STORE; for other blocks they count as plain accesses

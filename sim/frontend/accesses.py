@@ -55,8 +55,10 @@ class Accesses(ast.NodeTransformer):
         self.unassigned = set()  # Ids of Name nodes that may be read before an assignment.
         self.constants, self.calls, self.makers, self.temporaries = {}, {}, {}, 0
         self.counting = loops_to_count(source)
-        self.elements = {}  # number of an access site -> the type of the array's elements
-        self.dynamic = set()  # the dtypes of the views of dynamic shared memory
+        # number of an access site -> the type of the array's elements, and the variable or None
+        self.elements = {}
+        # (dtype, variable or None) of the views of dynamic shared memory
+        self.dynamic = set()
         # numbers of the sites that access an element
         self.accessed = {SITES.add(source.site("atomic", call)) for call in source.calls(ATOMIC)}
 
@@ -73,7 +75,8 @@ class Accesses(ast.NodeTransformer):
         number = SITES.add(self.source.site(action, node))
         if action in ("load", "store") and isinstance(node, ast.Subscript | ast.Attribute):
             self.accessed.add(number)
-            self.elements[number] = getattr(self.types.of(node.value), "element", ANY)
+            element = getattr(self.types.of(node.value), "element", ANY)
+            self.elements[number] = element, getattr(node.value, "id", None)
         return ast.copy_location(ast.Constant(number), node)
 
     def temporary(self, node):

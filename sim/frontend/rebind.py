@@ -36,7 +36,7 @@ from sim.frontend.polling import can_poll
 from sim.frontend.resolve import GEOMETRIES, referent_of, source_of
 from sim.frontend.rewrite import Rewriter
 from sim.frontend.tree import as_list, located
-from sim.frontend.types import ANY, Number
+from sim.frontend.types import Number
 from sim.isa.conversions import cast, domain
 from sim.isa.table import ENTRY_OF_OBJECT, SUSPENDING
 from sim.memory.argument import host_array
@@ -105,8 +105,7 @@ class Code:
         self.code, self.polls, self.synchronizes, self.stores = function.__code__, True, False, False
         self.counts_iterations, self.as_generator, self.comparison_constants = False, None, set()
         self.accessed = set()  # numbers of the sites that access an element
-        # number of an access site -> type of the elements; the dtypes of views of dynamic shared memory
-        self.elements, self.dynamic = {}, set()
+        self.elements, self.dynamic = {}, set()  # see Accesses
         if self.rewritten:
             self.comparison_constants = comparison_constants(function, source.tree)
             self.polls = can_poll(source.tree, parameters)
@@ -150,6 +149,13 @@ class Code:
             tree.body = [BarriersAsYields().visit(statement) for statement in tree.body]
             self.as_generator = compile_tree()
         return code
+
+
+def repeated_dtypes(views):
+    """Return the dtypes of which several variables are views, given the (dtype, variable) of all views of a
+    function."""
+    dtypes = [dtype for dtype, variable in views if variable is not None]
+    return {dtype for dtype in dtypes if dtypes.count(dtype) > 1}
 
 
 def comparison_constants(function, tree):
@@ -248,17 +254,25 @@ class Binder:
         return any(getattr(code, fact) for code in self.codes)
 
     def views(self):
-        """Return {site of an access: dtype of the elements} if the views of dynamic shared memory have
-        several dtypes, and otherwise {}. A site of unknown or several dtypes has None."""
-        if len(set().union(*(code.dynamic for code in self.codes))) < 2:
+        """Return {site of an access: its view} if dynamic shared memory has several views, and otherwise {}.
+
+        A view is (dtype of the elements, variable). The variable is None, unless one function assigns several
+        arrays of the dtype to variables. An unknown view is None.
+        """
+        declared = {view for code in self.codes for view in code.dynamic}
+        several = {dtype for code in self.codes for dtype in repeated_dtypes(code.dynamic)}
+        if not several and len({dtype for dtype, _ in declared}) < 2:
             return {}
         found = {}
-        for site, element in (item for code in self.codes for item in code.elements.items()):
-            found[site] = element if found.get(site, element) == element else ANY
-        return {
-            site: np.dtype(element.scalar) if isinstance(element, Number) else None
-            for site, element in found.items()
-        }
+        for code in self.codes:
+            own = {view for view in code.dynamic if view[1] and view[0] in repeated_dtypes(code.dynamic)}
+            for site, (element, variable) in code.elements.items():
+                dtype = np.dtype(element.scalar) if isinstance(element, Number) else None
+                view = (dtype, None) if dtype is not None else None
+                if dtype in several:
+                    view = (dtype, variable) if (dtype, variable) in own else None
+                found[site] = view if found.get(site, view) == view else None
+        return found
 
     def as_generator(self, function, parameters, copy):
         """Return a copy of the kernel, rewritten as a generator that yields at each barrier.

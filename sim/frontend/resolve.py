@@ -97,11 +97,15 @@ OF_THE_FUNCTION, OF_A_VALUE = Referent(VARIABLE), Referent(MEMBER)
 @dataclass
 class Declaration:
     """A call to `cuda.shared.array` or `cuda.local.array`. Shape and dtype are expressions, or None if
-    omitted."""
+    omitted.
+
+    variable: the variable that always has this array as its value, or None.
+    """
 
     space: str
     shape: ast.expr | None
     dtype: ast.expr | None
+    variable: str | None = None
 
 
 def referent(value):
@@ -182,6 +186,17 @@ class Source(ast.NodeVisitor):
             space = node.func.referent.name.partition(".")[0]
             node.declares = Declaration(space, given.get("shape"), given.get("dtype"))
             self.check_shape(node)
+
+    def visit_Assign(self, node):
+        self.generic_visit(node)
+        parts = [(node.targets[0], node.value)]
+        if all(isinstance(part, ast.Tuple) for part in parts[0]):
+            parts = zip(*(part.elts for part in parts[0]))
+        for target, value in parts:
+            if hasattr(value, "declares") and isinstance(target, ast.Name) and len(node.targets) == 1:
+                stores = (n for n in ast.walk(self.tree) if getattr(n, "id", "") == target.id)
+                once = sum(isinstance(name.ctx, ast.Store) for name in stores) == 1
+                value.declares.variable = target.id if once else None
 
     def check_shape(self, node):
         """Raise LaunchError if a declared array's shape contains arithmetic on names.

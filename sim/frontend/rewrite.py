@@ -258,7 +258,7 @@ class Rewriter(Accesses):
         dtype = referent_of(node.declares.dtype).dtype
         shape = self.types.versions.shape(node.declares.shape)
         if node.declares.space == "shared" and shape == (0,):
-            self.dynamic.add(dtype)
+            self.dynamic.add((dtype, node.declares.variable))
         if node.declares.space != "local" or dtype is None or dtype.hasobject or shape is None:
             return self.generic_visit(node)
         name = self.name(f"local{len(self.makers)}", node)

@@ -1,8 +1,10 @@
 """Views of dynamic shared memory that overlap, although the kernel uses them as separate arrays.
 
-Every dynamic shared array begins at the same byte. If a kernel declares two of them with different dtypes,
-one of them has to be a slice after the end of the other. A kernel may reuse or reinterpret the bytes. A
-finding therefore requires four accesses to the same bytes:
+Every dynamic shared array begins at the same byte. If a kernel declares two of them, one of them has to be a
+slice after the end of the other. Two arrays of one dtype are compared only if one function assigns both to
+variables, because a device function may declare the array of its caller again.
+
+A kernel may reuse or reinterpret the bytes. A finding therefore requires four accesses to the same bytes:
 
     1. a store through one view
     2. a store through the other view, which overwrites that value before any load through the other view. A
@@ -23,7 +25,7 @@ from sim.events import ATOMIC, SITES, STORE, Access, Finding
 class Held:
     """The last value that was stored to a unit of memory.
 
-    view: the dtype of the view through which it was stored, or None if it is unknown.
+    view: the view through which it was stored (Binder.views), or None if it is unknown.
     store: the row (thread, site) of the store.
     lost: the (view, row) of the overwritten store, or None.
     reads: the rows of the first loads since then, by view.
@@ -44,7 +46,7 @@ class OverlappingViews:
     def __init__(self, context):
         self.context, self.held = context, {}  # block -> {address in units: Held}
         self.found = {}  # the sites of the four accesses -> (block, address, their rows)
-        sizes = {dtype.itemsize for dtype in context.views.values() if dtype is not None}
+        sizes = {view[0].itemsize for view in context.views.values() if view is not None}
         self.unit = min(sizes, default=1)
         context.listeners["accesses"].append(self.accesses)
         context.listeners["block_ended"].append(lambda block, epoch: self.held.pop(block, None) and None)
@@ -67,7 +69,6 @@ class OverlappingViews:
 
     def stored(self, before, view, row):
         """Return the Held after a store."""
-        # With `==`, numpy's float64 would equal None.
         if before is None or view is None or before.view is None:
             return Held(view, row, None)
         if view == before.view:
@@ -96,12 +97,14 @@ class OverlappingViews:
     def finding(self, block, address, rows):
         words = "written", "written", "read", "read"
         element = self.context.space.element(address)
-        first, second = (self.context.views[site] for _, site in rows[:2])
+        (first, name), (second, other) = (self.context.views[site] for _, site in rows[:2])
+        same = first == second
+        first, second = (name, other) if same else (f"an array of {first}", f"an array of {second}")
         return Finding(
             "misuse",
             "error",
-            f"two dynamic shared arrays overlap: a store to an array of {second} overwrites a value that was"
-            f" stored to an array of {first}, and both arrays are read afterwards",
+            f"two dynamic shared arrays overlap: a store to {second} overwrites a value that was stored to"
+            f" {first}, and both arrays are read afterwards",
             tuple(
                 Access(word, block, self.context.thread_index(thread), SITES[site])
                 for word, (thread, site) in zip(words, rows)

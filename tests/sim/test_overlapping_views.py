@@ -1,4 +1,4 @@
-"""Tests of dynamic shared arrays of different dtypes that one kernel uses as separate arrays."""
+"""Tests of dynamic shared arrays that one kernel uses as separate arrays, although they overlap."""
 
 import numpy as np
 import pytest
@@ -68,6 +68,87 @@ def test_elements_of_different_sizes(start, found):
 
 
 @cuda.jit
+def sums(x, out):
+    first, second = cuda.shared.array(0, float32), cuda.shared.array(0, float32)
+    t = cuda.threadIdx.x
+    first[t] = x[t]
+    second[t] = 2 * x[t]
+    cuda.syncthreads()
+    out[t] = first[31 - t] + second[31 - t]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_arrays_of_one_dtype(engine):
+    (found,) = findings(sums, engine, np.ones(32, np.float32), np.zeros(32))
+    assert (found.kind, found.severity) == ("misuse", "error")
+    assert "a store to second overwrites a value that was stored to first, and both" in found.verdict
+
+
+def make_sums_of_a_slice(start):
+    @cuda.jit
+    def sums_of_a_slice(x, out):
+        first, second = cuda.shared.array(0, float32), cuda.shared.array(0, float32)[start:]
+        t = cuda.threadIdx.x
+        first[t] = x[t]
+        second[t] = 2 * x[t]
+        cuda.syncthreads()
+        out[t] = first[31 - t] + second[31 - t]
+
+    return sums_of_a_slice
+
+
+@pytest.mark.parametrize(("start", "kinds"), [(32, []), (16, ["race-shared"]), (0, [])])
+def test_a_slice_of_one_dtype_is_compared_only_by_races(start, kinds):
+    """Find no error at the start 0, where each thread overwrites its own values."""
+    found = findings(make_sums_of_a_slice(start), "fibers", np.ones(32, np.float32), np.zeros(32))
+    assert [finding.kind for finding in found] == kinds
+
+
+@cuda.jit(device=True)
+def fill(t, value):
+    again = cuda.shared.array(0, float32)
+    again[t] = value
+    return again[t]
+
+
+@cuda.jit
+def declares_again(x, out):
+    """Store through a second declaration in a device function."""
+    tile = cuda.shared.array(0, float32)
+    t = cuda.threadIdx.x
+    tile[t] = x[t]
+    fill(t, 2 * x[t])
+    cuda.syncthreads()
+    out[t] = tile[31 - t]
+
+
+@cuda.jit
+def declares_a_third_array(x, out):
+    """Declare two arrays, and store to one of them through a declaration in a device function."""
+    first, second = cuda.shared.array(0, float32), cuda.shared.array(0, float32)
+    t = cuda.threadIdx.x
+    first[t] = x[t]
+    filled = fill(t, 2 * x[t])
+    out[t] = first[t] + filled + len(second)
+
+
+@cuda.jit
+def reuses_one_dtype(x, out):
+    """Store results of the first phase in the bytes of its operands."""
+    first, second = cuda.shared.array(0, float32), cuda.shared.array(0, float32)
+    t = cuda.threadIdx.x
+    for _ in range(2):
+        first[t] = x[t]
+        cuda.syncthreads()
+        total = first[t] + first[t ^ 1]
+        cuda.syncthreads()
+        second[t] = total
+        cuda.syncthreads()
+        out[t] = second[31 - t]
+        cuda.syncthreads()
+
+
+@cuda.jit
 def reuses(x, out):
     """Sort keys in bytes that held sums before."""
     sums, keys = cuda.shared.array(0, float32), cuda.shared.array(0, int32)
@@ -116,6 +197,17 @@ def converts_in_place(x, out):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kernel", [reuses, reads_bits, clears_words, converts_in_place])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        reuses,
+        reads_bits,
+        clears_words,
+        converts_in_place,
+        declares_again,
+        declares_a_third_array,
+        reuses_one_dtype,
+    ],
+)
 def test_bytes_that_are_reused_or_reinterpreted(kernel, engine):
     assert not findings(kernel, engine, np.ones(32, np.float32), np.zeros(32))

@@ -240,7 +240,8 @@ class Calls(Names):
         name = name_before(site) or space
         # In CUDA, an array of shape 0 is a view of dynamic shared memory.
         shape = None if space == "shared" and shape == (0,) else shape
-        array = Declared(space, shape, dtype, name, self.module.site(site))
+        whole = node.declares.variable is not None
+        array = Declared(space, shape, dtype, name, self.module.site(site), whole)
         # Inlining can produce several copies of one declaration. They all refer to the same array.
         known = next((known for known, declared in self.module.declared.items() if declared == array), None)
         known = known or self.module.fresh_name(f"{name}_{space}")

@@ -49,6 +49,7 @@ class Declared:
     shape: the shape, or None for dynamic shared memory.
     name: the variable of the kernel to which the array is assigned.
     site: the index of the declaration in the module's `sites`.
+    is_whole: whether a variable always has the whole array as its value.
     """
 
     space: str
@@ -56,6 +57,7 @@ class Declared:
     dtype: np.dtype
     name: str
     site: int
+    is_whole: bool
 
 
 @dataclass(eq=False)

@@ -105,13 +105,18 @@ class Memory:
     def dynamic_memory(self):
         """Return (dynamic shared memory as bytes, its shadow memory).
 
-        Shadow memory has entries per element and does not record its type, so raise CannotLower if the kernel
-        views the bytes with elements of different types.
+        Shadow memory has entries per element and does not record its type or its variable, so raise
+        CannotLower if the kernel views the bytes with elements of different types, or by several variables of
+        one function.
         """
-        declared = self.program.lowered.module.declared.values()
-        types = {array.dtype for array in declared if array.shape is None} or {np.dtype(np.uint8)}
+        module = self.program.lowered.module
+        views = [array for array in module.declared.values() if array.shape is None]
+        types = {array.dtype for array in views} or {np.dtype(np.uint8)}
         if len(types) > 1:
             raise CannotLower("the kernel views dynamic shared memory with elements of different types")
+        functions = [module.sites[array.site].function for array in views if array.is_whole]
+        if len(functions) > len(set(functions)):
+            raise CannotLower("the kernel views dynamic shared memory by several variables")
         count = self.launch.shared // types.pop().itemsize
         return np.zeros(self.launch.shared, np.uint8), np.zeros(2 * count, np.int64)
 
