@@ -80,6 +80,15 @@ def is_before(at, row, clocks):
     )
 
 
+def is_known_before(at, row, order, known):
+    """Return the result of `precedes`. `known` contains the results of earlier calls (see
+    Successive.under_way)."""
+    key = at, row.segment
+    if key not in known:
+        known[key] = precedes(at, row, order)
+    return known[key]
+
+
 class ByteRange(NamedTuple):
     """A contiguous range of bytes written or read by a copy."""
 
@@ -111,20 +120,24 @@ class Successive:
             self.in_turn.append(over)
         return self.in_turn[number]
 
-    def under_way(self, row, order):
-        """Return the copies whose issue is ordered before an access, and whose end no wait orders before
-        it."""
+    def under_way(self, row, order, known):
+        """Return the copies whose issue is ordered before an access, and whose end no wait orders before it.
+
+        known: {(a Moment, segment of an access): whether the Moment is ordered before the access}. Many
+            copies have the same end, so this saves comparisons of clocks.
+        """
         found = []
         # Segments are numbered in the order of execution, so no later copy can precede the access.
         later = bisect_left(self.begins, row.segment)
         issues = later < len(self.begins) and self.begins[later] == row.segment
         if issues and self.follows_all(later, order):
             return found
-        clocks = order.clocks_at(row)
         for number in reversed(range(later)):
             flight = self.flights[number]
-            if is_before(flight.begin, row, clocks):
-                if not flight.is_over_at(row, clocks):
+            over = any(is_known_before(end, row, order, known) for end in flight.ends)
+            # The issue of a copy is ordered before its end.
+            if over or precedes(flight.begin, row, order):
+                if not over:
                     found.append(flight)
                 if self.follows_all(number, order):
                     break
@@ -213,7 +226,9 @@ class Flights:
                     if place.is_written:
                         copied.add(at)
         chosen = np.flatnonzero(np.isin(line, [*copied]) | stores & np.isin(line, [*by_line]))
-        elements, cases = {}, {}  # element at an address; key -> [number of cases, order, the case to show]
+        # element at an address; key -> [number of cases, order, the case to show]; see Successive.under_way
+        elements, cases, known = {}, {}, {}
+        chosen = chosen[self.near_copies(rows, chosen, line[chosen], by_line, order, known)]
         listed = rows.listed(chosen), rows.address[chosen].tolist(), rows.size[chosen].tolist()
         for row, address, size in zip(*listed):
             for copies in by_line[address >> LINE_SHIFT]:
@@ -221,11 +236,27 @@ class Flights:
                 meets = address < place.address + place.size and place.address < address + size
                 if meets and (place.is_written or row.site & 3 != LOAD):
                     shown = max(address, place.address)
-                    for flight in copies.under_way(row, order):
+                    for flight in copies.under_way(row, order, known):
                         if shown not in elements:
                             elements[shown] = self.context.space.element(shown)
                         note_case(cases, row, elements[shown], flight, place)
         return [self.finding(*case).with_cases(count) for count, _, case in cases.values()]
+
+    @staticmethod
+    def near_copies(rows, chosen, lines, by_line, order, known):
+        """Return for each of some accesses whether a copy to or from its line is under way, as an array.
+
+        The result is the same for all accesses of one segment to a line.
+        """
+        _, number = np.unique(lines, return_inverse=True)
+        _, first, group = np.unique(
+            rows.segment[chosen] << 32 | number, return_index=True, return_inverse=True
+        )
+        near = [
+            any(copies.under_way(row, order, known) for copies in by_line[line])
+            for row, line in zip(rows.listed(chosen[first]), lines[first].tolist())
+        ]
+        return np.array(near, bool)[group]
 
     def finding(self, row, element, flight, place):
         did, begin = WORDS[row.site & 3], flight.begin
