@@ -115,16 +115,18 @@ def fused_float16(a, b, c):
     return HALF_ONE * (float(a) * float(b) + float(c))
 
 
+# Half the distances between two adjacent float32 values, with both signs. If a sum overflows, it is infinite.
+HALF_GAPS = frozenset(sign * gap for sign in (1, -1) for gap in (*(2.0**e for e in range(-150, 104)), inf))
+
+
 def fused_float32(a, b, c):
     """Return a * b + c, rounded once to float32, to nearest."""
     product, addend = float(a) * float(b), float(c)
     total = product + addend  # the product is exact in double precision, and the sum is rounded
     nearest = ONE * total
     # The second rounding can be wrong only if `total` lies exactly in the middle between two adjacent
-    # numbers. Then, and only then, `beyond` is the number next to `nearest`.
-    rest = total - float(nearest)
-    beyond = total + rest
-    if rest and beyond == float(ONE * beyond):
+    # numbers, and is not the exact sum.
+    if total - float(nearest) in HALF_GAPS:
         # In Knuth's TwoSum, the sum of these two terms is the exact rounding error of `total`.
         back = total - product
         if (product - (total - back)) + (addend - back) != 0:
