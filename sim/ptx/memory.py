@@ -21,6 +21,13 @@ from sim.ptx.undefined import LocalMemory
 
 WORD = 4  # size in bytes of the word on which libcu++ emulates smaller atomics
 HALF = 2  # size in bytes of an element of a packed atomic
+# number of elements of a vector -> the function (view, index of the first element) that returns them. A slice
+# of numpy scalars takes three times as long.
+ELEMENTS = {
+    2: lambda view, i: (view[i], view[i + 1]),
+    4: lambda view, i: (view[i], view[i + 1], view[i + 2], view[i + 3]),
+    8: lambda view, i: (*ELEMENTS[4](view, i), *ELEMENTS[4](view, i + 4)),
+}
 
 
 class Memory(RegionTable):
@@ -69,7 +76,7 @@ class Memory(RegionTable):
         """Return the load function for one state space."""
         size, reach, window, log, code, shift = self.access_layout(ptx_type, space, count, site)
         owner, known, base, start, last, view = self.owner(space), None, 0, 0, -1, None
-        owned, context = space in ("shared", "local"), self.context
+        owned, context, elements = space in ("shared", "local"), self.context, ELEMENTS.get(count)
 
         # On the fast path, the access is within the cached region, it is aligned, and the region has the same
         # owner. `last` is the highest valid offset, or -1 if the alignment of the region is not guaranteed.
@@ -87,9 +94,9 @@ class Memory(RegionTable):
             if log is not None:
                 log(code + address)
             first = offset >> shift
-            return view[first] if count == 1 else tuple(view[first : first + count])
+            return view[first] if count == 1 else elements(view, first)
 
-        # These functions do the same for one logged element, in two thirds of the time.
+        # These functions do the same for logged accesses, in two thirds of the time.
         def load_fixed(address):
             offset = address - start
             if offset & reach or not 0 <= offset <= last:
@@ -104,11 +111,18 @@ class Memory(RegionTable):
             log(code + address)
             return view[offset >> shift]
 
+        def load_vector(address):
+            offset = address - start
+            if offset & reach or not 0 <= offset <= last or owned and context.thread.block is not known:
+                return load(address)
+            log(code + address)
+            return elements(view, offset >> shift)
+
         if space == "local":
             return self.report_unwritten(load, size * count, site) if reports else load
-        if count > 1 or log is None:
+        if log is None:
             return load
-        return load_shared if owned else load_fixed
+        return load_vector if count > 1 else load_shared if owned else load_fixed
 
     def report_unwritten(self, load, nbytes, site):
         """Return a load from local memory that also reports unwritten bytes."""
