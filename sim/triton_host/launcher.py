@@ -8,9 +8,7 @@ import ml_dtypes
 import numpy as np
 import torch
 import triton
-from triton.backends.driver import decompose_descriptor, expand_signature
-from triton.runtime import _allocation
-from triton.runtime.jit import _triton_jit_function_registry
+from triton.runtime import _allocation, jit
 
 from sim.errors import LaunchError
 from sim.isa.tensor_map import SWIZZLES, TYPES
@@ -23,6 +21,10 @@ LANES = 32
 FLOATS = {"fp16": np.float16, "fp32": np.float32, "f32": np.float32, "fp64": np.float64}
 TENSOR_MAP = "nvTmaDesc"  # Triton's name for the type of a tensor map
 TF32 = TYPES.index("tf32")
+ROUNDS = "round_f32_to_tf32"  # an attribute of descriptors from Triton 3.7 on
+# Triton 3.6 keeps no list of its functions, and versions before 3.8 allocate no memory for profiles.
+JIT_FUNCTIONS = getattr(jit, "_triton_jit_function_registry", {})
+HAS_PROFILE_ALLOCATOR = getattr(_allocation, "has_profile_allocator", lambda: False)
 SCRATCH = "global_scratch", "profile_scratch"  # the parameters that Triton appends, in this order
 
 
@@ -78,10 +80,8 @@ class Launcher:
         for (name, kind), value in zip(self.src.signature.items(), arguments):
             if isinstance(kind, str) and kind.startswith("tensordesc"):
                 layout = next(descriptors, None)  # None for sm_80, where pointers replace descriptors
-                kind = tuple(expand_signature([kind], layout, TENSOR_MAP))
-                value = (
-                    decompose_descriptor(value) if layout is None else expand_descriptor(name, value, layout)
-                )
+                expanded = pointer_and_sizes if layout is None else tensor_map_and_sizes
+                kind, value = zip(*expanded(name, kind, value, layout))
             for label, one, of in flatten(name, kind, value):
                 names.append(label)
                 values.append(self.with_addresses(parameter_value(label, one, of)))
@@ -114,13 +114,40 @@ class Launcher:
         if not size:
             return 0
         allocator = _allocation._allocator if name == "global_scratch" else _allocation._profile_allocator
-        if name == "profile_scratch" and not _allocation.has_profile_allocator():
+        if name == "profile_scratch" and not HAS_PROFILE_ALLOCATOR():
             return np.zeros(size * programs, np.uint8)
         return parameter_value(name, "*i8", allocator.get()(size * programs, align, stream))
 
 
-def expand_descriptor(name, descriptor, layout):
-    """Return the parameters of a TensorDescriptor: its tensor map, sizes and strides.
+def pointer_and_sizes(name, kind, descriptor, layout):
+    """Return [(type, value)] of the parameters of a TensorDescriptor for sm_80, where a pointer replaces it.
+
+    kind: Triton's name of its type, such as "tensordesc<fp16[64, 64]>".
+
+    The sizes and strides occur twice, because Triton decomposes the descriptor twice. Triton 3.6 has no
+    parameter for rounding.
+    """
+    sizes = [
+        *(("i64", size) for size in descriptor.shape),
+        *(("i64", stride) for stride in descriptor.strides),
+    ]
+    flags = [("i1", descriptor.padding == "nan")]
+    if hasattr(descriptor, ROUNDS):
+        flags.append(("i1", getattr(descriptor, ROUNDS)))
+    element = kind.removeprefix("tensordesc<").partition("[")[0]
+    return [("*" + element, descriptor.base), *sizes, *flags, *sizes_and_strides(descriptor)]
+
+
+def sizes_and_strides(descriptor):
+    """Return [(type, value)] of the last parameters of a TensorDescriptor."""
+    return [
+        *(("i32", size) for size in descriptor.shape),
+        *(("i64", stride) for stride in descriptor.strides),
+    ]
+
+
+def tensor_map_and_sizes(name, kind, descriptor, layout):
+    """Return [(type, value)] of the parameters of a TensorDescriptor: its tensor map, sizes and strides.
 
     layout: Triton's metadata: the box, the swizzle and the type of the elements, as numbers of the driver
         API.
@@ -133,7 +160,9 @@ def expand_descriptor(name, descriptor, layout):
             " which sim does not support"
         )
     # the numbers of the types differ between Triton's device code and the driver (make_tensordesc_arg)
-    number = TF32 if descriptor.round_f32_to_tf32 else {8: 10, 9: 8, 10: 9}.get(*[layout["elem_type"]] * 2)
+    number = (
+        TF32 if getattr(descriptor, ROUNDS, False) else {8: 10, 9: 8, 10: 9}.get(*[layout["elem_type"]] * 2)
+    )
     try:
         described = tensor_map_bytes(
             host_array(tensor_memory(descriptor.base), name),
@@ -147,7 +176,7 @@ def expand_descriptor(name, descriptor, layout):
         )
     except ValueError as error:
         raise LaunchError(f"{name}: {error}") from None
-    return described, *descriptor.shape, *descriptor.strides
+    return [(TENSOR_MAP, described), *sizes_and_strides(descriptor)]
 
 
 def flatten(name, kind, value):
@@ -190,7 +219,7 @@ def relocate_files(ptx):
 
     Triton caches a kernel by its text, so cached PTX can name a former copy of a file that it calls.
     """
-    known = [each.fn.__code__.co_filename for each in _triton_jit_function_registry.values()]
+    known = [each.fn.__code__.co_filename for each in JIT_FUNCTIONS.values()]
     paths = {os.path.basename(path): path for path in known}
 
     def current(match):

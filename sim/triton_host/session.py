@@ -11,6 +11,7 @@ from sim.observers import Bounds, Misuse, Races, Uninitialized
 from sim.sessions import Options, run_seeds
 
 OBSERVERS = Bounds, Races, Uninitialized, Misuse
+OLDEST = 3, 5  # the oldest version of Triton whose interfaces the simulated driver supports
 AUTO = "auto"  # the engine that depends on the launch
 # CPU seconds: of compiling a kernel and one of its instructions, and of interpreting one by one thread.
 COMPILE, COMPILE_INSTRUCTION, INTERPRET = 3, 1e-2, 1e-6
@@ -44,13 +45,20 @@ def triton(
     benchmarks: whether benchmarks of triton.testing.perf_report run, each once with its first size. By
         default they are skipped.
 
-    Raise LaunchError if Triton or PyTorch is not installed.
+    Raise LaunchError if Triton or PyTorch is not installed, or if Triton is older than 3.5.
     """
     for package in ("triton", "torch"):
         if importlib.util.find_spec(package) is None:
             raise LaunchError(
                 f"sim.triton() needs {package}, which is not installed\n  pip install {package}"
             )
+    from triton import __version__ as version
+
+    if tuple(map(int, version.split(".")[:2])) < OLDEST:
+        raise LaunchError(
+            f"sim.triton() needs Triton {'.'.join(map(str, OLDEST))} or later, and {version} is installed"
+            "\n  pip install --upgrade triton"
+        )
     from sim.triton_host.driver import LIMITS
 
     if architecture not in LIMITS:

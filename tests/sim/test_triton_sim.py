@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton")
 kernels = pytest.importorskip("triton_kernels")
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
-from sim.triton_host.launcher import Launcher, expand_descriptor  # noqa: E402
+from sim.triton_host.launcher import Launcher, pointer_and_sizes, tensor_map_and_sizes  # noqa: E402
 
 pytest_plugins = ["pytester"]
 FIBERS = {"engine": "fibers"}
@@ -102,13 +102,27 @@ def test_tensor_descriptors(architecture):
     assert (finding.kind, finding.index) == ("uninitialized-read", (0, 0)) and finding.array.startswith("x")
 
 
+def test_an_old_triton_is_refused(monkeypatch):
+    monkeypatch.setattr(triton, "__version__", "3.4.0")
+    with pytest.raises(sim.LaunchError, match=r"needs Triton 3\.5 or later, and 3\.4\.0 is installed"):
+        sim.triton()
+
+
+def test_a_descriptor_of_triton_3_6_has_no_parameter_for_rounding():
+    old = SimpleNamespace(base="tensor", shape=[20, 24], strides=[24, 1], padding="nan")
+    new = SimpleNamespace(**vars(old), round_f32_to_tf32=True)
+    before, after = (pointer_and_sizes("x", "tensordesc<fp32[16, 16]>", each, None) for each in (old, new))
+    assert before[0] == ("*fp32", "tensor") and ("i1", True) in before
+    assert after == [*before[:6], ("i1", True), *before[6:]] and len(after) == 11
+
+
 def test_unsupported_layouts_are_refused_by_name():
     with pytest.raises(
         sim.LaunchError, match="x is a TMA descriptor in im2col mode, which sim does not support"
     ):
-        expand_descriptor("x", None, {"is_im2col": True, "fp4_padded": False})
+        tensor_map_and_sizes("x", "", None, {"is_im2col": True, "fp4_padded": False})
     with pytest.raises(sim.LaunchError, match="x is a TMA descriptor of 4-bit elements"):
-        expand_descriptor("x", None, {"fp4_padded": True})
+        tensor_map_and_sizes("x", "", None, {"fp4_padded": True})
     made = SimpleNamespace(metadata=SimpleNamespace(num_ctas=2), src=SimpleNamespace(name="add"))
     with pytest.raises(sim.LaunchError, match="add was compiled with num_ctas=2; .* wanted num_ctas=1"):
         Launcher.configuration(made, (1,))
