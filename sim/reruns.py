@@ -27,6 +27,7 @@ from sim.engine.schedules import FEW, Seeded, adversarial_schedules, schedules_o
 from sim.errors import SimulatorError
 from sim.events import Observer
 from sim.isa.table import INSTRUCTIONS
+from sim.memory.snapshot import Snapshot
 from sim.nouns import plural
 from sim.observers import DEFAULT
 from sim.observers.races import Races
@@ -90,12 +91,12 @@ class Reruns:
         self.needs_schedules = context.synchronizes and finds_races
         # a rerun would print everything again
         self.possible = (self.needs_schedules or reads_undefined) and bool(observers) and "print" not in used
-        self.saved = self.copy_memory() if self.possible else []
+        self.before = self.snapshot() if self.possible else Snapshot()
 
-    def copy_memory(self):
-        """Return (array, copy of its bytes) for each global array that the kernel may write."""
+    def snapshot(self):
+        """Return a Snapshot of the global arrays that the kernel may write."""
         allocations = self.context.space.allocations
-        return [(a.root, a.root.copy()) for a in allocations if a.space == "global" and a.writable]
+        return Snapshot(a.root for a in allocations if a.space == "global" and a.writable)
 
     def begin(self, prepare, run):
         """Begin the first run, which can call `try_beginning`.
@@ -112,7 +113,7 @@ class Reruns:
         return self
 
     def __exit__(self, *_):
-        self.saved = []  # the launch's Outcome may outlive this object, so release the copies
+        self.before = Snapshot()  # the launch's Outcome may outlive this object, so release the copies
 
     def run_all(self):
         """Perform the reruns that the first run's findings require, and update these findings. Return notes
@@ -122,18 +123,18 @@ class Reruns:
         now, findings = time.process_time(), self.context.findings
         self.seconds = now - self.began
         self.deadline = now + max(MAX_SECONDS, 0 if self.context.has_errors else self.seconds)
-        after = self.copy_memory()
+        after = self.snapshot()
         try:
             notes = self.try_schedules(findings) if self.needs_schedules else []
             if any(reads_fresh_shared(f) or reads_absent_lane(f) for f in findings):
                 notes += self.try_poisons(findings)
             return notes
         finally:
-            restore(after)
+            after.restore()
 
     def run_once(self, prepare, run, observers, schedule, poison=None, max_turns=inf):
         """Run the launch from the start, for about `max_turns` at most. Return the Context of this run."""
-        restore(self.saved)
+        self.before.restore()
         context, program, grid = prepare(observers, schedule, poison)
         context.max_turns = max_turns
         # An adversarial schedule delays threads while others poll for them, so raise a low limit.
@@ -236,18 +237,18 @@ class Reruns:
             return None
         if context.ended_early or not {f.kind for f in context.findings} <= {f.kind for f in findings}:
             return None
-        return effects.digest.digest(), *(hashlib.blake2b(root).digest() for root, _ in self.saved)
+        return effects.digest.digest(), *(hashlib.blake2b(root).digest() for root, _ in self.before.saved)
 
     def try_beginning(self):
         """Return whether the launch so far behaves differently for two values of unwritten memory.
 
         The first run calls this function, and continues afterwards.
         """
-        after, turns = self.copy_memory(), self.context.turns
+        after, turns = self.snapshot(), self.context.turns
         try:
             effects = {self.effects_of(poison, self.context.findings, turns) for poison in TRIAL_POISONS}
         finally:
-            restore(after)
+            after.restore()
         return None in effects or len(effects) > 1
 
 
@@ -265,12 +266,6 @@ def confirmed(findings):
 def reads_absent_lane(finding):
     """Return whether a finding reports a shuffle that reads a lane that does not participate."""
     return finding.kind == "warp-divergence" and finding.severity == "warning"
-
-
-def restore(memory):
-    """Copy the bytes saved by `copy_memory` back to their arrays."""
-    for root, saved in memory:
-        root[...] = saved
 
 
 def format_few_poisons(tried, values):

@@ -8,6 +8,7 @@ from pathlib import Path
 from sim.device import DeviceSpec
 from sim.launch import simulate
 from sim.memory.argument import arrays_of, classify
+from sim.memory.snapshot import Snapshot
 from sim.observers import DEFAULT
 
 # Every launch has exactly one of these outcomes. "unwatched": there was no observer, or the simulator failed.
@@ -42,12 +43,11 @@ def run_seeds(function, options, configuration, values):
     if not further:
         return one(first)
     classified = [classify(f"argument {i}", value) for i, value in enumerate(values)]
-    arrays = [array for array in arrays_of(classified).values() if array.flags.writeable]
-    before, others = [array.copy() for array in arrays], []
+    before = Snapshot(array for array in arrays_of(classified).values() if array.flags.writeable)
+    others = []
     for seed in further:
         others += one(seed).findings
-        for array, old in zip(arrays, before):
-            array[...] = old
+        before.restore()
     report = one(first)
     # Equal findings appear once, in the form found by the first seed.
     merged = {finding.key: finding for finding in (*others, *report.findings)}

@@ -17,6 +17,7 @@ from sim.device import DeviceSpec
 from sim.errors import LaunchError, RefusedLaunch, SimulatorError, ThreadError
 from sim.events import ATOMIC, LOAD, STORE
 from sim.launch import simulate
+from sim.memory.snapshot import Snapshot
 from sim.ptx.module import Kernel, Module, load_ptx
 from sim.ptx.syntax import Instruction
 from sim.runtime.call_sites import UNKNOWN, CallSite
@@ -304,16 +305,13 @@ class Device:
     def run(self, configured: list, values: list[bytes]) -> None:
         """Run a launch once for each seed, each time with the same initial memory. Keep the last run's
         results."""
-        before = [(b, b.root.copy()) for b in self.memory.buffers.values()] if len(configured) > 1 else []
-        before += [
-            (None, (root, root.copy()))
-            for module in self.modules
-            if before and module.loaded is not None
-            for root in module.loaded.store.roots.values()
-        ]
+        stores = [module.loaded.store for module in self.modules if module.loaded is not None]
+        roots = [buffer.root for buffer in self.memory.buffers.values()]
+        roots += [root for store in stores for root in store.roots.values()]
+        before = Snapshot(roots if len(configured) > 1 else ())
         for turn, run in enumerate(configured):
             if turn:
-                restore(before)
+                before.restore()
             self.log.add_launch(run(*values), self.call)
         self.memory.launch_finished()
 
@@ -356,13 +354,3 @@ def argument_values(kernel: Kernel, arguments: int) -> list[bytes]:
         raise LaunchError(f"{kernel.__name__} is launched without arguments, but has {len(parameters)}")
     pointers = (ctypes.c_void_p * len(parameters)).from_address(arguments) if parameters else ()
     return [ctypes.string_at(at, p.bytes) for at, p in zip(pointers, parameters)]
-
-
-def restore(before: list[tuple]) -> None:
-    """Restore the saved contents of buffers and variables."""
-    for buffer, saved in before:
-        if buffer is None:
-            root, content = saved
-            root[:] = content
-        else:
-            buffer.root[:] = saved

@@ -67,8 +67,7 @@ class PtxAttempt(Attempt):
         self.written = [name for name, root in self.arrays.items() if writes and root.flags.writeable]
 
     def run(self):
-        """Run the blocks. First save the variables of the module, whose values persist between launches."""
-        self.variables_before = [(a.root, a.root.copy()) for a in self.variables if a.writable]
+        """Run the blocks, and report their accesses to the memory of a whole program."""
         super().run()
         if self.device is not None:
             self.device.add_compiled(self.table.accessed())
@@ -76,11 +75,9 @@ class PtxAttempt(Attempt):
             self.restore()
             raise CannotLower("a thread ends before its asynchronous copies have arrived")
 
-    def restore(self):
-        """Restore the arguments and the variables of the module to their contents before the launch."""
-        super().restore()
-        for root, before in self.variables_before:
-            root[...] = before
+    def written_arrays(self):
+        """Return the arguments that the kernel may write, and the variables of the module."""
+        return super().written_arrays() + [a.root for a in self.variables if a.writable]
 
     # --- memory ---------------------------------------------------------------------------------------------
 

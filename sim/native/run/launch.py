@@ -12,6 +12,7 @@ from sim.engine.collector import pause_collector
 from sim.events import Access
 from sim.hooks import observer_class
 from sim.memory.argument import arrays_of
+from sim.memory.snapshot import Snapshot
 from sim.native.codegen import shadow
 from sim.native.codegen.int64 import CLOCKS_PER_SECOND
 from sim.native.lower import definite_assignment
@@ -97,7 +98,7 @@ class Attempt(Memory):
 
     def run(self):
         """Run the blocks in order, up to the last block or to a block that ends the launch."""
-        self.saved = {name: self.arrays[name].copy() for name in self.written}
+        self.before = Snapshot(self.written_arrays())
         module = self.program.lowered.module
         self.replay, self.has_replayed, self.logged = None, False, Outcome()
         if replay_observers(self.launch.observers):
@@ -227,10 +228,13 @@ class Attempt(Memory):
             self.restore()
             raise CannotLower(f"one block has more than {LOG_CAPACITY:,} accesses to log")
 
+    def written_arrays(self):
+        """Return the arrays that the kernel may write and that outlive the launch."""
+        return [self.arrays[name] for name in self.written]
+
     def restore(self):
         """Restore the arrays to their contents before the launch."""
-        for name, array in self.saved.items():
-            self.arrays[name][...] = array
+        self.before.restore()
         self.next = self.state.barriers = self.state.deadline = 0
 
     def unassigned_variables(self):
