@@ -110,7 +110,7 @@ def make_parser():
     parser.add_argument("--grid", type=parse_extent, default=1, help="blocks: 4 or 4,2")
     parser.add_argument("--block", type=parse_extent, default=32, help="threads of a block: 128 or 16,16")
     parser.add_argument("--shared", type=int, default=0, help="bytes of dynamic shared memory")
-    parser.add_argument("--engine", choices=ENGINES, default="fibers")
+    parser.add_argument("--engine", choices=ENGINES, default="auto")
     parser.add_argument("--seed", type=int, default=0, help="of the schedule and of random arguments")
     parser.add_argument("--max-steps", type=int, help="loop iterations before the launch counts as endless")
     diagnostics.add_options(parser)

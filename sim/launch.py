@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
+from sim.automatic import Automatic
 from sim.device import DeviceSpec
 from sim.engine.base import Engine, Kernel, Launch
 from sim.engine.collector import pause_collector
@@ -49,9 +50,10 @@ def native_engine() -> Engine:
     return Native()
 
 
-EngineName = Literal["fibers", "threads", "native"]
+EngineName = Literal["auto", "fibers", "threads", "native"]
 OnFinding = Literal["raise", "report"]
 ENGINES: dict[EngineName, Callable[[], Engine]] = {
+    "auto": lambda: Automatic(native_engine),
     "fibers": lambda: Interpreted(Fiber),
     "threads": lambda: Interpreted(OSThread),
     "native": native_engine,
@@ -63,7 +65,7 @@ WITHOUT_RETURN_VALUE: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that
 def simulate(
     kernel: Callable[..., Any],
     *,
-    engine: EngineName = "fibers",
+    engine: EngineName = "auto",
     seed: int = 0,
     on_finding: OnFinding = "raise",
     observers: Iterable[type[Observer] | Observer] = DEFAULT,
@@ -77,9 +79,10 @@ def simulate(
 
     kernel: a `@cuda.jit` function, which is not modified and can still be launched on a GPU; a plain function
         that uses `cuda`; or a kernel from load_ptx.
-    engine: "fibers" (the default) runs each CUDA thread as a greenlet. "threads" runs each in an
+    engine: "fibers" interprets each CUDA thread, usually as a greenlet. "threads" runs each in an
         operating-system thread, one at a time, in the same order and with the same results. "native" compiles
-        the kernel for the CPU with Numba (sim/native).
+        the kernel for the CPU with Numba (sim/native). "auto" (the default) begins like "fibers", and
+        compiles the kernel if the launch is long (sim/automatic.py).
     seed: determines the order in which threads and blocks are resumed. Equal seeds give equal runs.
     on_finding: "raise" raises KernelBug at the end of a launch in which an observer found an error; "report"
         only reports it. Warnings never raise.
@@ -185,8 +188,13 @@ def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *argum
     # A kernel in another language rewords the findings in that language's terminology.
     reword = launch.function.reword if isinstance(launch.function, Kernel) else list
     findings = reword(link_causes(outcome.findings))
-    fields = {**vars(outcome), "findings": merge_findings(findings, outcome.code)}
-    report = Report(launch.function.__name__, engine, launch.grid, launch.block, launch.seed, **fields)
+    fields = vars(outcome) | {
+        "engine": outcome.engine or engine,
+        "findings": merge_findings(findings, outcome.code),
+    }
+    report = Report(
+        launch.function.__name__, grid=launch.grid, block=launch.block, seed=launch.seed, **fields
+    )
     if on_finding == "raise" and report.errors:
         raise KernelBug(report)
     return report

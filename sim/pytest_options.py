@@ -4,7 +4,7 @@ import argparse
 import difflib
 from pathlib import Path
 
-ENGINES = ("native", "fibers", "threads")
+ENGINES = ("native", "auto", "fibers", "threads")
 OBSERVER_NAMES = ("bounds", "races", "uninitialized", "misuse", "counters", "trace")
 
 
@@ -24,7 +24,7 @@ def pytest_addoption(parser):
         "--cuda-sim-engine",
         choices=ENGINES,
         help="native compiles kernels for the CPU, and leaves to fibers what it cannot compile; it is the"
-        " default, but with --triton-sim alone, small launches are not compiled",
+        " default, but with --triton-sim alone the default is auto, which compiles only long launches",
     )
     group.addoption(
         "--cuda-sim-seeds",

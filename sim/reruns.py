@@ -91,12 +91,7 @@ class Reruns:
         self.needs_schedules = context.synchronizes and finds_races
         # a rerun would print everything again
         self.possible = (self.needs_schedules or reads_undefined) and bool(observers) and "print" not in used
-        self.before = self.snapshot() if self.possible else Snapshot()
-
-    def snapshot(self):
-        """Return a Snapshot of the global arrays that the kernel may write."""
-        allocations = self.context.space.allocations
-        return Snapshot(a.root for a in allocations if a.space == "global" and a.writable)
+        self.before = Snapshot(context.space.writable_bytes()) if self.possible else Snapshot()
 
     def begin(self, prepare, run):
         """Begin the first run, which can call `try_beginning`.
@@ -123,7 +118,7 @@ class Reruns:
         now, findings = time.process_time(), self.context.findings
         self.seconds = now - self.began
         self.deadline = now + max(MAX_SECONDS, 0 if self.context.has_errors else self.seconds)
-        after = self.snapshot()
+        after = Snapshot(self.context.space.writable_bytes())
         try:
             notes = self.try_schedules(findings) if self.needs_schedules else []
             if any(reads_fresh_shared(f) or reads_absent_lane(f) for f in findings):
@@ -244,7 +239,7 @@ class Reruns:
 
         The first run calls this function, and continues afterwards.
         """
-        after, turns = self.snapshot(), self.context.turns
+        after, turns = Snapshot(self.context.space.writable_bytes()), self.context.turns
         try:
             effects = {self.effects_of(poison, self.context.findings, turns) for poison in TRIAL_POISONS}
         finally:

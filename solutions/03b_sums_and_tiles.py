@@ -401,7 +401,7 @@ simulate(block_sum, observers=[*DEFAULT, Trace])[1, 8](x, out).timeline()
 # %% [markdown]
 # ### How fast is it?
 #
-# `sim` has several engines. The default one, `fibers`, is fast: its threads are greenlets, functions that can pause in the middle and switch to another one at almost no cost. The engine `threads` uses one Python thread per CUDA thread, as yours does, but lets only one run at a time. Both engines run the threads in the same order.
+# `sim` has several engines. By default, a short launch runs on `fibers`, which is fast: its threads are greenlets, functions that can pause in the middle and switch to another one at almost no cost. The engine `threads` uses one Python thread per CUDA thread, as yours does, but lets only one run at a time. Both engines run the threads in the same order.
 #
 # **Predict.** Launch `add` with 4096 threads, in your simulator and in `sim` with `fibers`. Which is faster?
 

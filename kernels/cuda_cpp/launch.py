@@ -49,7 +49,7 @@ def launch(kernel, grid, block, *arguments, run=None):
 # In the simulator -------------------------------------------------------------------------------------------
 
 
-def simulated(kernel, grid, block, *arguments, engine="fibers", **options):
+def simulated(kernel, grid, block, *arguments, engine="auto", **options):
     """Run a kernel on CPU tensors in the simulator, and return its Report. Raise sim.KernelBug if it has a
     bug.
 

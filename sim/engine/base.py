@@ -70,6 +70,7 @@ class Outcome:
     watched: {observer's name: fraction of the launch that it saw}.
     columns: how to display the counters of source lines.
     async_events: the bulk copies, wgmma and waits of the first block.
+    engine: the name of the engine that ran the launch, if the engine "auto" has chosen it.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -80,6 +81,7 @@ class Outcome:
     watched: dict[str, float] = field(default_factory=dict)
     columns: tuple[Column, ...] = ()
     async_events: tuple[AsyncEvent, ...] = ()
+    engine: str | None = None
 
 
 class Engine(Protocol):

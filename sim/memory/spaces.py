@@ -153,6 +153,10 @@ class AddressSpace:
         """Return the largest alignment, up to 16 bytes, guaranteed for an allocation on any GPU."""
         return next((size for size in (16, 8, 4, 2) if self.shifting(allocation, size) is None), 1)
 
+    def writable_bytes(self):
+        """Return the bytes of the global arrays that a kernel may write, as a list of uint8 arrays."""
+        return [a.root for a in self.allocations if a.space == "global" and a.writable]
+
     def find(self, address):
         """Return the allocation that contains an address."""
         address = self.within_block(address)

@@ -1,5 +1,6 @@
 """Entry point of the native engine for kernels in Python and in PTX."""
 
+from contextlib import suppress
 from math import prod
 
 from numba.core.compiler_lock import global_compiler_lock
@@ -27,12 +28,39 @@ class Native:
         if prod(launch.cluster) > 1:
             return interpret(launch, "interpreted: compiled code has no clusters of blocks")
         try:
-            with global_compiler_lock:  # Numba's registries are not thread-safe
-                attempt = attempt_class(launch.function)(launch)
-            attempt.run()
+            attempt = make_attempt(launch)
+            attempt.compile()
         except CannotLower as reason:
             return interpret(launch, f"interpreted: {reason.message()}")
+        return self.complete(attempt)
+
+    def lower(self, launch):
+        """Return the Attempt of a launch, which is not compiled yet, or None if the kernel cannot be
+        lowered."""
+        with suppress(CannotLower):
+            return make_attempt(launch)
+        return None
+
+    def compile(self, attempt):
+        """Compile an Attempt, and return whether that was possible."""
+        with suppress(CannotLower):
+            attempt.compile()
+            return True
+        return False
+
+    def complete(self, attempt):
+        """Run a compiled Attempt and return its Outcome."""
+        try:
+            attempt.run()
+        except CannotLower as reason:
+            return interpret(attempt.launch, f"interpreted: {reason.message()}")
         return attempt.outcome() if attempt.is_clean else explain(attempt)
+
+
+@global_compiler_lock  # Numba's registries are not thread-safe
+def make_attempt(launch):
+    """Return the Attempt of a launch. Raise CannotLower if the kernel cannot be lowered."""
+    return attempt_class(launch.function)(launch)
 
 
 def attempt_class(function):

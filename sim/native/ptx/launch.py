@@ -27,7 +27,7 @@ class PtxAttempt(Attempt):
     may_raise = False
 
     def prepare(self):
-        """Compile the kernel and allocate its memory.
+        """Lower the kernel and allocate its memory.
 
         Raise CannotLower if the interpreter has to run the launch.
         """
@@ -44,6 +44,11 @@ class PtxAttempt(Attempt):
         self.lay_out()
         if not all(piece.freed for piece in self.layout.heap.pieces.values()):
             raise CannotLower("an earlier launch has not freed all of its heap memory")
+
+    @property
+    def instructions(self):
+        """The number of instructions of the kernel."""
+        return len(self.launch.function.function.body)
 
     def lay_out(self):
         """Allocate memory and bind the parameters. The interpreter's code does this, so that both engines use

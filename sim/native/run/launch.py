@@ -1,10 +1,12 @@
 """Execution of one compiled launch: runs its blocks in order, collects their error flags, and builds the
 Outcome."""
 
+import dis
 import signal
 from dataclasses import replace
 
 import numpy as np
+from numba.core.compiler_lock import global_compiler_lock
 
 from sim.context import SECONDS_AFTER_ERROR
 from sim.engine.base import Outcome
@@ -42,9 +44,9 @@ MAX_PAIRS = 1 << 16  # the number of pairs of racing blocks that one launch can 
 class Attempt(Memory):
     """An attempt to run one launch in compiled code.
 
-    The constructor compiles the kernel and allocates memory, and `run` executes the blocks. Either raises
-    CannotLower if the interpreter has to run the launch instead. After `run`, `outcome` is final if
-    `is_clean` is True. Otherwise, `sim.native.run.explain` has to rerun blocks.
+    The constructor lowers the kernel and allocates memory, `compile` compiles it, and `run` executes the
+    blocks. Each of them raises CannotLower if the interpreter has to run the launch instead. After `run`,
+    `outcome` is final if `is_clean` is True. Otherwise, `sim.native.run.explain` has to rerun blocks.
     """
 
     may_raise = True  # whether the kernel can raise Python exceptions
@@ -79,10 +81,9 @@ class Attempt(Memory):
         if launch.max_steps:
             self.lift_time_limit()
         self.compiled_arguments = self.arguments()
-        self.compile()
 
     def prepare(self):
-        """Lower and compile the kernel, determine which arrays it may write, and allocate shadow memory."""
+        """Lower the kernel, determine which arrays it may write, and allocate shadow memory."""
         launch = self.launch
         self.arrays, numba_types = arrays_of(launch.arguments), tuple(map(argument_type, launch.arguments))
         self.program = compiled_program(launch.function, numba_types, is_logged(launch.observers))
@@ -160,10 +161,21 @@ class Attempt(Memory):
         subscribed = sum(flags for observer, flags in flags_of.items() if observer in self.observer_classes)
         return shadow.BOUNDS | shadow.DIVERGED | shadow.EXHAUSTED | subscribed
 
+    @property
+    def instructions(self):
+        """The number of instructions of the kernel and of the functions that it calls."""
+        return sum(len([*dis.get_instructions(code)]) for code in self.program.lowered.code)
+
+    @property
+    def is_compiled(self):
+        """True if this process has compiled the kernel for these argument types."""
+        return bool(self.program.run.overloads)
+
+    @global_compiler_lock  # Numba's registries are not thread-safe
     def compile(self):
         """Compile the grid function to machine code, unless that has been done for these argument types."""
         run = self.program.run
-        if run.overloads:
+        if self.is_compiled:
             return
         try:
             with pause_collector():

@@ -1,0 +1,172 @@
+"""The engine "auto": interprets a launch, and compiles it if it turns out to be long.
+
+Most launches end in the interpreter before a compiler would be ready. How long a launch takes is unknown
+before it has run, so the interpreter counts its work: accesses, and turns of threads. No clock has an
+influence: equal launches are treated equally.
+
+If much work has been done and much is left, the kernel is compiled. The interpreted run is then given up,
+memory is restored, and compiled code runs the launch from its start. If the kernel cannot be compiled, the
+interpreted run continues.
+"""
+
+import copy
+import weakref
+from dataclasses import replace
+from math import inf, prod
+from typing import Any
+
+from sim.engine.base import Kernel
+from sim.engine.fiber import Fiber
+from sim.engine.grid import Grid
+from sim.errors import LaunchError
+from sim.hooks import observer_class
+from sim.interpreted import Interpreted
+from sim.memory.snapshot import Snapshot
+from sim.observers import COUNTERS, DEFAULT
+
+# The work after which a launch is long. An access is one unit, and a turn of a thread is TURN units. A unit
+# takes 0.3 to 0.8 µs of CPU time in the interpreter, and twice as long in a kernel from PTX.
+WORK, TURN = 1 << 19, 8
+# A kernel with more instructions takes longer to compile (3 to 5 ms for each), so more work has to be done.
+INSTRUCTIONS = 256
+# A kernel that this process has compiled for an earlier launch runs without delay, so less work suffices.
+COMPILED_BEFORE = 16
+# The bytes that are copied before a launch, at most: a constant, and the bytes per thread.
+BYTES, BYTES_OF_THREAD = 1 << 20, 1 << 14
+MOST_ENDED = 1 / 3  # the interpreter completes a launch of which a larger fraction of the blocks has ended
+NOTE = "begun in the interpreter, and started again in compiled code because the launch is long"
+
+
+taken_over: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that this process has compiled
+
+
+class TakenOver(BaseException):
+    """Raised between two threads to give up an interpreted run. It never leaves the engine.
+
+    attempt: the compiled launch (sim.native.run.launch.Attempt).
+    """
+
+    def __init__(self, attempt):
+        self.attempt = attempt
+
+
+class Automatic:
+    """The engine "auto". Implements the engine interface of sim.engine.base.
+
+    native_engine: a function that returns the native engine, or raises LaunchError if Numba is not installed.
+    work: the work after which a launch is long.
+    """
+
+    def __init__(self, native_engine, work=WORK):
+        self.native_engine, self.work = native_engine, work
+
+    def run(self, launch):
+        """Run a launch and return its Outcome, which names the engine that ran it."""
+        grids = []
+
+        def make_grid(*given):
+            # Reruns under other schedules are always interpreted.
+            grids.append(Grid(*given) if grids else WatchedGrid(self, launch, *given))
+            return grids[-1]
+
+        try:
+            outcome = Interpreted(Fiber).run(launch, make_grid)
+            outcome.engine = "fibers"
+            return outcome
+        except TakenOver as signal:
+            attempt = signal.attempt
+        finally:
+            for grid in grids[:1]:
+                grid.stop_watching()
+        outcome = self.native_engine().complete(attempt)
+        first, *others = outcome.notes
+        outcome.engine, outcome.notes = "native", (first, NOTE, *others)
+        return outcome
+
+
+class WatchedGrid(Grid):
+    """A grid whose launch compiled code takes over if it is long.
+
+    engine: the Automatic.
+    launch: the Launch.
+    given: the parameters of Grid.
+    """
+
+    def __init__(self, engine, launch, *given):
+        super().__init__(*given)
+        self.engine, by_ptx = engine, isinstance(launch.function, Kernel)
+        # A Kernel is made for each launch, and refers to the function in the module's PTX.
+        self.identity = launch.function.function if by_ptx else launch.function
+        self.least = engine.work / (2 if by_ptx else 1)
+        self.limit = self.least / (COMPILED_BEFORE if self.identity in taken_over else 1)
+        self.arrays = self.context.space.writable_bytes()
+        if self.may_be_compiled(launch):
+            self.launch, self.before = with_own_observers(launch), Snapshot(self.arrays)
+            self.enter_thread, self.scheduler.enter = self.scheduler.enter, self.enter
+
+    def may_be_compiled(self, launch):
+        """Return whether compiled code would give the same findings, values and counters, and whether a copy
+        of memory takes little time.
+
+        This does not examine the kernel's instructions, some of which have no compiled form.
+        """
+        counting = () if isinstance(launch.function, Kernel) else COUNTERS
+        observed = all(each in counting or observer_class(each) in DEFAULT for each in launch.observers)
+        # Threads that act on the results of atomics, or wait for other blocks, depend on the order of blocks.
+        context, scheduler = self.context, self.scheduler
+        ordered = context.synchronizes or context.cooperative or scheduler.atomics_yield
+        # A copy of large arrays takes longer than many a launch.
+        most_bytes = BYTES + BYTES_OF_THREAD * launch.blocks * launch.threads
+        small = sum(array.size for array in self.arrays) <= most_bytes
+        return observed and small and not ordered and not launch.max_steps and prod(launch.cluster) == 1
+
+    def enter(self, thread):
+        """Make `thread` the current thread, unless compiled code can take over the launch."""
+        context = self.context
+        work = TURN * context.entered + context.logged + len(context.log or ())
+        if work > self.limit:
+            self.limit = self.next_limit(work)
+            if self.limit == inf:
+                self.stop_watching()
+        self.enter_thread(thread)
+
+    def stop_watching(self):
+        """Release the copies of memory, and let the scheduler enter threads as usual."""
+        self.before = None
+        vars(self.scheduler).pop("enter", None)
+
+    def next_limit(self, work):
+        """Return the work after which to call this method again, or infinity if the interpreter completes the
+        launch. Raise TakenOver if compiled code takes over."""
+        if self.context.findings or self.ended > MOST_ENDED * self.blocks:
+            return inf
+        try:
+            native = self.engine.native_engine()
+        except LaunchError:  # Numba is not installed
+            return inf
+        now = Snapshot(self.arrays)
+        self.before.restore()
+        self.context.runs_compiled = True  # the watchdog does not end a compiler
+        attempt = native.lower(self.launch)
+        needed = self.work_to_compile(attempt) if attempt else inf
+        if needed <= work and native.compile(attempt):
+            taken_over.add(self.identity)
+            raise TakenOver(attempt)
+        now.restore()
+        self.context.runs_compiled = False
+        self.context.restart_progress()
+        return needed if needed > work else inf
+
+    def work_to_compile(self, attempt):
+        """Return the work after which it is worthwhile to compile an Attempt."""
+        return 0 if attempt.is_compiled else self.least * max(1, attempt.instructions / INSTRUCTIONS)
+
+
+def with_own_observers(launch):
+    """Return a launch with copies of those observers that are instances.
+
+    The interpreted run changes the state of an instance, and compiled code needs the state before the launch.
+    """
+    if all(isinstance(each, type) for each in launch.observers):
+        return launch
+    return replace(launch, observers=tuple(map(copy.copy, launch.observers)))

@@ -1,0 +1,180 @@
+"""Tests of the engine "auto": which launches it compiles, and that nothing else differs from `fibers`."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from numba import cuda, float32
+
+from corpus_cases import CASES, launched
+from sim import LaunchError, automatic, launch, load_ptx, simulate
+from sim.automatic import NOTE, Automatic
+from sim.observers import COUNTERS, DEFAULT, Races, Trace
+
+
+@pytest.fixture
+def early(monkeypatch):
+    """Let the engine "auto" compile a launch after a few accesses."""
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=20))
+
+
+def increase(x):
+    i = cuda.grid(1)
+    if i < x.size:
+        x[i] += 1
+
+
+def smooth(x):
+    """Add up the elements of the block behind two barriers."""
+    shared = cuda.shared.array(32, float32)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    shared[t] = x[i]
+    cuda.syncthreads()
+    for step in (16, 8, 4, 2, 1):
+        if t < step:
+            shared[t] += shared[t + step]
+        cuda.syncthreads()
+    x[i] += shared[0]
+
+
+def printing(x):
+    print(cuda.grid(1))
+    increase_one(x)
+
+
+@cuda.jit(device=True)
+def increase_one(x):
+    x[cuda.grid(1)] += 1
+
+
+def counting(x):
+    """Let the order of threads determine the elements that they get."""
+    x[cuda.atomic.add(x, 0, 1) % 8 + 1] += 1
+
+
+COUNT = """
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .global .align 4 .u32 launches;
+.visible .entry count(.param .u64 out)
+{
+    .reg .b32 %r<8>;
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [out];
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %tid.x;
+    mad.lo.s32 %r3, %r1, 32, %r2;
+    mul.wide.s32 %rd2, %r3, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    ld.global.u32 %r4, [%rd3];
+    add.s32 %r4, %r4, 1;
+    st.global.u32 [%rd3], %r4;
+    mov.u64 %rd4, launches;
+    red.global.add.u32 [%rd4], 1;
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("kernel", [increase, smooth], ids=lambda kernel: kernel.__name__)
+def test_a_long_launch_is_started_again_in_compiled_code(kernel, early):
+    found = {}
+    for engine in ("fibers", "auto"):
+        x = np.arange(320, dtype=np.float32)
+        report = simulate(kernel, engine=engine)[10, 32](x)
+        found[engine] = x.tolist(), report.counters, report.watched
+    assert found["auto"] == found["fibers"]
+    assert (report.engine, report.notes) == ("native", ("compiled", NOTE))
+
+
+def test_a_short_launch_is_interpreted():
+    report = simulate(increase)[10, 32](np.zeros(320))
+    assert (report.engine, report.notes) == ("fibers", ())
+
+
+def test_variables_of_a_module_are_restored(early):
+    module, out = load_ptx(COUNT), np.zeros(320, np.uint32)
+    assert simulate(module["count"])[10, 32](out).engine == "native"
+    assert (out == 1).all() and module.variable["launches"] == 320
+
+
+INTERPRETED = {
+    "prints": (printing, dict),
+    "acts on atomics": (counting, dict),
+    "max_steps": (increase, lambda: {"max_steps": 10**6}),
+    "trace": (increase, lambda: {"observers": [*DEFAULT, Trace]}),
+    "counters with a state": (increase, lambda: {"observers": [observer() for observer in COUNTERS]}),
+}
+
+
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_some_launches_are_always_interpreted(name, early, capsys):
+    kernel, options = INTERPRETED[name]
+    found = {}
+    for engine in ("fibers", "auto"):
+        x = np.zeros(32, np.int32)
+        report = simulate(kernel, engine=engine, on_finding="report", **options())[4, 8](x)
+        found[engine] = x.tolist(), report, capsys.readouterr().out
+    assert found["auto"] == found["fibers"]
+
+
+def test_a_launch_continues_if_numba_is_not_installed(monkeypatch):
+    def refuse():
+        raise LaunchError("Numba is not installed")
+
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, refuse, work=20))
+    x = np.zeros(320)
+    report = simulate(increase)[10, 32](x)
+    assert (report.engine, report.notes) == ("fibers", ()) and (x == 1).all()
+
+
+@pytest.mark.parametrize("engine, stride", [("fibers", 0), ("native", 1)])
+def test_a_launch_with_a_finding_is_not_compiled(engine, stride, monkeypatch):
+    """Let the first block race or not. In the second block, the work suffices."""
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=300))
+
+    def store(x, stride):
+        x[cuda.grid(1) * stride] = cuda.grid(1)
+
+    report = simulate(store, on_finding="report")[10, 32](np.zeros(320), stride)
+    assert report.engine == engine
+    assert {finding.kind for finding in report.findings} == ({"race-global"} if stride == 0 else set())
+
+
+def test_more_instructions_need_more_work(monkeypatch):
+    """Compile a launch at once, but let a longer kernel wait."""
+    monkeypatch.setattr(automatic, "INSTRUCTIONS", 1)
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=100))
+
+    def triple(x):
+        x[cuda.grid(1)] *= 3
+
+    assert simulate(triple)[10, 32](np.ones(320)).engine == "fibers"
+    assert simulate(triple)[1000, 32](np.ones(32000)).engine == "native"
+    # The kernel is compiled now.
+    assert simulate(triple)[10, 32](np.ones(320)).engine == "native"
+
+
+def test_the_state_of_an_observer_is_restored(early):
+    """Give an instance of Races to the interpreter and then to compiled code with an error."""
+
+    def late(x):
+        if cuda.blockIdx.x == 9:
+            x[0] = cuda.threadIdx.x
+
+    races = Races(allow_equal_writes=True)
+    found = [
+        simulate(late, engine=engine, observers=[races], on_finding="report")[10, 32](np.zeros(1)).findings
+        for engine in ("fibers", "auto")
+    ]
+    assert found[0] == found[1] != ()
+
+
+@pytest.mark.parametrize("name", [*CASES][::40])
+@pytest.mark.parametrize("twin", ["buggy", "fixed"])
+def test_findings_are_those_of_fibers(name, twin, early):
+    (wanted, left), (found, values) = (launched(CASES[name], twin, engine=e) for e in ("fibers", "auto"))
+    assert found.findings == wanted.findings and found.counters == wanted.counters
+    for argument, value in left.items():
+        np.testing.assert_array_equal(values[argument], value)
