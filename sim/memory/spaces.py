@@ -23,6 +23,7 @@ ALIGNMENT = 256
 # Bytes at the start of shared memory that the system reserves on GPUs of compute capability 8.0 and later.
 # The first array follows them, and is therefore aligned to the swizzle patterns of TMA and wgmma.
 RESERVED_SHARED = 1024
+SWIZZLE_PERIOD = 1024  # the largest distance in bytes after which a swizzle pattern repeats
 OWNERS, OWNER_NUMBERS = {}, itertools.count(1)  # id of a live array -> (its number, a weak reference)
 FEW_BYTES = 1024  # up to this size, the poison pattern is cached: copying it takes a quarter of the time
 
@@ -103,6 +104,7 @@ class AddressSpace:
     def __init__(self):
         self.next = {space: (number << SPACE_SHIFT) + ALIGNMENT for number, space in enumerate(SPACES)}
         self.next["shared"] += RESERVED_SHARED - ALIGNMENT
+        self.packed = RESERVED_SHARED  # the next address in shared memory without guard bytes
         self.allocations = []
 
     def add(self, name, space, root, home, copies=1, keep=None, unwritten=None, align=ALIGNMENT, key=None):
@@ -116,7 +118,10 @@ class AddressSpace:
 
         Raise LaunchError if the window of the space is full.
         """
-        base = self.choose_address(space, root.size * copies, max(align, ALIGNMENT), name, key)
+        if space == "shared" and self.packs_shared:
+            base = self.pack(root.size, align)
+        else:
+            base = self.choose_address(space, root.size * copies, max(align, ALIGNMENT), name, key)
         if base is None:
             raise LaunchError(
                 f"{name}: no simulated addresses are left for its {root.size * copies:,} bytes; all {space}"
@@ -129,10 +134,21 @@ class AddressSpace:
 
     def choose_address(self, space, nbytes, align, name, key):
         """Return an address for `nbytes` new bytes, or None if the window is full."""
-        gap = 0 if space == "shared" and self.packs_shared else self.gap
-        base = round_up(self.next[space] + gap, align)
+        base = round_up(self.next[space] + self.gap, align)
         self.next[space] = first_free_after(base, nbytes)
         return base if self.next[space] <= window_end(space) else None
+
+    def pack(self, nbytes, align):
+        """Return an address for `nbytes` new bytes in shared memory.
+
+        Modulo the period of a swizzle pattern, it is the address that ptxas assigns, without guard bytes.
+        """
+        at = round_up(self.packed, align)
+        self.packed = at + nbytes
+        at %= SWIZZLE_PERIOD
+        base = round_up(self.next["shared"] - at, SWIZZLE_PERIOD) + at
+        self.next["shared"] = first_free_after(base, nbytes)
+        return base
 
     def shifting(self, allocation, multiple):
         """Return a declared array whose size can move `allocation` off a boundary of `multiple` bytes.

@@ -49,6 +49,7 @@ class Program:
         self.text, self.origin, self.entry, self.branches, self.tracks = text, origin, entry, branches, tracks
         self.factories, self.arguments, self.names = {}, {}, {}
         self.addressed = set()  # the names of the module variables whose addresses the source uses
+        self.shared = set()  # the variables in shared memory whose addresses the source uses
         self.analyses = {}  # (class of the analysis, name of a function) -> the analysis
         # Whether the source contains indirect calls. If so, all functions of the module whose addresses are
         # taken are translated, because a pointer can come from an earlier launch of another kernel.
@@ -197,6 +198,7 @@ class Program:
             raise Missing(f"the address of {symbol.name}, which the module does not declare")
         else:
             self.used |= {"shared"} & {variable.space}
+            self.shared |= {variable} if variable.space == "shared" else set()
             name = self.shared_name(python_name(variable.name, "at"), lambda run: run.address(variable))
         return f"({name} + {symbol.offset})" if symbol.offset else f"({name})"
 

@@ -73,6 +73,10 @@ class Run:
         for variable in [*reachable.values(), *(variables[name] for name in self.store.laid_out)]:
             self.address(variable)
             self.store.laid_out[variable.name] = None
+        if self.context.space.packs_shared:
+            # ptxas places these variables in the order of their declarations, and dynamic memory after them.
+            for variable in sorted(self.program.shared, key=lambda variable: variable.line):
+                self.address(variable)
         for name in self.store.laid_out:
             self.store.write_pointers(variables[name], functools.partial(self.pointer_to, variables[name]))
 

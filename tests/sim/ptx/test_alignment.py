@@ -51,3 +51,30 @@ def test_an_array_is_warned_of_once_and_only_where_another_one_shifts_it(size, e
         assert "multiple of 16 bytes" in finding.verdict
     if engine == "native" and not found:
         assert not any("explained" in note for note in report.notes)
+
+
+WITH_PRODUCT = """.version 8.0\n.target sm_90a\n.address_size 64
+.visible .entry k(.param .u64 k_out)
+{
+    .shared .align 128 .b8 a[8192];
+    .shared .align 128 .b8 b[8192];
+    .shared .align 8 .b8 barrier[8];
+    .shared .align 128 .b8 c[64];
+    .reg .pred %p; .reg .b32 %r<5>; .reg .b64 %d<2>; .reg .f32 %f<4>;
+    ld.param.u64 %d1, [k_out];
+    mov.u32 %r4, c; mov.u32 %r3, barrier; mov.u32 %r2, b; mov.u32 %r1, a;
+    st.global.v4.u32 [%d1], {%r1, %r2, %r3, %r4};
+    setp.gt.u64 %p, %d1, 0; @%p bra DONE;
+    wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %d1, %d1, 1, 1, 1, 0, 0;
+DONE:
+    ret;
+}
+"""
+
+
+def test_shared_arrays_of_products_are_aligned_as_by_ptxas():
+    # In the order of the declarations, ptxas 13.0 assigns the addresses 1024, 9216, 17408 and 17536.
+    out = np.zeros(4, np.uint32)
+    simulate(load_ptx(WITH_PRODUCT)["k"])[1, 1](out)
+    assert (out % 1024).tolist() == [0, 0, 0, 128]
+    assert (np.diff(out.astype(np.int64)) > [8192, 8192, 8]).all()  # guard bytes follow each array
