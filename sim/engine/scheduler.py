@@ -118,9 +118,12 @@ class Scheduler:
         """Return whether to skip `thread`, because it would repeat a failed atomic on unchanged memory.
 
         After `max_skips` skips it runs anyway, because it may do something else between two such atomics. It
-        is not skipped if no other thread can run. `alone` says that no other thread of its block can.
+        is not skipped if no other thread can run, or while threads are compared, which needs the iterations
+        of all of them. `alone` says that no other thread of its block can run. A skip counts as an iteration.
         """
         failed = thread.failed_atomic
+        if self.context.progress_check:
+            return False
         if alone and len(self.context.live) == 1 and not self.context.pending:
             return False
         if (
@@ -131,6 +134,8 @@ class Scheduler:
             thread.times_skipped = 0
             return False
         thread.times_skipped += 1
+        if self.context.max_steps is None:
+            self.context.steps -= 1
         return True
 
     def enter(self, thread):

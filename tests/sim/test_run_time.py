@@ -112,6 +112,23 @@ def test_contending_threads_take_few_turns(monkeypatch):
 
 
 @cuda.jit
+def takes_a_lock(lock):
+    while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+        pass
+
+
+def test_skipped_threads_do_not_delay_the_verdict(monkeypatch):
+    """Check that a million attempts to take a lock include those that the scheduler skips."""
+    monkeypatch.setattr(context, "FIRST_PATIENCE", 8.0)  # so that only iterations count
+    monkeypatch.setattr(context, "DEFAULT_STEPS", 5_000)
+    skips, skip = [], Scheduler.should_skip
+    monkeypatch.setattr(Scheduler, "should_skip", lambda *of: skips.append(skip(*of)) or skips[-1])
+    report = simulate(takes_a_lock, observers=(), on_finding="report")[2, 64](np.zeros(1, np.int32))
+    (finding,) = report.findings
+    assert finding.kind == "no-progress" and sum(skips) < 2 * context.DEFAULT_STEPS
+
+
+@cuda.jit
 def waits_for_items(head, tail, items, out):
     """Let each thread wait for an item, but only some items are pushed."""
     ticket = cuda.atomic.add(head, 0, 1)
