@@ -51,25 +51,26 @@ def first_set(x):
 
 # --- floats -------------------------------------------------------------------------------------------------
 
-# bytes of a float -> the function that reads its bit pattern from memory, in a tenth of the time of `view`
-PATTERN = {size: Struct(code).unpack_from for size, code in {2: "=H", 4: "=I", 8: "=Q"}.items()}
+# type of a float -> the function that reads its bit pattern from memory, in a tenth of the time of `view`
+PATTERN = {
+    scalar: Struct(code).unpack_from
+    for scalar, code in {float16: "=H", bfloat16: "=H", float32: "=I", float64: "=Q"}.items()
+}
 PACK, UNPACK = Struct("=I").pack, Struct("=f").unpack
-INFINITY = 0x7F800000  # the bit pattern of the infinity of float32
 # 16-bit float type -> its value for each of the 2**16 bit patterns
 HALVES = {scalar: np.arange(1 << 16, dtype=np.uint16).view(scalar) for scalar in (float16, bfloat16)}
 
 
 def bits_of(x):
     """Return the bit pattern of a numpy float, as an int."""
-    return PATTERN[x.itemsize](x)[0]
+    return PATTERN[type(x)](x)[0]
 
 
 def float32_of(bits):
     """Return the float32 with this bit pattern."""
+    x = ONE * UNPACK(PACK(bits))[0]
     # Python's floats have 64 bits, and a conversion can change the bits of a NaN.
-    if bits & 0x7FFFFFFF > INFINITY:
-        return np.uint32(bits).view(float32)
-    return ONE * UNPACK(PACK(bits))[0]
+    return x if x == x else np.uint32(bits).view(float32)
 
 
 def float64_of(bits):
