@@ -21,6 +21,9 @@ from sim.runtime.handlers_copies import copy, copy_region, read_region, set_rows
 from sim.runtime.handlers_memory import write_int, write_pointer
 
 CAPTURING = 1  # cudaStreamCaptureStatusActive
+AFTER_HOST = (
+    "host accesses after a host function were not compared with the operations before it in its stream"
+)
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ def cudaGraphAddMemsetNode(device, node, graph, dependencies, count, parameters)
 
 def cudaGraphAddHostNode(device, node, graph, dependencies, count, parameters):
     function, data = struct.unpack("<QQ", ctypes.string_at(parameters, 16))
-    return add(device, node, graph, dependencies, count, lambda: call_host(function, data))
+    return add(device, node, graph, dependencies, count, lambda: call_host(device, function, data))
 
 
 def cudaGraphAddChildGraphNode(device, node, graph, dependencies, count, child):
@@ -199,9 +202,12 @@ def cudaGraphAddChildGraphNode(device, node, graph, dependencies, count, child):
     return add(device, node, graph, dependencies, count, lambda: execute(device, inner))
 
 
-def call_host(function, data):
-    """Call a function of the program."""
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)
+def call_host(device, function, *arguments):
+    """Call a function of the program, as an operation of the current stream."""
+    if device.streams.pending:
+        device.log.notes[AFTER_HOST] = None
+    device.streams.reach_host()
+    ctypes.CFUNCTYPE(None, *[ctypes.c_size_t] * len(arguments))(function)(*arguments)
     return SUCCESS
 
 

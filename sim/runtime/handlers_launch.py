@@ -135,13 +135,11 @@ def cudaLaunchKernelExC(device, configuration, kernel, arguments):
 
 
 def cudaLaunchHostFunc(device, stream, function, data):
-    return device.submit(stream, lambda: call_host(function, data))
+    return device.submit(stream, lambda: call_host(device, function, data))
 
 
 def cudaStreamAddCallback(device, stream, function, data, flags):
-    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
-    callback(function)(stream, SUCCESS, data)
-    return SUCCESS
+    return device.submit(stream, lambda: call_host(device, function, stream, SUCCESS, data))
 
 
 def cudaGetFuncBySymbol(device, function, symbol):

@@ -124,6 +124,15 @@ class Streams:
         default = stream in DEFAULT_NAMES
         self.finish(self.clock(stream) if default else self.clocks.get(stream, Counter()))
 
+    def reach_host(self) -> None:
+        """Record that the host executes the current operation, so that the operations before it are complete.
+
+        The function that the host executes can tell any thread of the host that they are.
+        """
+        stream, _ = self.current
+        self.finish(self.clocks[stream] - Counter({stream: 1}))
+        self.open()
+
     def synchronize_event(self, event: int) -> None:
         self.finish(self.events.get(event, Counter()))
 

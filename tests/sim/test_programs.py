@@ -1,5 +1,6 @@
 """Tests of `python -m sim run` on whole CUDA programs. The programs are in tests/sim/programs."""
 
+import ctypes
 import os
 import re
 import subprocess
@@ -21,6 +22,7 @@ from sim.runtime.call_sites import CallSite
 from sim.runtime.findings import HOST_KINDS
 from sim.runtime.footprints import Footprint, first_common, merged, unordered
 from sim.runtime.handlers_copies import report_unwritten
+from sim.runtime.handlers_graphs import call_host
 from sim.runtime.process import HANDLERS
 from sim.runtime.properties import Properties
 from sim.runtime.signatures import SIGNATURES
@@ -414,6 +416,15 @@ def test_ranges_of_footprints():
     second.add(LOAD, 6, 1)
     assert first.conflict(second) == (6, ATOMIC, LOAD)
     assert unordered({1: [], 2: [1], 3: [1], 4: [2]}) == [(2, 3), (3, 4)]
+
+
+def test_a_host_function_follows_the_operations_before_it():
+    device, called = SimpleNamespace(streams=Streams(), log=SimpleNamespace(notes={})), []
+    for _ in range(3):
+        device.streams.issue(5)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(called.append)
+    call_host(device, ctypes.cast(function, ctypes.c_void_p).value, 9)
+    assert called == [9] and device.streams.finished == {5: 2}
 
 
 def test_the_order_of_streams():
