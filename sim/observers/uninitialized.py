@@ -75,6 +75,8 @@ class Uninitialized(OrderingObserver):
         self.on_chip, self.layout = {}, (0, (), ())  # the latter: see shared_layout
         # (site, array) -> (the lowest read as (position, access, address, use), the number of reads)
         self.local_reads = {}
+        # (block, site) -> the number of its unwritten loads so far, for blocks that have not ended
+        self.reported = {}
         self.empty = [a for a in context.space.allocations if a.unwritten is not None]
         # For arrays from sim.empty: (address, site) -> [(block, thread)] of the loads not preceded by a write
         # of their block.
@@ -99,6 +101,7 @@ class Uninitialized(OrderingObserver):
             self.epoch.pop(block, None)
         findings = super().block_ended(block, epoch)
         self.on_chip.pop(block, None)
+        self.reported = {key: count for key, count in self.reported.items() if key[0] != block}
         return findings
 
     def unwritten(self, access, address, use=None):
@@ -215,12 +218,22 @@ class Uninitialized(OrderingObserver):
             part.written[[begin + byte for byte in hole]] = False
 
     def findings(self, block, thread, site, address, suspects):
-        """Yield findings for the loads at these positions. There are at most MOST per site, and the last one
-        counts the rest."""
+        """Yield findings for the loads at these positions. There are at most MAX_READS per site, and the last
+        one counts the rest. Once a block has that many for a site, the lowest load counts all of an epoch."""
         places = {}
         for i in suspects:
             places.setdefault(int(site[i]), []).append(i)
-        for positions in places.values():
+        for number, positions in places.items():
+            before = self.reported.get((block, number), 0)
+            self.reported[block, number] = before + len(positions)
+            if before >= MAX_READS:
+                ordered = sorted(positions, key=lambda i: (address[i], thread[i]))
+                first, last = ordered[0], ordered[-1]
+                one, other = (self.context.space.element(int(address[i])).array for i in (first, last))
+                if one == other:  # a report counts the reads of each array separately
+                    read = self.read(block, int(thread[first]), number, int(address[first]))
+                    yield read.with_cases(len(positions))
+                    continue
             found = [
                 self.read(block, int(thread[i]), int(site[i]), int(address[i])) for i in positions[:MAX_READS]
             ]

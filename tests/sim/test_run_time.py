@@ -13,7 +13,7 @@ from sim.engine.scheduler import Scheduler
 from sim.forecast import Numbers, directions
 from sim.native import source
 from sim.native.run import launch
-from sim.observers import advice, order, pairs, probe
+from sim.observers import advice, order, pairs, probe, uninitialized
 from sim.observers.collisions import Collisions
 from sim.progress import ProgressCheck
 
@@ -380,6 +380,30 @@ def test_a_trial_decides_whether_undefined_values_end_the_launch(monkeypatch, en
     (finding,) = report.findings
     assert finding.kind == "uninitialized-read" and finding.severity == ("error" if scale else "warning")
     assert ended_early(report) == bool(scale) and x.all() == (not scale)
+
+
+@cuda.jit
+def reads_fresh_memory_often(x):
+    tile = cuda.shared.array(8, int32)
+    for _ in range(4):
+        x[cuda.grid(1)] += tile[7 - cuda.threadIdx.x]
+        cuda.syncthreads()
+
+
+def test_repeated_reads_of_a_block_are_counted(monkeypatch):
+    reads, read = [], uninitialized.Uninitialized.read
+    monkeypatch.setattr(uninitialized.Uninitialized, "read", lambda *of: reads.append(of) or read(*of))
+
+    def launch():
+        reads.clear()
+        report = simulate(reads_fresh_memory_often, on_finding="report")[2, 8](np.zeros(16, np.int32))
+        (finding,) = report.findings
+        return finding, len(reads) // 2
+
+    complete, number = launch()
+    monkeypatch.setattr(uninitialized, "MAX_READS", 8)
+    found, fewer = launch()
+    assert found == complete and found.count == 63 and fewer < number
 
 
 def test_reruns_have_a_limit_together(monkeypatch):
