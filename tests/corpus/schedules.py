@@ -78,3 +78,40 @@ class WaitsForALimitedTime:
 
     def wanted(flag, message, out):
         return {"message": [7]}
+
+
+class LockThatGivesUp:
+    """A block that has tried eight times to take the lock continues without it."""
+
+    launch = 8, 32
+    findings = {
+        ("race-global", "error", "total", ("total[0] += 1", "read"), ("total[0] += 1", "written")),
+        ("race-global", "error", "total", ("total[0] += 1", "written")),
+    }
+
+    def arguments():
+        return np.zeros(1, np.int32), np.zeros(1)
+
+    @cuda.jit
+    def buggy(lock, total):
+        if cuda.threadIdx.x == 0:
+            tries = 0
+            while cuda.atomic.cas(lock, 0, 0, 1) != 0 and tries < 8:
+                tries += 1
+            cuda.threadfence()
+            total[0] += 1
+            cuda.threadfence()
+            cuda.atomic.exch(lock, 0, 0)
+
+    @cuda.jit
+    def fixed(lock, total):
+        if cuda.threadIdx.x == 0:
+            while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+                pass
+            cuda.threadfence()
+            total[0] += 1
+            cuda.threadfence()
+            cuda.atomic.exch(lock, 0, 0)
+
+    def wanted(lock, total):
+        return {"total": [8]}
