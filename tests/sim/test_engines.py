@@ -251,6 +251,22 @@ def test_compiled_a_long_loop_is_judged_by_fibers(blocks, monkeypatch):
     assert x[-1] == 20_000 and np.array_equal(x[:-1], np.arange(1 - blocks, 0))
 
 
+def test_compiled_a_loop_with_a_barrier_counts_each_thread(monkeypatch):
+    """Let the iterations of 64 threads together, but not those of one thread, exceed the limit."""
+
+    def kernel(x):
+        i = 0
+        while i < 100:
+            cuda.syncthreads()
+            i += 1
+        x[cuda.threadIdx.x] = i
+
+    monkeypatch.setattr("sim.native.run.launch.WHILE_LIMIT", 5_000)
+    simulation = simulate(kernel, engine="native")
+    assert simulation[1, 64](np.zeros(64)).notes == ("compiled, then explained by the interpreter",)
+    assert simulation[1, 32](np.zeros(32)).notes == ("compiled",)
+
+
 def test_threads_that_repeat_themselves_are_found_soon(monkeypatch):
     def kernel(flag):
         while cuda.atomic.add(flag, cuda.threadIdx.x, 0) == 0:

@@ -219,14 +219,15 @@ def exhaust(state):
 
 
 @int64_helper
-def count_iteration(state) -> bool:
-    """Count one iteration of a `while` loop. Return False if the limit is exceeded or the block has
-    stopped."""
-    state.while_left -= 1
+def count_iteration(state, threads) -> bool:
+    """Count one iteration of a `while` loop for each of the threads that execute it together. Return False if
+    the limit is exceeded or the block has stopped."""
+    before = state.while_left
+    state.while_left -= threads
     if state.while_left < 0:
         exhaust(state)
     # Polling costs a call into Python, so poll every 65,536 iterations.
-    elif state.while_left & 0xFFFF == 0:
+    elif state.while_left >> 16 != before >> 16:
         poll_stop(state)
     return state.stopped == 0
 

@@ -83,8 +83,8 @@ class LoopCounter(ast.NodeTransformer):
         return ast.Call(function, [ast.Name("state", ast.Load()), *arguments], [])
 
     def visit_While(self, node):
-        """Insert `count_iteration(state)` into the test of a `while` loop."""
-        node, count = self.generic_visit(node), self.make_call("count_iteration")
+        """Insert `count_iteration(state, 1)` into the test of a `while` loop."""
+        node, count = self.generic_visit(node), self.make_call("count_iteration", ast.Constant(1))
         forever = isinstance(node.test, ast.Constant) and node.test.value
         node.test = count if forever else ast.BoolOp(ast.And(), [count, node.test])
         return node

@@ -34,7 +34,7 @@ from sim.watched import watched
 
 # A block counts as endless if its `for` loops have more iterations than this in total.
 FOR_LIMIT = 1 << 34
-# The same limit for `while` loops. The launch can override it with `max_steps`.
+# The same limit for `while` loops, summed over the threads. The launch can override it with `max_steps`.
 WHILE_LIMIT = 1 << 28
 UNLIMITED = 1 << 62  # a time that no launch takes
 LOG_CAPACITY = 1 << 24  # log entries of 8 bytes; the entries of a single block must fit

@@ -180,7 +180,7 @@ class Fission(Rematerializer):
             before, test = self.uniform_test(node.test, at)
             leave = [f"if not {test}:", "    break"] if test != "True" else []
             return [
-                "while count_iteration(state):",
+                f"while count_iteration(state, {'threads' if at == BLOCK else '32'}):",
                 *indent([*before, *check, *leave, *self.lower_sequence(node.body, at, depth + 1)]),
             ]
         if isinstance(node, ast.For):
