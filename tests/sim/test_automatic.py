@@ -7,7 +7,8 @@ import pytest
 from numba import cuda, float32
 
 from corpus_cases import CASES, launched
-from sim import LaunchError, automatic, launch, load_ptx, simulate
+from example_kernels import endless_barriers
+from sim import LaunchError, automatic, context, launch, load_ptx, simulate
 from sim.automatic import NOTE, Automatic
 from sim.observers import COUNTERS, DEFAULT, Races, Trace
 
@@ -154,6 +155,13 @@ def test_more_instructions_need_more_work(monkeypatch):
     assert simulate(triple)[1000, 32](np.ones(32000)).engine == "native"
     # The kernel is compiled now.
     assert simulate(triple)[10, 32](np.ones(320)).engine == "native"
+
+
+def test_an_endless_loop_is_left_to_the_interpreter(early, monkeypatch):
+    monkeypatch.setattr(automatic, "MOST_ITERATIONS", 1 << 12)
+    monkeypatch.setattr(context, "FIRST_PATIENCE", 0.05)
+    report = simulate(endless_barriers, on_finding="report")[1, 32](np.zeros(1))
+    assert report.engine == "native" and [finding.kind for finding in report.findings] == ["no-progress"]
 
 
 def test_the_state_of_an_observer_is_restored(early):
