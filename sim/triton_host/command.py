@@ -19,7 +19,7 @@ from sim.launch import ENGINES
 from sim.runtime.command import parse_seeds
 from sim.runtime.findings import FirstFinding, Log
 from sim.sessions import launch_site
-from sim.triton_host.session import AUTO, triton
+from sim.triton_host.session import triton
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -27,7 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
     usage, status = __doc__.split("\n\n")[1:]
     parser = argparse.ArgumentParser("python -m sim triton", description=usage, epilog=status)
     parser.add_argument("script", type=Path, help="a Python file")
-    parser.add_argument("--engine", choices=[AUTO, *ENGINES], default=AUTO)
+    parser.add_argument("--engine", choices=ENGINES, default="auto")
     parser.add_argument("--seeds", type=parse_seeds, default=[0], help="run each launch once per seed: 0,1,2")
     parser.add_argument("--architecture", type=int, default=80, help="80, 86, 89 or 90; 80 by default")
     parser.add_argument("--max-steps", type=int, help="loop iterations before a launch counts as endless")

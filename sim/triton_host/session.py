@@ -3,7 +3,6 @@
 import hashlib
 import importlib.util
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any
 
 from sim.errors import KernelBug, LaunchError, ThreadError
@@ -12,9 +11,6 @@ from sim.sessions import Options, run_seeds
 
 OBSERVERS = Bounds, Races, Uninitialized, Misuse
 OLDEST = 3, 5  # the oldest version of Triton whose interfaces the simulated driver supports
-AUTO = "auto"  # the engine that depends on the launch
-# CPU seconds: of compiling a kernel and one of its instructions, and of interpreting one by one thread.
-COMPILE, COMPILE_INSTRUCTION, INTERPRET = 3, 1e-2, 1e-6
 # Several threads can hold the same element of a tile: all of them load it, and one or all of them store it.
 FOR_TRITON = Races(allow_equal_writes=True, allow_replicas=True)
 
@@ -22,7 +18,7 @@ FOR_TRITON = Races(allow_equal_writes=True, allow_replicas=True)
 def triton(
     *,
     architecture: int = 80,
-    engine: str = AUTO,
+    engine: str = "auto",
     seeds: tuple[int, ...] = (0,),
     observers: tuple = OBSERVERS,
     on_finding: str = "raise",
@@ -36,8 +32,7 @@ def triton(
         session.reports  # one Report per launch
 
     architecture: the compute capability for which Triton compiles: 80, 86, 89 or 90.
-    engine: as for simulate(). By default ("auto"), large launches are compiled if Numba is installed, and
-        small ones are interpreted, because compiling a kernel takes seconds.
+    engine: as for simulate().
     seeds: each launch runs once for each of these orders of threads.
     observers: as for simulate(). `Races` does not report equal values that several threads of a program
         store, nor replicated loads (sim.observers.replicas), because several threads can hold an element.
@@ -171,10 +166,7 @@ class Session:
         observers = tuple(FOR_TRITON if each is Races else each for each in self.options.observers)
         try:
             kernel = launcher.kernel.named(names)
-            engine = (
-                choose_engine(kernel, grid, launcher) if self.options.engine == AUTO else self.options.engine
-            )
-            options = replace(self.options, observers=observers, engine=engine)
+            options = replace(self.options, observers=observers)
             report = run_seeds(kernel, options, launcher.configuration(grid), values)
         except ThreadError:  # a failed tl.device_assert, or a trap
             self.record_launch("raised", None)
@@ -187,12 +179,3 @@ class Session:
         self.record_launch(watched if options.observers else "unwatched", report)
         if self.on_finding == "raise" and report.errors:
             raise KernelBug(report)
-
-
-def choose_engine(kernel, grid, launcher):
-    """Return the engine that is likely to need less time, without knowing how often loops run."""
-    if importlib.util.find_spec("numba") is None:
-        return "fibers"
-    instructions = len(kernel.function.body)
-    interpreted = prod(grid) * launcher.threads * instructions * INTERPRET
-    return "native" if interpreted > COMPILE + instructions * COMPILE_INSTRUCTION else "fibers"
