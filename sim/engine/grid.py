@@ -305,6 +305,8 @@ class Grid:
             return []
         if len(parked) == self.blocks and all(all_wait_for_grid(block) for block in parked):
             for block in parked:
+                for thread in block.threads:
+                    thread.result = 0  # the barrier returns cudaSuccess
                 self.scheduler.open_barrier(block)
             self.context.announce("grid_barrier_opened")
             return parked

@@ -310,7 +310,7 @@ class Run:
         if name == "cudaCGGetIntrinsicHandle":
             return lambda scope: 1
         at = self.wait_point(place)
-        return lambda handle, flags: self.scheduler.wait(GRID, at) or 0
+        return lambda handle, flags: self.scheduler.wait(GRID, at)
 
     def workspace_address(self, half):
         """Return the upper or lower 32 bits of the address of the workspace.

@@ -503,6 +503,18 @@ def test_grid_barrier(engine):
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, "native"])
+def test_a_grid_barrier_returns_zero(engine):
+    def kernel(out):
+        i = cuda.grid(1)
+        lane = cuda.shfl_sync(0xFFFFFFFF, i, 1)
+        out[i] = lane + cuda.cg.this_grid().sync()
+
+    out = np.zeros(64, np.int64)
+    simulate(kernel, engine=engine)[2, 32](out)
+    assert out.tolist() == [1] * 32 + [33] * 32
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "native"])
 def test_a_process_that_has_numbered_very_many_places_names_the_right_one(engine):
     def outside(x, out):
         out[cuda.threadIdx.x] = x[cuda.threadIdx.x + 1]

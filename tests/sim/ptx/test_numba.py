@@ -171,3 +171,18 @@ def test_kernels_on_tensor_cores_give_every_bit_of_python(kernels, dtype):
     assert all(torch.equal(mine, right) for mine, right in zip(got[:-1], wanted[:-1], strict=True))
     if got[-1] is not None:
         torch.testing.assert_close(got[-1], wanted[-1], rtol=1e-6, atol=1e-6)
+
+
+@cuda.jit
+def shuffle_and_grid_barrier(out):
+    i = cuda.grid(1)
+    lane = cuda.shfl_sync(0xFFFFFFFF, i, 1)
+    cuda.cg.this_grid().sync()
+    out[i] = lane
+
+
+def test_a_grid_barrier_after_a_shuffle():
+    reports, out = [], torch.zeros(64, dtype=torch.int64)
+    by_ptx(reports)(shuffle_and_grid_barrier, 2, 32, out)
+    assert not reports[0].findings
+    assert out.tolist() == [1] * 32 + [33] * 32
