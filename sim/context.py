@@ -359,6 +359,12 @@ class Context:
                 self.doubt_time += time.process_time() - began
         return overdue
 
+    def expect_error(self):
+        """Start the time after an error, because an observer will report one at the end of the launch."""
+        self.has_errors = True
+        if self.error_time is None:
+            self.error_time = time.process_time()
+
     def withdraw(self, findings):
         """Remove these findings, because others replace them."""
         if findings:

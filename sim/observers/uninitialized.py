@@ -114,6 +114,8 @@ class Uninitialized(OrderingObserver):
         place = index, access.block[::-1], access.thread[::-1]
         key = access.site, array
         read = place, access, address, use
+        if not self.local_reads:
+            self.context.expect_error()
         lowest, count = self.local_reads.get(key, (read, 0))
         self.local_reads[key] = min(lowest, read, key=lambda read: read[0]), count + 1
 

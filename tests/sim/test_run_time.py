@@ -383,6 +383,21 @@ def test_a_trial_decides_whether_undefined_values_end_the_launch(monkeypatch, en
 
 
 @cuda.jit
+def reads_fresh_local_memory(x):
+    own = cuda.local.array(1, int32)
+    x[cuda.grid(1)] = own[0] * 0 + 1
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_unwritten_local_memory_ends_the_launch(monkeypatch, engine):
+    monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
+    x = np.zeros(4, np.int32)
+    report = simulate(reads_fresh_local_memory, engine=engine, on_finding="report")[4, 1](x)
+    (finding,) = report.findings
+    assert finding.kind == "uninitialized-read" and ended_early(report) and x.sum() == 1
+
+
+@cuda.jit
 def reads_fresh_memory_often(x):
     tile = cuda.shared.array(8, int32)
     for _ in range(4):
