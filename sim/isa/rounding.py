@@ -126,7 +126,10 @@ def fused_float32(a, b, c):
     nearest = ONE * total
     # The second rounding can be wrong only if `total` lies exactly in the middle between two adjacent
     # numbers, and is not the exact sum.
-    if total - float(nearest) in HALF_GAPS:
+    rest = total - float(nearest)
+    if (
+        rest and rest in HALF_GAPS
+    ):  # a look-up of 0 is slow, because many of these numbers have similar hashes
         # In Knuth's TwoSum, the sum of these two terms is the exact rounding error of `total`.
         back = total - product
         if (product - (total - back)) + (addend - back) != 0:
