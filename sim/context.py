@@ -46,8 +46,9 @@ QUICK |= {"warp_synchronized", "warp_exchanged"}
 COMPARING = 1.5
 # CPU seconds that a launch may take after its first error. It then ends with incomplete results.
 SECONDS_AFTER_ERROR = 6.0
-# CPU seconds after a read of fresh shared memory before each trial of whether it is an error.
-TRIALS = 1.0, 4.0
+# CPU seconds between a read of fresh shared memory and the first trial of whether it is an error; the factor
+# from one trial to the next.
+FIRST_TRIAL, TRIAL_FACTOR = 1.0, 4.0
 
 
 class Context:
@@ -99,8 +100,8 @@ class Context:
         # can turn into a warning; the number of findings already checked
         self.error_time, self.doubt_time, self.seen = None, None, 0
         # A function that decides by reruns whether such an error is one, or None if the launch cannot run
-        # again; the seconds between the error and the calls that remain.
-        self.trial, self.trials = None, list(TRIALS)
+        # again; the seconds between the error and the next call.
+        self.trial, self.trial_after = None, FIRST_TRIAL
         self.ended_early = False  # whether the launch was ended because it took too long after an error
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # the Recording, if an observer creates one
@@ -347,10 +348,10 @@ class Context:
     def must_end(self):
         """Return whether the launch is overdue, and first decide by a trial whether doubtful errors count."""
         overdue = self.is_overdue()
-        if self.error_time is None and self.doubt_time is not None and self.trials:
+        if self.error_time is None and self.doubt_time is not None:
             began = time.process_time()
-            if began - self.doubt_time > self.trials[0]:
-                del self.trials[0]
+            if began - self.doubt_time > self.trial_after:
+                self.trial_after *= TRIAL_FACTOR
                 self.in_observer = True  # the watchdog must not end the trial
                 if self.trial is None or self.trial():
                     self.error_time = self.doubt_time

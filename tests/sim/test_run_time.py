@@ -374,7 +374,7 @@ def reads_fresh_memory(x, scale):
 @pytest.mark.parametrize("scale", [0, 1])
 def test_a_trial_decides_whether_undefined_values_end_the_launch(monkeypatch, engine, scale):
     monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
-    monkeypatch.setattr(context, "TRIALS", (1e-4, 1e-3))
+    monkeypatch.setattr(context, "FIRST_TRIAL", 1e-4)
     x = np.zeros(8 * THREADS, np.int32)
     report = simulate(reads_fresh_memory, engine=engine, on_finding="report")[8, THREADS](x, scale)
     (finding,) = report.findings
