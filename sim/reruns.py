@@ -179,7 +179,9 @@ class Reruns:
         those that do not depend on the rest of the launch to `findings`. Return the number of schedules."""
         limit = max(PART_TURNS, PART_TURNS_PER_THREAD * prod(self.context.block_shape))
         schedules, tried = schedules_of_first_part(PARTS_TURNS // limit), 0
-        for schedule in schedules if self.context.turns > limit else ():
+        # Waits for mbarriers are judged by program order (MissedPhases), and their turns are expensive.
+        large = self.context.turns > limit and not self.context.mbarriers
+        for schedule in schedules if large else ():
             if time.process_time() > self.deadline:
                 break
             context = self.rerun([*map(copy.copy, self.observers)], schedule, max_turns=limit)
