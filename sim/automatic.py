@@ -1,10 +1,10 @@
 """The engine "auto": interprets a launch, and compiles it if it turns out to be long.
 
 Most launches end in the interpreter before a compiler would be ready. How long a launch takes is unknown
-before it has run, so the interpreter counts its work: accesses, and turns of threads. No clock has an
-influence: equal launches are treated equally.
+before it has run, so the interpreter counts its work: accesses, and turns of threads. The engine reads no
+clock, so that equal launches run on the same engine.
 
-If much work has been done and much is left, the kernel is compiled. The interpreted run is then given up,
+If much work has been done and much is left, the kernel is compiled. The interpreted run is then abandoned,
 memory is restored, and compiled code runs the launch from its start. If the kernel cannot be compiled, the
 interpreted run continues.
 """
@@ -27,11 +27,12 @@ from sim.observers import COUNTERS, DEFAULT
 # The work after which a launch is long. An access is one unit, and a turn of a thread is TURN units. A unit
 # takes 0.3 to 0.8 µs of CPU time in the interpreter, and twice as long in a kernel from PTX.
 WORK, TURN = 1 << 19, 8
-# A kernel with more instructions takes longer to compile (3 to 5 ms for each), so more work has to be done.
+# A kernel with more instructions than this takes longer to compile (3 to 5 ms for each instruction), so its
+# launch is long only after more work.
 INSTRUCTIONS = 256
-# A kernel that this process has compiled for an earlier launch runs without delay, so less work suffices.
+# A kernel that this process has already compiled starts without delay, so this fraction of the work suffices.
 COMPILED_BEFORE = 16
-# The bytes that are copied before a launch, at most: a constant, and the bytes per thread.
+# The maximum number of bytes to copy before a launch is the sum of a constant and of a number per thread.
 BYTES, BYTES_OF_THREAD = 1 << 20, 1 << 14
 # The iterations of a block's loops after which compiled code leaves an endless loop to the interpreter.
 MOST_ITERATIONS = 1 << 26
@@ -43,7 +44,7 @@ taken_over: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that this proc
 
 
 class TakenOver(BaseException):
-    """Raised between two threads to give up an interpreted run. It never leaves the engine.
+    """Raised between the turns of two threads to abandon an interpreted run. It never leaves the engine.
 
     attempt: the compiled launch (sim.native.run.launch.Attempt).
     """

@@ -46,8 +46,8 @@ QUICK |= {"warp_synchronized", "warp_exchanged"}
 COMPARING = 1.5
 # CPU seconds that a launch may take after its first error. It then ends with incomplete results.
 SECONDS_AFTER_ERROR = 6.0
-# CPU seconds between a read of fresh shared memory and the first trial of whether it is an error; the factor
-# from one trial to the next.
+# A trial decides whether a read of unwritten shared memory is an error. The first trial takes place
+# FIRST_TRIAL CPU seconds after the read. This time is multiplied by TRIAL_FACTOR for each further trial.
 FIRST_TRIAL, TRIAL_FACTOR = 1.0, 4.0
 
 
@@ -99,8 +99,8 @@ class Context:
         # for `is_overdue`: the CPU time of the first conclusive error; that of the first error that a rerun
         # can turn into a warning; the number of findings already checked
         self.error_time, self.doubt_time, self.seen = None, None, 0
-        # A function that decides by reruns whether such an error is one, or None if the launch cannot run
-        # again; the seconds between the error and the next call.
+        # A function that decides by reruns whether such a doubtful error counts, or None if the launch cannot
+        # run again; the CPU seconds between the doubtful error and the next call of this function.
         self.trial, self.trial_after = None, FIRST_TRIAL
         self.ended_early = False  # whether the launch was ended because it took too long after an error
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
@@ -280,8 +280,8 @@ class Context:
     def may_merge_epochs(self):
         """Return whether the current epoch of a block may continue after a barrier.
 
-        A barrier of a single thread orders nothing, and the observers need as long for an epoch with one
-        access as for one with a hundred.
+        A barrier of a single thread orders nothing. Merged epochs save time, because the observers need as
+        long for an epoch with one access as for an epoch with a hundred.
         """
         return self.merges_epochs and self.since is None and len(self.log or ()) < MERGED_ACCESSES
 
@@ -346,7 +346,7 @@ class Context:
         return self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
 
     def must_end(self):
-        """Return whether the launch is overdue, and first decide by a trial whether doubtful errors count."""
+        """Return whether the launch is overdue. If a trial of doubtful errors is due, perform it."""
         overdue = self.is_overdue()
         if self.error_time is None and self.doubt_time is not None:
             began = time.process_time()
@@ -361,7 +361,7 @@ class Context:
         return overdue
 
     def expect_error(self):
-        """Start the time after an error, because an observer will report one at the end of the launch."""
+        """Start the time limit of a launch with an error, because an observer will report one at its end."""
         self.has_errors = True
         if self.error_time is None:
             self.error_time = time.process_time()

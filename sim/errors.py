@@ -74,7 +74,7 @@ class Stuck(BaseException):
     watchdog throws it without arguments.
     """
 
-    decided = True  # used if there are no arguments
+    decided = True  # the value if the exception has no arguments
 
 
 class Undecided(Stuck):

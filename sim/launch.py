@@ -90,10 +90,11 @@ def simulate(
         and an out-of-bounds access raises IndexError.
     spec: the limits of the simulated device.
     max_steps: the maximum number of `while` iterations, summed over all threads, between two thread exits. By
-        default, a loop that changes something may run for about 8 s (64 s if it compares a number that
-        approaches a bound, or one that rises and falls although no thread waits for another), and a loop that
-        changes nothing is reported after a million iterations or 1 s. By default, a launch also ends 6 s
-        after its first error. A read of fresh shared memory counts only if its value has an effect.
+        default, a loop that changes something may run for about 8 s. The limit is 64 s if the loop compares
+        a number that approaches a bound, and 12 s if that number rises and falls although no thread waits for
+        another. A loop that changes nothing is reported after a million iterations or 1 s. By default, a
+        launch also ends 6 s after its first error. A read of unwritten shared memory counts only if its value
+        has an effect.
     cluster: the blocks per cluster, an integer or a tuple (x, y, z). A PTX kernel that declares its cluster
         (.reqnctapercluster) needs none.
 

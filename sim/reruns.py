@@ -4,8 +4,9 @@ Every rerun starts with the arguments as they were before the launch. Afterwards
 are restored. There are two kinds of reruns:
 
     other schedules    Threads act on the results of atomics. Their behaviour then depends on the schedule,
-                       and some faults occur only under few schedules. Of a large launch, only the first part
-                       runs again. This is a part of a possible run, because blocks may start at any time.
+                       and some faults occur only under few schedules. If the launch is large, only its first
+                       part runs again. Blocks may start at any time, so this is the beginning of a possible
+                       run of the whole launch.
     other bytes        A thread read unwritten shared memory, or a shuffle read a lane that does not
                        participate. If the launch behaves the same for several values there, the value had
                        no effect. A read of memory is then only a warning. A read of an inactive lane is
@@ -39,14 +40,15 @@ MAX_TURNS = 40_000
 # A longer run is not repeated if it executed every access in the kernel's source.
 MANY_TURNS = 120_000
 MAX_LATER_TURNS = 6_000  # the budget after the first FEW schedules, if they found nothing
-# If these budgets permit fewer than FEW schedules, the first part of the launch runs under further ones. Each
-# run may take PART_TURNS, or PART_TURNS_PER_THREAD for each thread of a block, whichever is larger, and all
-# of them PARTS_TURNS.
+# If these budgets permit fewer than FEW schedules, the first part of the launch runs under further ones. The
+# limit for each of these runs is the maximum of PART_TURNS and of PART_TURNS_PER_THREAD for each thread of a
+# block. The limit for all of them together is PARTS_TURNS.
 PARTS_TURNS, PART_TURNS, PART_TURNS_PER_THREAD = 90_000, 10_000, 24
 # Kinds of findings that are certain although only a part of the launch has run.
 CONCLUSIVE = {"race-shared", "race-global", "out-of-bounds", "misaligned-address", "use-after-free"}
-# CPU seconds for all reruns together, or those of the first run if it took longer and found no error. If
-# reads of unwritten memory are the only errors, the first LEAST_POISONS values are tried in any case.
+# Limit on the CPU seconds of all reruns together. If the first run took longer and found no error, its time
+# is the limit. If reads of unwritten memory are the only errors, the first LEAST_POISONS values are tried in
+# any case.
 MAX_SECONDS = 8.0
 # Initial values of unwritten memory: first the usual initial values of flags, states and keys, because loops
 # that wait for them end soonest; then large positive and negative values.
@@ -135,7 +137,7 @@ class Reruns:
         # An adversarial schedule delays threads while others poll for them, so raise a low limit.
         context.max_steps = context.max_steps and max(context.max_steps, DEFAULT_STEPS)
         context.restart_progress()
-        context.trial = lambda: False  # a rerun is part of the decision itself
+        context.trial = lambda: False  # a rerun performs no trials of its own
         run(grid, context, program.fiber)
         return context
 
@@ -176,10 +178,11 @@ class Reruns:
 
     def try_parts(self, findings):
         """Run the first part of the launch under adversarial schedules until there are findings, and add
-        those that do not depend on the rest of the launch to `findings`. Return the number of schedules."""
+        those of the kinds in CONCLUSIVE to `findings`. Return the number of schedules."""
         limit = max(PART_TURNS, PART_TURNS_PER_THREAD * prod(self.context.block_shape))
         schedules, tried = schedules_of_first_part(PARTS_TURNS // limit), 0
-        # Waits for mbarriers are judged by program order (MissedPhases), and their turns are expensive.
+        # The first part of a kernel with mbarriers is not run again: MissedPhases checks its waits in program
+        # order, under any schedule, and its turns are expensive.
         large = self.context.turns > limit and not self.context.mbarriers
         for schedule in schedules if large else ():
             if time.process_time() > self.deadline:

@@ -9,10 +9,10 @@ from sim.nouns import joined, plural
 
 
 def is_deadlocked(context, block):
-    """Return whether no thread of a block can continue, and append the finding.
+    """Return whether a block is deadlocked. If it is, append the finding.
 
-    The threads are in loops that only wait for a phase, or at the barrier of the block. No copy can complete
-    a phase, and no other block can arrive at an mbarrier of this one.
+    All its threads are then in loops that only wait for a phase, or at the barrier of the block. No copy can
+    complete a phase, and no other block can arrive at an mbarrier of this block.
     """
     if context.clustered or context.asynchronous:
         return False

@@ -6,11 +6,12 @@ decide which code runs, so the launch is run again under adversarial schedules:
 - Some let a thread continue for many turns. The first two do so even while it repeats a failed atomic, like a
   thread that polls for a limited time. Blocks and threads run in ascending or descending order. One block and
   one thread are held back while others can run, for a bounded number of turns.
-- Others are random, so that threads get ahead of each other by various distances.
-- In the others, single threads also stall before an atomic, for longer than the other threads need to end.
-  At first, each schedule stalls a thread at another atomic in the source; later ones choose at random.
+- The next ones are random: some threads pause for a while, and others take many turns.
+- The last ones are also random, and single threads stall before an atomic, for longer than the other threads
+  need to end. At first, each schedule stalls a thread at another atomic in the source. Later ones choose at
+  random.
 
-If a launch is too large for that, only its first part runs, with few blocks at a time.
+If a launch is too large for these schedules, only its first part runs, with few blocks at a time.
 
 Code that is correct under one order only by luck is likely, but not certain, to fail under one of these.
 """
@@ -26,8 +27,8 @@ ALL_SPINS = 2048  # the same limit for all threads together
 SKIPS = 8  # number of rounds for which one thread is held back while the others run
 STALL_CHANCE = 1 / 8  # probability that a thread stalls before an atomic
 MAX_STALL = 8  # a thread stalls for at most two to this power rounds
-# In the first part of a launch, FIRST_BLOCKS blocks may start at once, and another one after START_AFTER
-# further requests.
+# In the first part of a launch, FIRST_BLOCKS blocks start at once. Of the later requests to start a block,
+# one in START_AFTER succeeds.
 FIRST_BLOCKS, START_AFTER = 6, 32
 
 
@@ -56,7 +57,7 @@ class Seeded:
         return False
 
     def stalls(self, thread, site, frame):
-        """Return whether a thread has to let others run before an atomic that it does not merely repeat.
+        """Return whether a thread has to let others run before an atomic that is not a repeated attempt.
 
         site, frame: the number of the atomic's site, and the stack frame of the function that contains it.
         """
@@ -94,12 +95,14 @@ class Stalling(Erratic):
 
     A place is an atomic in the source. In a device function, each call of the function is another place.
 
-    known: the places at which a thread has stalled under earlier schedules, to which this schedule adds. The
-        first thread that arrives at another place stalls there, and is the only one. Once all places are
-        known, threads stall at random.
+    known: the places at which a thread has stalled under earlier schedules. If a thread arrives at another
+        place, this schedule adds the place and stalls only that thread. Once all places are known, threads
+        stall at random.
     """
 
-    max_skips = 1  # the others poll, because a thread that gives up after some polls can cause a bug
+    # Threads that wait for a stalled one poll often. Some bugs occur only if a thread polls a limited number
+    # of times and then continues.
+    max_skips = 1
 
     def __init__(self, random, known):
         super().__init__(random)
@@ -132,7 +135,7 @@ class Stalling(Erratic):
 class FirstBlocks(Stalling):
     """A Stalling schedule for the first part of a launch, in which few blocks run at a time.
 
-    Blocks start from both ends of the grid, because the first and the last one often have special roles.
+    Blocks start from both ends of the grid, because the first and the last block often have special roles.
     """
 
     def __init__(self, random, known):
@@ -147,7 +150,7 @@ class FirstBlocks(Stalling):
 
     def may_start_block(self, waiting):
         self.start_requests += 1
-        # The first block starts without a request.
+        # The first block starts without a call of this method.
         may_start = self.start_requests < FIRST_BLOCKS or self.start_requests % START_AFTER == 0
         self.holds += not may_start
         return may_start

@@ -9,7 +9,7 @@ from sim.engine.os_thread import throw_into
 from sim.errors import OutOfTime, Stuck, Undecided
 
 INTERVAL = 0.5  # polling interval in seconds
-PAUSE = 16  # polls without a further OutOfTime, while the engine unwinds the threads
+PAUSE = 16  # polls after an OutOfTime without another one, because the engine is unwinding the threads
 
 
 class Watchdog:
@@ -47,8 +47,8 @@ class Watchdog:
                 pause = PAUSE
 
     def patience(self):
-        """Return the seconds of CPU time that may pass without an event. A loop that has an end gets more,
-        unless an error precedes it."""
+        """Return the seconds of CPU time that may pass without an event. The limit is higher for a loop that
+        has an end, unless an error precedes it."""
         ends = self.context.ticking and not self.context.has_errors
         return PATIENCE * (PATIENCE_FACTOR if ends else 1) * max(1, (self.context.max_steps or 0) / 1e6)
 

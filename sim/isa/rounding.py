@@ -109,13 +109,15 @@ def fused(a, b, c, scalar, mode="rn"):
 def fused_float16(a, b, c):
     """Return a * b + c, rounded once to float16, to nearest.
 
-    The product is exact in double precision. Either the sum is exact as well, or one term is so much smaller
-    than the other that the sum overflows, or lies far from the middle between two numbers.
+    The product is exact in double precision, and rounding twice gives the correct result. Either the sum is
+    exact as well, or one term is much smaller than the other. In that case, the sum overflows, or lies far
+    from the middle between two adjacent float16 values.
     """
     return HALF_ONE * (float(a) * float(b) + float(c))
 
 
-# Half the distances between two adjacent float32 values, with both signs. If a sum overflows, it is infinite.
+# Half of each distance between two adjacent float32 values, with both signs. The rounding error of a sum that
+# overflows is infinite.
 HALF_GAPS = frozenset(sign * gap for sign in (1, -1) for gap in (*(2.0**e for e in range(-150, 104)), inf))
 
 
@@ -127,9 +129,8 @@ def fused_float32(a, b, c):
     # The second rounding can be wrong only if `total` lies exactly in the middle between two adjacent
     # numbers, and is not the exact sum.
     rest = total - float(nearest)
-    if (
-        rest and rest in HALF_GAPS
-    ):  # a look-up of 0 is slow, because many of these numbers have similar hashes
+    # Test for 0 first, because its look-up is slow: the hashes of powers of two collide with that of 0.
+    if rest and rest in HALF_GAPS:
         # In Knuth's TwoSum, the sum of these two terms is the exact rounding error of `total`.
         back = total - product
         if (product - (total - back)) + (addend - back) != 0:

@@ -146,7 +146,7 @@ def moves(entry: Instruction, *others: Sequence[Any]) -> tuple[list[int], list[l
 
     The lanes of a warp often repeat a shuffle with other values, so the result is cached.
 
-    others: the rows of its operands after the first one.
+    others: the rows of 32 values of the operands after the first one.
     """
     typed, *_ = entry.operands.values()
     if typed is not None:

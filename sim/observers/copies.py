@@ -81,7 +81,7 @@ def is_before(at, row, clocks):
 
 
 def is_known_before(at, row, order, known):
-    """Return the result of `precedes`. `known` contains the results of earlier calls (see
+    """Return `precedes(at, row, order)`. `known` caches the results of earlier calls (see
     Successive.under_way)."""
     key = at, row.segment
     if key not in known:
@@ -226,7 +226,7 @@ class Flights:
                     if place.is_written:
                         copied.add(at)
         chosen = np.flatnonzero(np.isin(line, [*copied]) | stores & np.isin(line, [*by_line]))
-        # element at an address; key -> [number of cases, order, the case to show]; see Successive.under_way
+        # address -> element; key -> [number of cases, order, the case to show]; see Successive.under_way
         elements, cases, known = {}, {}, {}
         chosen = chosen[self.near_copies(rows, chosen, line[chosen], by_line, order, known)]
         listed = rows.listed(chosen), rows.address[chosen].tolist(), rows.size[chosen].tolist()
@@ -244,9 +244,9 @@ class Flights:
 
     @staticmethod
     def near_copies(rows, chosen, lines, by_line, order, known):
-        """Return for each of some accesses whether a copy to or from its line is under way, as an array.
+        """Return an array: for each chosen access, whether a copy to or from its line is under way.
 
-        The result is the same for all accesses of one segment to a line.
+        The value is the same for all accesses of one segment to a line, so it is computed once for them.
         """
         _, number = np.unique(lines, return_inverse=True)
         _, first, group = np.unique(

@@ -44,7 +44,7 @@ class Facts(AccessPair):
             found = None if site.action == "atomic" else assignment(self.statement(site))
             if found is None or not found.is_element:
                 continue
-            # A read belongs to the update if its own statement is one, which races with an atomic.
+            # A racing read may be the read of an update such as `x[i] += v`, if it races with an atomic.
             if site.action == "load" and not (found.operator and ATOMIC in self.actions):
                 continue
             before = [read for read in self.reads if self.precedes(read, site) and read.line != site.line]

@@ -44,8 +44,9 @@ class HappensBefore:
 
     def __init__(self, generous=False):
         self.generous = generous
-        # Whether an atomic orders the later accesses of its thread to the element after the earlier atomics
-        # on it. False if no thread uses the result of an atomic, because their order is then accidental.
+        # Whether an atomic orders the later accesses of its thread to the same element after earlier atomics
+        # on this element. False if no thread uses the result of an atomic, because the order of the atomics
+        # is then accidental.
         self.atomics_order = True
         self.delayed = False  # whether a thread's own accesses enter its clock only at another event
         self.active = False  # whether any event so far can order accesses
@@ -376,8 +377,8 @@ class Invalidation(HappensBefore):
         return any(clock.get((a.block, thread), -1) > segment for thread in threads for clock in clocks)
 
     def is_invalidation(self, a, b):
-        """Return whether the access b invalidates an mbarrier used by the access a. A Moment has no site, and
-        is not a use."""
+        """Return whether the access b invalidates an mbarrier used by the access a. If a is a Moment, it has
+        no site, and does not use an mbarrier."""
         return b.segment in self.context.invalidating and getattr(a, "site", LOAD) & 3 == ATOMIC
 
 

@@ -238,7 +238,7 @@ def successive_pairs(rows, party, members):
 def pairs_with_atomics(rows, party, members, atomics_order):
     """Yield the pairs of accesses that must be ordered, for a cell with some atomic accesses.
 
-    atomics_order: the attribute of the HappensBefore.
+    atomics_order: the value of HappensBefore.atomics_order.
     """
     here = rows[members]
     changing, plain = here.action == ATOMIC, np.flatnonzero(~atomic_mask(here)).tolist()

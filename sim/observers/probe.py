@@ -1,8 +1,8 @@
 """Search for a race in an epoch that has not ended.
 
 Threads with long loops can make billions of accesses before the next barrier. A launch with a race must end
-soon, so the accesses so far are searched when their number has doubled. A race between them remains a race,
-whatever the threads do next.
+soon, so the accesses so far are searched each time their number has doubled. A race between these accesses
+remains a race, whatever the threads do next.
 """
 
 from sim.observers.cells import Rows, racy_cells, sorted_distinct
@@ -18,7 +18,8 @@ class Probe:
 
     def __init__(self, races):
         self.races, self.context = races, races.context
-        # block -> number of accesses of its epoch; number before the next search; findings of the last one
+        # block -> number of accesses in its epoch; number at which the next search is due; findings of the
+        # last search
         self.count, self.next, self.found = {}, {}, {}
 
     def add(self, batch):

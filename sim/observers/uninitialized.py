@@ -220,8 +220,12 @@ class Uninitialized(OrderingObserver):
             part.written[[begin + byte for byte in hole]] = False
 
     def findings(self, block, thread, site, address, suspects):
-        """Yield findings for the loads at these positions. There are at most MAX_READS per site, and the last
-        one counts the rest. Once a block has that many for a site, the lowest load counts all of an epoch."""
+        """Yield findings for the loads at these positions.
+
+        There are at most MAX_READS per site, and the last one counts the other loads. Once a block has that
+        many loads of a site, each further epoch in which they read one array has one finding: it names the
+        load with the lowest address and counts all of them.
+        """
         places = {}
         for i in suspects:
             places.setdefault(int(site[i]), []).append(i)

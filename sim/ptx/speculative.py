@@ -14,7 +14,7 @@ class SpeculativeLoads:
 
     def __init__(self, function):
         items = [item for item in function.body if isinstance(item, Instruction)]
-        sources = {}  # register -> the registers of which its value is computed unconditionally
+        sources = {}  # register -> the registers from which its value is computed, whatever a selp selects
         used, waiting = set(), []  # registers whose value has an effect
         for item in items:
             read, written = read_and_written(item)
@@ -39,6 +39,6 @@ class SpeculativeLoads:
 
 
 def selected(item):
-    """Return the names of the registers of which a selp selects one."""
+    """Return the names of the two registers from which a selp selects, or nothing for other instructions."""
     operands = item.operands[1:3] if item.names[0] == "selp" else ()
     return {operand.name for operand in operands if isinstance(operand, Register)}

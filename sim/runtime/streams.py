@@ -127,7 +127,7 @@ class Streams:
     def reach_host(self) -> None:
         """Record that the host executes the current operation, so that the operations before it are complete.
 
-        The function that the host executes can tell any thread of the host that they are.
+        The function that the host executes can notify any thread of the host of their completion.
         """
         stream, _ = self.current
         self.finish(self.clocks[stream] - Counter({stream: 1}))

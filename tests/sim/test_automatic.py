@@ -1,4 +1,4 @@
-"""Tests of the engine "auto": which launches it compiles, and that nothing else differs from `fibers`."""
+"""Tests of the engine "auto": which launches it compiles, and that its results equal those of `fibers`."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ def increase(x):
 
 
 def smooth(x):
-    """Add up the elements of the block behind two barriers."""
+    """Add up the elements of the block, after two barriers."""
     shared = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     shared[t] = x[i]
@@ -49,7 +49,7 @@ def increase_one(x):
 
 
 def counting(x):
-    """Let the order of threads determine the elements that they get."""
+    """Let the order of the threads determine which element each thread gets."""
     x[cuda.atomic.add(x, 0, 1) % 8 + 1] += 1
 
 
@@ -132,7 +132,7 @@ def test_a_launch_continues_if_numba_is_not_installed(monkeypatch):
 
 @pytest.mark.parametrize("engine, stride", [("fibers", 0), ("native", 1)])
 def test_a_launch_with_a_finding_is_not_compiled(engine, stride, monkeypatch):
-    """Let the first block race or not. In the second block, the work suffices."""
+    """Let the first block race or not. The work suffices for compilation only in the second block."""
     monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=300))
 
     def store(x, stride):
@@ -144,7 +144,7 @@ def test_a_launch_with_a_finding_is_not_compiled(engine, stride, monkeypatch):
 
 
 def test_more_instructions_need_more_work(monkeypatch):
-    """Compile a launch at once, but let a longer kernel wait."""
+    """Compile a kernel of several instructions only in a launch with more work."""
     monkeypatch.setattr(automatic, "INSTRUCTIONS", 1)
     monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=100))
 
@@ -153,7 +153,7 @@ def test_more_instructions_need_more_work(monkeypatch):
 
     assert simulate(triple)[10, 32](np.ones(320)).engine == "fibers"
     assert simulate(triple)[1000, 32](np.ones(32000)).engine == "native"
-    # The kernel is compiled now.
+    # This process has compiled the kernel now, so a small launch suffices.
     assert simulate(triple)[10, 32](np.ones(320)).engine == "native"
 
 
@@ -165,7 +165,7 @@ def test_an_endless_loop_is_left_to_the_interpreter(early, monkeypatch):
 
 
 def test_the_state_of_an_observer_is_restored(early):
-    """Give an instance of Races to the interpreter and then to compiled code with an error."""
+    """Use an instance of Races in the interpreter, and then in compiled code that finds a race."""
 
     def late(x):
         if cuda.blockIdx.x == 9:

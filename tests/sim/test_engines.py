@@ -180,7 +180,7 @@ def test_endless_loops_end_and_name_the_line(kernel, line, engine):
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_long_for_loop_is_undecided_and_gets_cpu_time(engine, monkeypatch):
-    """Check the time, too: another process that uses the CPU must not shorten it."""
+    """Check the CPU time, too: another process that uses the CPU must not shorten the limit."""
     for module in (sim.context, sim.engine.watchdog):
         monkeypatch.setattr(module, "PATIENCE_FACTOR", 2)
     monkeypatch.setattr(sim.engine.watchdog, "INTERVAL", 0.05)
@@ -405,7 +405,8 @@ def test_an_atomic_whose_result_nobody_reads_tells_threads_nothing():
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_atomics_whose_results_are_unused_order_nothing(engine):
-    # The order of the two atomics depends on the seed, so it must not order the store after the other one.
+    # The order of the two atomics depends on the seed, so the store must not be ordered after the atomic of
+    # the other thread.
 
     def kernel(x):
         i = cuda.grid(1)

@@ -50,7 +50,7 @@ class Epochs(Observer):
 
 
 class Merged(Epochs):
-    """The same without the barriers of blocks with one thread."""
+    """Observer that counts the same, but needs no barriers of blocks with one thread."""
 
     lone_barriers = False
 

@@ -99,7 +99,7 @@ def make_sums_of_a_slice(start):
 
 @pytest.mark.parametrize(("start", "kinds"), [(32, []), (16, ["race-shared"]), (0, [])])
 def test_a_slice_of_one_dtype_is_compared_only_by_races(start, kinds):
-    """Find no error at the start 0, where each thread overwrites its own values."""
+    """Find no error if the slice starts at 0, because each thread then overwrites only its own values."""
     found = findings(make_sums_of_a_slice(start), "fibers", np.ones(32, np.float32), np.zeros(32))
     assert [finding.kind for finding in found] == kinds
 

@@ -22,8 +22,8 @@ FIELD_SIZES = {
     "while_left": 1,  # remaining iterations of `while` loops in the current block
     "for_left": 1,  # remaining iterations of `for` loops in the current block
     "ending_flags": 1,  # mask of the error flags that end the launch after some time
-    "time_after_error": 1,  # the CPU time for which the launch may then run, in the units of `clock`
-    "deadline": 1,  # CPU time at which the launch ends, or 0 while it has no such error
+    "time_after_error": 1,  # CPU time for which a launch may run after such an error, in units of `clock`
+    "deadline": 1,  # CPU time at which the launch ends, or 0 before the first error with one of these flags
     "returned_count": 1,  # number of threads of the current block that have returned
     "barriers": 1,  # number of block-wide barriers that opened so far, in all blocks
     "epoch": 1,  # current epoch: increases with each block and each barrier

@@ -56,7 +56,7 @@ def begin_block(state, threads, position, while_limit, for_limit):
 def end_block(state) -> bool:
     """Store the block's error flags. Return whether the launch must stop or pause."""
     state.block_errors[state.position] = state.errors
-    # Polling costs a call into Python, so poll every 64 blocks, or if the launch may have to end.
+    # Polling costs a call into Python, so poll every 64 blocks, and after each block once there is an error.
     if state.position & 63 == 63 or has_errors(state):
         poll_stop(state)
     if state.log_count > REPLAY_THRESHOLD and state.stopped < OF_LAUNCH:
@@ -187,7 +187,7 @@ def step_of(step):
 
 @int64_helper
 def has_errors(state) -> bool:
-    """Return whether the launch has had an error that ends it after some time."""
+    """Return whether an error has occurred after which the launch has a time limit."""
     return state.errors & state.ending_flags != 0 or state.deadline != 0
 
 

@@ -41,7 +41,8 @@ def explain(attempt):
     exhausted = attempt.state.stopped == OF_LAUNCH
     outcome = interpret_blocks(attempt, blocks)
     if exhausted and not any(finding.kind in ENDLESS_LOOP for finding in outcome.findings):
-        # The loop that exceeded its limit has an end, and compiled code did not run the blocks after it.
+        # The loop that exceeded the iteration limit is not endless, but compiled code did not run the blocks
+        # after it.
         attempt.restore()
         return interpret(launch, "interpreted: its loops have too many iterations for compiled code")
     no_error = not any(finding.severity == "error" for finding in outcome.findings)

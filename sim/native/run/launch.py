@@ -46,7 +46,7 @@ class Attempt(Memory):
 
     The constructor lowers the kernel and allocates memory, `compile` compiles it, and `run` executes the
     blocks. Each of them raises CannotLower if the interpreter has to run the launch instead. After `run`,
-    `outcome` is final if `is_clean` is True. Otherwise, `sim.native.run.explain` has to rerun blocks.
+    `outcome` is final if `is_clean` is True. Otherwise, `sim.native.run.explain` reruns some of the blocks.
     """
 
     may_raise = True  # whether the kernel can raise Python exceptions

@@ -172,7 +172,7 @@ def test_a_python_launch_is_run_again_only_if_accesses_are_left():
 
 @cuda.jit
 def initialises_once(state, data, out):
-    """Let a thread of each block read what the first one has initialised, maybe before that is complete."""
+    """Let a thread of each block read data, maybe before the first thread has initialised all of them."""
     if cuda.threadIdx.x == 0:
         if cuda.atomic.add(state, 0, 0) != READY:
             if cuda.atomic.cas(state, 0, 0, 1) == 0:
@@ -213,7 +213,7 @@ def test_the_first_blocks_of_a_large_launch_run_under_further_schedules(kernel, 
 
 @cuda.jit
 def publishes_late(flag, data, out):
-    """Wait in the first blocks for the last one, and read there what another thread may write."""
+    """Let the first blocks wait for the last block, and read memory that another thread may write."""
     t = cuda.threadIdx.x
     tile = cuda.shared.array(32, int32)
     if cuda.blockIdx.x == 17:

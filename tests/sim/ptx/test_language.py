@@ -147,7 +147,7 @@ def test_registers_of_halves_contain_floats():
 
 
 def test_a_half_keeps_its_bits():
-    """Load, move and store NaNs in registers that contain floats, because of an addition."""
+    """Load, move and store NaNs. An addition makes their registers contain floats."""
     body = (
         "ld.global.b16 %h1, [%d3]; mov.b16 %h2, %h1; {type} %h3, %h1, %h2; st.global.b16 [%d4], %h2;"
         "mov.b32 %r4, {{%h3, %h2}}; mov.b32 {{%h4, %h5}}, %r4; st.global.b16 [%d4+2], %h5;"

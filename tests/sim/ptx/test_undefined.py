@@ -155,7 +155,7 @@ def test_a_shuffle_in_a_branch(engine, distance, after, expected):
 
 
 SELECT = "selp.b32 %r4, 1, 0, %p;"
-# warp operation -> its result if only the odd lanes take part, whose values are their numbers
+# warp operation -> its result if only the odd lanes take part; the value of a lane is its index
 WITHOUT_SOURCE = {
     "match.any.sync.b32 %r4, 9, -1;": 0xAAAAAAAA,
     "match.all.sync.b32 %r4, 9, -1;": 0xAAAAAAAA,
