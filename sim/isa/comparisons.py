@@ -18,7 +18,7 @@ from sim.isa.ptx_types import FLOATS, INTEGERS, PATTERNS, REALS, UNSIGNED, add_e
 
 
 def negated(compare):
-    """Return the comparison that is true if `compare` is false, and so if an operand is NaN."""
+    """Return the negation of `compare`. If `compare` is ordered, the negation is true for NaN operands."""
     return lambda x, y: not compare(x, y)
 
 
