@@ -34,8 +34,6 @@ INSTRUCTIONS = 256
 COMPILED_BEFORE = 16
 # The maximum number of bytes to copy before a launch is the sum of a constant and of a number per thread.
 BYTES, BYTES_OF_THREAD = 1 << 20, 1 << 14
-# The iterations of a block's loops after which compiled code leaves an endless loop to the interpreter.
-MOST_ITERATIONS = 1 << 26
 MOST_ENDED = 1 / 3  # the interpreter completes a launch of which a larger fraction of the blocks has ended
 NOTE = "begun in the interpreter, and started again in compiled code because the launch is long"
 
@@ -153,7 +151,6 @@ class WatchedGrid(Grid):
         attempt = native.lower(self.launch)
         needed = self.work_to_compile(attempt) if attempt else inf
         if needed <= work and native.compile(attempt):
-            attempt.while_limit = min(attempt.while_limit, MOST_ITERATIONS)
             taken_over.add(self.identity)
             raise TakenOver(attempt)
         now.restore()

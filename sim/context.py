@@ -366,6 +366,11 @@ class Context:
         if self.error_time is None:
             self.error_time = time.process_time()
 
+    def end_after(self, seconds):
+        """Let the launch end in this many seconds of CPU time, as if it had had an error."""
+        self.has_errors = True
+        self.error_time = time.process_time() - SECONDS_AFTER_ERROR + seconds
+
     def withdraw(self, findings):
         """Remove these findings, because others replace them."""
         if findings:

@@ -8,7 +8,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from sim.engine.base import Kernel
 from sim.native.lower.module import CannotLower
 from sim.native.run.access_log import hooks_without_log
-from sim.native.run.explain import explain, interpret
+from sim.native.run.explain import explain, interpret, is_endless
 from sim.native.run.launch import Attempt
 
 
@@ -52,6 +52,12 @@ class Native:
         """Run a compiled Attempt and return its Outcome."""
         try:
             attempt.run()
+            if attempt.exceeds_first_limit and not is_endless(attempt):
+                attempt.restore()
+                attempt = make_attempt(attempt.launch)
+                attempt.while_limit = attempt.most_iterations
+                attempt.compile()
+                attempt.run()
         except CannotLower as reason:
             return interpret(attempt.launch, f"interpreted: {reason.message()}")
         return attempt.outcome() if attempt.is_clean else explain(attempt)

@@ -158,7 +158,7 @@ def test_more_instructions_need_more_work(monkeypatch):
 
 
 def test_an_endless_loop_is_left_to_the_interpreter(early, monkeypatch):
-    monkeypatch.setattr(automatic, "MOST_ITERATIONS", 1 << 12)
+    monkeypatch.setattr("sim.native.run.launch.FIRST_LIMIT", 1 << 12)
     monkeypatch.setattr(context, "FIRST_PATIENCE", 0.05)
     report = simulate(endless_barriers, on_finding="report")[1, 32](np.zeros(1))
     assert report.engine == "native" and [finding.kind for finding in report.findings] == ["no-progress"]

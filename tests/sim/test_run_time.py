@@ -12,7 +12,7 @@ from sim.engine import watchdog
 from sim.engine.scheduler import Scheduler
 from sim.forecast import Numbers, directions
 from sim.native import source
-from sim.native.run import launch
+from sim.native.run import explain, launch
 from sim.observers import advice, order, pairs, probe, uninitialized
 from sim.observers.collisions import Collisions
 from sim.progress import ProgressCheck
@@ -531,6 +531,15 @@ def test_blocks_after_a_long_loop_are_not_lost(monkeypatch):
     x = np.zeros(9 * 1024, np.int32)
     report = simulate(counts_to, engine="native")[9, 1024](x, 2)
     assert (x == 2).all() and report.counters["blocks"] == 9
+
+
+def test_a_long_loop_that_ends_is_compiled(monkeypatch):
+    """Exceed the first limit of compiled code, at which the interpreter finds no endless loop."""
+    monkeypatch.setattr(launch, "FIRST_LIMIT", 10_000)
+    monkeypatch.setattr(explain, "PROBE_SECONDS", 0.1)
+    x = np.zeros(9 * 1024, np.int32)
+    report = simulate(counts_to, engine="native")[9, 1024](x, 5_000)
+    assert (x == 5_000).all() and report.notes == ("compiled",)
 
 
 @cuda.jit

@@ -26,6 +26,11 @@ class PtxAttempt(Attempt):
 
     may_raise = False
 
+    @property
+    def most_iterations(self):
+        """The number of iterations of all loops after which a block counts as endless."""
+        return self.launch.max_steps or WHILE_LIMIT
+
     def prepare(self):
         """Lower the kernel and allocate its memory.
 
@@ -37,7 +42,6 @@ class PtxAttempt(Attempt):
                 "only the interpreter supports observers of PTX kernels other than the default checks"
             )
         launch.function.check(launch)
-        self.while_limit = launch.max_steps or WHILE_LIMIT
         self.source, self.program = memoize(
             launch.function.function, "compiled", lambda: compile_kernel(launch.function)
         )

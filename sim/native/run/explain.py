@@ -14,6 +14,7 @@ from sim.observers import DEFAULT
 
 # The maximum number of threads that a rerun interprets. In a larger launch, only selected blocks are rerun.
 MAX_RERUN_THREADS = 1 << 13
+PROBE_SECONDS = 4.0  # CPU seconds in which the interpreter has to find that a loop is endless
 ENDLESS_LOOP = {"no-progress", "undecided"}  # kinds of findings that end a launch
 INCOMPLETE = BOUNDS | DIVERGED  # the flags of blocks whose results in compiled code are incomplete
 
@@ -23,6 +24,21 @@ def interpret(launch, note, make_grid=Grid):
     outcome = Interpreted(Fiber).run(launch, make_grid)
     outcome.notes = note, *outcome.notes
     return outcome
+
+
+def is_endless(attempt):
+    """Return whether the interpreter finds an endless loop in the block that exceeded a limit of iterations.
+
+    attempt: the Attempt, after its `run`. Memory is not restored.
+    """
+    state, errors = attempt.state, attempt.block_errors.copy()
+    stopped, block, pairs = state.stopped, state.position, state.pair_count
+    attempt.stop = block + 1
+    outcome = interpret_blocks(attempt, [block], PROBE_SECONDS)
+    # `explain` needs what the run recorded.
+    state.stopped, state.position, state.pair_count = stopped, block, pairs
+    attempt.stop, attempt.block_errors[:] = attempt.launch.blocks, errors
+    return any(finding.kind in ENDLESS_LOOP for finding in outcome.findings)
 
 
 def explain(attempt):
@@ -70,10 +86,11 @@ def passes_divergent_barrier(outcome):
     return any(f.kind == "barrier-divergence" and f.severity == "warning" for f in outcome.findings)
 
 
-def interpret_blocks(attempt, blocks):
+def interpret_blocks(attempt, blocks, seconds=None):
     """Return the Outcome of a rerun in which the interpreter runs some blocks and compiled code all others.
 
     blocks: the linear indices of the blocks to interpret.
+    seconds: CPU seconds after which the rerun ends, or None.
     """
     launch = attempt.launch
     attempt.restore()
@@ -86,6 +103,8 @@ def interpret_blocks(attempt, blocks):
 
     def make_grid(*given):
         grids.append(MixedGrid(attempt, blocks, not grids, *given))
+        if seconds is not None:
+            grids[-1].context.end_after(seconds)
         return grids[-1]
 
     outcome = Interpreted(Fiber).run(watching, make_grid)

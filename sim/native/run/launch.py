@@ -36,6 +36,9 @@ from sim.watched import watched
 FOR_LIMIT = 1 << 34
 # The same limit for `while` loops, summed over the threads. The launch can override it with `max_steps`.
 WHILE_LIMIT = 1 << 28
+# The number of iterations after which the interpreter examines whether a `while` loop is endless. If it finds
+# nothing, the launch runs again up to WHILE_LIMIT.
+FIRST_LIMIT = 1 << 26
 UNLIMITED = 1 << 62  # a time that no launch takes
 LOG_CAPACITY = 1 << 24  # log entries of 8 bytes; the entries of a single block must fit
 MAX_PAIRS = 1 << 16  # the number of pairs of racing blocks that one launch can record
@@ -57,7 +60,9 @@ class Attempt(Memory):
         self.next = 0  # the linear index of the next block to run
         # the linear index of the block before which the launch ends, if it takes too long after an error
         self.stop = launch.blocks
-        self.while_limit = launch.max_steps or WHILE_LIMIT
+        # An observer that has replayed the log cannot undo its counts, so its launch runs only once.
+        first = launch.max_steps or replay_observers(launch.observers)
+        self.while_limit = self.most_iterations if first else min(self.most_iterations, FIRST_LIMIT)
         self.prepare()
         if (
             self.watched
@@ -96,6 +101,18 @@ class Attempt(Memory):
         self.shadows = self.shadows_of_arguments() if self.watched else {}
 
     # --- the launch -----------------------------------------------------------------------------------------
+
+    @property
+    def most_iterations(self):
+        """The number of iterations of `while` loops after which a block counts as endless."""
+        return self.launch.max_steps or WHILE_LIMIT
+
+    @property
+    def exceeds_first_limit(self):
+        """True if the last block exceeded a limit lower than `most_iterations`, and no error was found."""
+        errors = self.block_errors & ~shadow.EXHAUSTED
+        exceeded = self.state.stopped == shadow.OF_LAUNCH and self.state.while_left < 0
+        return exceeded and self.while_limit < self.most_iterations and not errors.any()
 
     def run(self):
         """Run the blocks in order, up to the last block or to a block that ends the launch."""
