@@ -67,10 +67,10 @@ class Row:
 
 
 def engines():
-    """Return the names of the simulator's engines, "fibers" first."""
+    """Return the names of the simulator's engines, "fibers" first. "auto" is not one of its own."""
     from sim.launch import ENGINES
 
-    return tuple(ENGINES)
+    return tuple(name for name in ENGINES if name != "auto")
 
 
 # Results ----------------------------------------------------------------------------------------------------
