@@ -537,9 +537,18 @@ def test_a_long_loop_that_ends_is_compiled(monkeypatch):
     """Exceed the first limit of compiled code, at which the interpreter finds no endless loop."""
     monkeypatch.setattr(launch, "FIRST_LIMIT", 10_000)
     monkeypatch.setattr(explain, "PROBE_SECONDS", 0.1)
+    interpret_blocks, outcomes = explain.interpret_blocks, []
+
+    def recorded(*given):
+        outcomes.append(interpret_blocks(*given))
+        return outcomes[-1]
+
+    monkeypatch.setattr(explain, "interpret_blocks", recorded)
     x = np.zeros(9 * 1024, np.int32)
     report = simulate(counts_to, engine="native")[9, 1024](x, 5_000)
     assert (x == 5_000).all() and report.notes == ("compiled",)
+    (examined,) = outcomes  # The interpreter does not run the block to its end.
+    assert any("0 of 9 blocks ran to the end" in note for note in examined.notes)
 
 
 @cuda.jit
