@@ -155,7 +155,7 @@ class WatchedGrid(Grid):
             raise TakenOver(attempt)
         now.restore()
         self.context.runs_compiled = False
-        self.context.restart_progress()
+        self.context.loops.restart()
         return needed if needed > work else inf
 
     def work_to_compile(self, attempt):

@@ -4,7 +4,6 @@ events.
 An engine creates one Context per run and passes it to every other component.
 """
 
-import sys
 import time
 from array import array
 from math import inf, prod
@@ -12,43 +11,21 @@ from math import inf, prod
 import numpy as np
 
 from sim.access_batches import split_by_block
-from sim.errors import Stuck
+from sim.error_limit import ErrorLimit
 from sim.events import ADDRESS_BITS, ADDRESS_MASK, SITE_SHIFT, SITES, Access, Decisions, EnabledEvents, Moment
-from sim.forecast import Forecast
 from sim.frames import FrameSites
 from sim.hooks import HOOKS, check_names, listeners
-from sim.nouns import plural
-from sim.progress import FIRST_LEAP, MAX_LEAP, Clock, Polls, ProgressCheck
+from sim.loop_limits import LoopLimits
+from sim.progress import Clock, Polls
 from sim.sites import block_indices, thread_index
 
 # limit on the number of logged accesses; a longer log is flushed at the next thread switch
 FLUSH_AT = 1 << 20
 # an epoch with more logged accesses ends at the next barrier, even in a block of one thread
 MERGED_ACCESSES = 1 << 12
-DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress before threads are compared
-# CPU seconds without progress before threads are compared. The delay starts at FIRST_PATIENCE and doubles
-# after each comparison that finds a change. PATIENCE is the limit for a loop in which something changes.
-FIRST_PATIENCE, PATIENCE = 1.0, 8.0
-# A loop may run for PATIENCE_FACTOR * PATIENCE seconds, or until the log has MAX_LOGGED accesses, if a
-# Forecast predicts that it ends. The factor is SEARCH_FACTOR if the loop waits for no other thread and the
-# numbers that it compares both rise and fall. The log cannot be flushed within a loop.
-PATIENCE_FACTOR, SEARCH_FACTOR, MAX_LOGGED = 8, 1.5, 1 << 23
-# Threads are not compared before each live thread has made LEAST_ITERATIONS iterations on average, or all
-# together MOST_ITERATIONS: a comparison of thousands of threads can take longer than a correct loop.
-LEAST_ITERATIONS, MOST_ITERATIONS = 32, 1 << 18
-# CPU seconds for which the barriers that open in a loop can extend its time limit.
-BARRIER_PATIENCE = 300.0
 # Hooks that only record the order of threads. Reading the clock twice would take longer than such a hook.
 QUICK = set("atomic_done fenced arrived passed copy_sent copies_received copies_tracked".split())
 QUICK |= {"warp_synchronized", "warp_exchanged"}
-# A comparison of the threads may prove that nothing changes any more, so it may exceed the limit by this
-# factor.
-COMPARING = 1.5
-# CPU seconds that a launch may take after its first error. It then ends with incomplete results.
-SECONDS_AFTER_ERROR = 6.0
-# A trial decides whether a read of unwritten shared memory is an error. The first trial takes place
-# FIRST_TRIAL CPU seconds after the read. This time is multiplied by TRIAL_FACTOR for each further trial.
-FIRST_TRIAL, TRIAL_FACTOR = 1.0, 4.0
 
 
 class Context:
@@ -96,12 +73,7 @@ class Context:
         self.notes: dict[str, None] = {}  # notes for the report, stored as keys so that each appears once
         self.findings = []
         self.has_errors = False  # whether the findings include an error
-        # for `is_overdue`: the CPU time of the first conclusive error; that of the first error that a rerun
-        # can turn into a warning; the number of findings already checked
-        self.error_time, self.doubt_time, self.seen = None, None, 0
-        # A function that decides by reruns whether such a doubtful error counts, or None if the launch cannot
-        # run again; the CPU seconds between the doubtful error and the next call of this function.
-        self.trial, self.trial_after = None, FIRST_TRIAL
+        self.error_limit = ErrorLimit(self)
         self.ended_early = False  # whether the launch was ended because it took too long after an error
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # the Recording, if an observer creates one
@@ -166,8 +138,7 @@ class Context:
         # site of a loop -> site of the load that a compiler moved out of it (sim.ptx.hoisted)
         self.hoisted: dict[int, int] = {}
         self.max_steps = max_steps
-        self.progress_check = None  # a ProgressCheck while threads are being compared
-        self.restart_progress()
+        self.loops = LoopLimits(self)
 
     # --- observers ------------------------------------------------------------------------------------------
 
@@ -188,8 +159,8 @@ class Context:
         # Observer time does not count against the kernel, and the watchdog does not end it. There are two
         # exceptions: a loop that triggers `access_refused` forever must still end, and after an error the
         # launch has to end soon.
-        if self.since is not None and hook != "access_refused" and not self.has_errors:
-            self.since += time.process_time() - began
+        if hook != "access_refused":
+            self.loops.exclude(time.process_time() - began)
 
     def refuse(self, site, what, array, index):
         """Report an access with an out-of-bounds or negative index.
@@ -283,7 +254,7 @@ class Context:
         A barrier of a single thread orders nothing. Merged epochs save time, because the observers need as
         long for an epoch with one access as for an epoch with a hundred.
         """
-        return self.merges_epochs and self.since is None and len(self.log or ()) < MERGED_ACCESSES
+        return self.merges_epochs and self.loops.since is None and len(self.log or ()) < MERGED_ACCESSES
 
     def batches(self):
         """Return the logged accesses as Batches, one per block, and clear the log."""
@@ -328,152 +299,11 @@ class Context:
 
     # --- progress -------------------------------------------------------------------------------------------
 
-    def is_overdue(self):
-        """Return whether the launch has run for longer than SECONDS_AFTER_ERROR after a conclusive error.
-
-        Setting `max_steps` disables this limit.
-        """
-        if self.max_steps:
-            return False
-        now, number = time.process_time(), len(self.findings)  # the watchdog calls this from its own thread
-        if self.error_time is None and self.seen < number:
-            errors = [one for one in self.findings[self.seen : number] if one.severity == "error"]
-            if errors and self.doubt_time is None:
-                self.doubt_time = now
-            if not all(map(reads_fresh_shared, errors)):
-                self.error_time = now
-        self.seen = number
-        return self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
-
-    def must_end(self):
-        """Return whether the launch is overdue. If a trial of doubtful errors is due, perform it."""
-        overdue = self.is_overdue()
-        if self.error_time is None and self.doubt_time is not None:
-            began = time.process_time()
-            if began - self.doubt_time > self.trial_after:
-                self.trial_after *= TRIAL_FACTOR
-                self.in_observer = True  # the watchdog must not end the trial
-                if self.trial is None or self.trial():
-                    self.error_time = self.doubt_time
-                self.in_observer = False
-                self.restart_progress()
-                self.doubt_time += time.process_time() - began
-        return overdue
-
-    def expect_error(self):
-        """Start the time limit of a launch with an error, because an observer will report one at its end."""
-        self.has_errors = True
-        if self.error_time is None:
-            self.error_time = time.process_time()
-
-    def end_after(self, seconds):
-        """Let the launch end in this many seconds of CPU time, as if it had had an error."""
-        self.has_errors = True
-        self.error_time = time.process_time() - SECONDS_AFTER_ERROR + seconds
-
     def withdraw(self, findings):
         """Remove these findings, because others replace them."""
         if findings:
             self.findings[:] = [one for one in self.findings if all(one is not other for other in findings)]
-            self.seen = 0
-
-    def restart_progress(self):
-        """Reset the budgets for loop iterations and seconds, because a thread ended or another event shows
-        progress."""
-        self.steps, self.progress_check = self.max_steps or DEFAULT_STEPS, None
-        # since the last reset: a Forecast of the loops, and whether it predicts that one ends in time
-        self.forecast, self.ends, self.leap = None, False, FIRST_LEAP
-        # CPU time of the last change (None until the clock is first read), and seconds that may pass without
-        # one
-        self.since, self.patience = None, first_patience()
-        # the remaining iterations at that time, and whether barriers have extended the time limit
-        self.steps_then, self.extended = self.steps, False
-
-    def barrier_opened(self):
-        """Extend the time limit of a loop around a barrier, unless an error precedes it.
-
-        A loop in which states repeat is endless in spite of its barriers.
-        """
-        if not self.has_errors and self.since is not None:
-            now = time.process_time()
-            self.extended = True
-            if now - self.began < BARRIER_PATIENCE:
-                self.moved = now
-
-    def phase_ended(self):
-        """Postpone the comparison of threads, because the end of an mbarrier's phase is progress. Do not
-        postpone it after an error, so that the launch ends soon."""
-        if self.since is not None and not self.has_errors:
-            self.since, self.steps_then = time.process_time(), self.steps
-
-    def tick(self, site):
-        """Count an iteration of a `while` loop.
-
-        Once the budget is spent, end the current thread, unless something visible to threads still changes.
-        """
-        self.steps -= 1
-        # The clock is read only every 1024 iterations.
-        if self.steps < 0 or (not self.steps & 1023 and self.max_steps is None and self.is_slow()):
-            self.check_stuck(site, sys._getframe(1))
-
-    def is_slow(self):
-        """Return whether the CPU time since the last change exceeds the current patience."""
-        now = time.process_time()
-        if self.since is None:
-            # `moved` is the time of the last progress; changes that are no progress reset only `since`
-            self.since = self.moved = self.began = now
-            self.steps_then = self.steps
-        if now - self.since <= self.patience:
-            return False
-        least = LEAST_ITERATIONS * sum(block.alive for block in self.live)
-        return self.steps_then - self.steps >= min(least, MOST_ITERATIONS)
-
-    def check_stuck(self, site, frame):
-        """Decide whether the current thread is stuck in the loop at `site`. `frame` is its stack frame.
-
-        Raise Stuck(site, True) if nothing changes any more, or if the caller's max_steps are used up. Raise
-        Stuck(site, False) if something has kept changing for longer than `time_limit()`.
-        """
-        if self.max_steps:
-            raise Stuck(site, True)
-        now = time.process_time()
-        if self.since is None:
-            self.since = self.moved = self.began = now
-        self.forecast = self.forecast or Forecast(now)
-        if self.progress_check is None:
-            for block in self.live:
-                block.wake_parked(every=True)
-            self.progress_check = ProgressCheck(self, thorough=self.patience >= PATIENCE / 4)
-        self.steps = min(self.steps, 0)
-        check = self.progress_check
-        stuck = check.nothing_changes(site, frame)
-        if stuck is False or self.forecast.is_due(now):
-            self.forecast.add(now, check.numbers)
-            check.numbers = {}
-            self.ends = now - self.moved + self.forecast.seconds_left() <= PATIENCE_FACTOR * PATIENCE
-        factor = COMPARING if stuck is None else 1
-        late = now - self.moved > factor * PATIENCE and now - self.moved > factor * self.time_limit()
-        if stuck or late or stuck is False and len(self.log or ()) > MAX_LOGGED:
-            raise Stuck(site, bool(stuck))
-        if stuck is False:
-            if check.times_a_wait():
-                self.clock.advance(self.leap)
-                self.leap = min(self.leap << 10, 1 << MAX_LEAP)
-            self.progress_check, self.steps, self.since = None, DEFAULT_STEPS, now
-            self.steps_then = DEFAULT_STEPS
-            self.patience = min(2 * self.patience, PATIENCE / 4)
-
-    def time_limit(self):
-        """Return the number of seconds that a loop may run while something changes.
-
-        The limit is higher if the Forecast predicts that the loop ends. It is not after an error: on a GPU,
-        that error may have ended the launch or caused the endless loop.
-        """
-        if self.has_errors:
-            return PATIENCE
-        # Threads that do not wait for other threads are computing, and may reach the end of a search.
-        searches = self.forecast is not None and self.forecast.wanders and not self.synchronizes
-        return PATIENCE * (PATIENCE_FACTOR if self.ends else SEARCH_FACTOR if searches else 1)
+            self.error_limit.seen = 0
 
     @property
     def runs_kernel(self):
@@ -488,28 +318,4 @@ class Context:
         """
         if not self.runs_kernel:
             return object()
-        return self.entered, self.steps, self.log and self.ticking and len(self.log)
-
-    def format_budget(self, decided=True):
-        """Return a sentence with the iterations or the time that a loop used up without progress.
-
-        decided: whether it is certain that nothing changes any more.
-        """
-        if not decided:
-            seconds = BARRIER_PATIENCE if self.extended else self.time_limit()
-            budget = f"{seconds:g} s or {MAX_LOGGED:,} accesses"
-            return f"Something still changes, but no thread ended within {budget}."
-        budget = f"{plural(self.max_steps or DEFAULT_STEPS, 'iteration')} of the loop"
-        budget += "" if self.max_steps else f", or for {first_patience():g} s"
-        return f"No thread ended during {budget}."
-
-
-def reads_fresh_shared(finding):
-    """Return whether a finding reports a read of unwritten shared memory. A rerun can turn it into a warning
-    (sim.reruns)."""
-    return finding.kind == "uninitialized-read" and finding.reason.startswith("Fresh shared")
-
-
-def first_patience():
-    """Return the CPU seconds without progress before threads are compared for the first time."""
-    return min(FIRST_PATIENCE, PATIENCE)
+        return self.entered, self.loops.steps, self.log and self.ticking and len(self.log)

@@ -144,7 +144,7 @@ def make_binder(context, dialect):
     context.load, context.store = (
         [fast.get(f"{what}{rank}") for rank in range(MAX_FAST_RANK + 1)] for what in ("load", "store")
     )
-    fast |= {name: getattr(context, name) for name in ("tick", "branch", "unassigned")}
+    fast |= {"tick": context.loops.tick, "branch": context.branch, "unassigned": context.unassigned}
     fast |= {"unset": UNSET, "cuda": dialect}
     given = CALLED_OPERATORS | {PREFIX + name: value for name, value in fast.items()}
     modules = {"math": mathematics.math, "cmath": mathematics.cmath}

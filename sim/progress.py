@@ -87,11 +87,11 @@ class Polls:
         now = context.logged + len(context.log or ())
         self.count = self.count + 1 if now - self.accesses <= 1 else 0
         self.accesses = now
-        if self.count % 128 != 127 or context.max_steps is not None or context.progress_check:
+        if self.count % 128 != 127 or context.max_steps is not None or context.loops.progress_check:
             return
         if self.count >= self.needed * sum(block.alive for block in context.live):
             self.needed *= 2
-            context.steps = 0
+            context.loops.steps = 0
 
     def prove(self, may_run):
         """Return whether nothing but polls can happen: all blocks have started, or the log proves that the
@@ -134,7 +134,7 @@ class ProgressCheck:
         for thread in self.others:
             # A WaitPoint of PTX has no variables. Its thread is sampled when it loops.
             sampled = thread != "blocks" and isinstance(thread.frame, FrameType)
-            if sampled and context.forecast.follows(thread, self.numbers):
+            if sampled and context.loops.forecast.follows(thread, self.numbers):
                 self.numbers[thread] = Numbers(thread.frame)
 
     def nothing_changes(self, site, frame):
@@ -146,7 +146,7 @@ class ProgressCheck:
         if self.advanced:
             return False
         thread = self.context.thread
-        if thread not in self.numbers and self.context.forecast.follows(thread, self.numbers):
+        if thread not in self.numbers and self.context.loops.forecast.follows(thread, self.numbers):
             self.numbers[thread] = Numbers(frame)
         states, state = self.states.setdefault(thread, set()), (site, self.variables(frame))
         if state not in states:

@@ -23,11 +23,12 @@ from math import inf, prod
 
 import numpy as np
 
-from sim.context import DEFAULT_STEPS, reads_fresh_shared
 from sim.engine.schedules import FEW, Seeded, adversarial_schedules, schedules_of_first_part
+from sim.error_limit import reads_fresh_shared
 from sim.errors import SimulatorError
 from sim.events import Observer
 from sim.isa.table import INSTRUCTIONS
+from sim.loop_limits import DEFAULT_STEPS
 from sim.memory.snapshot import Snapshot
 from sim.nouns import plural
 from sim.observers import DEFAULT
@@ -104,7 +105,7 @@ class Reruns:
         """
         self.rerun, self.began = functools.partial(self.run_once, prepare, run), time.process_time()
         if self.possible:
-            self.context.trial = self.try_beginning
+            self.context.error_limit.trial = self.try_beginning
 
     def __enter__(self):
         return self
@@ -136,8 +137,8 @@ class Reruns:
         context.max_turns = max_turns
         # An adversarial schedule delays threads while others poll for them, so raise a low limit.
         context.max_steps = context.max_steps and max(context.max_steps, DEFAULT_STEPS)
-        context.restart_progress()
-        context.trial = lambda: False  # a rerun performs no trials of its own
+        context.loops.restart()
+        context.error_limit.trial = lambda: False  # a rerun performs no trials of its own
         run(grid, context, program.fiber)
         return context
 

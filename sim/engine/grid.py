@@ -189,7 +189,7 @@ class Grid:
                 thread.run(self.kernel, self.arguments)
                 if thread.error is not None:
                     self.scheduler.handle_error(thread)
-                context.restart_progress()
+                context.loops.restart()
             self.scheduler.block_ended(block)
             self.ended += 1
 
@@ -231,7 +231,7 @@ class Grid:
                     resident = len(live) + len(parked)
                     room = resident + len(pending[0]) <= self.resident if pending else False
                     # While threads only poll mbarriers, another block could not end their wait.
-                    room = room and not (self.context.progress_check and self.context.polls.count)
+                    room = room and not (self.context.loops.progress_check and self.context.polls.count)
                     if pending and room and self.context.schedule.may_start_block(len(pending)):
                         self.start_another(pending, live, resident)
         except BaseException as error:

@@ -122,7 +122,7 @@ class Scheduler:
         of all of them. `alone` says that no other thread of its block can run. A skip counts as an iteration.
         """
         failed = thread.failed_atomic
-        if self.context.progress_check:
+        if self.context.loops.progress_check:
             return False
         if alone and len(self.context.live) == 1 and not self.context.pending:
             return False
@@ -135,13 +135,13 @@ class Scheduler:
             return False
         thread.times_skipped += 1
         if self.context.max_steps is None:
-            self.context.steps -= 1
+            self.context.loops.steps -= 1
         return True
 
     def enter(self, thread):
         """Make `thread` the current thread. Raise OutOfTime if the launch has to end."""
         context, index = self.context, self.thread_index
-        if context.has_errors and context.must_end():
+        if context.has_errors and context.error_limit.must_end():
             raise OutOfTime
         if thread.block is not self.block:
             self.enter_block(thread.block)
@@ -166,7 +166,7 @@ class Scheduler:
             self.woken = True
         if thread.error is not None:
             self.handle_error(thread)
-        self.context.restart_progress()
+        self.context.loops.restart()
         warp.lane_ended(self.context, thread)
 
     def handle_error(self, thread):
@@ -231,7 +231,7 @@ class Scheduler:
                 if decided
                 else "a loop repeats, and the simulator could not decide whether it ends",
                 witnesses,
-                reason=self.context.format_budget(decided) if hoisted is None else HOISTED,
+                reason=self.context.loops.format_budget(decided) if hoisted is None else HOISTED,
                 fix=FIX_HOISTED if hoisted is not None else FIX_LOOP if decided else FIX_UNDECIDED,
             )
         )

@@ -4,9 +4,9 @@
 import threading
 import time
 
-from sim.context import PATIENCE, PATIENCE_FACTOR
 from sim.engine.os_thread import throw_into
 from sim.errors import OutOfTime, Stuck, Undecided
+from sim.loop_limits import PATIENCE, PATIENCE_FACTOR
 
 INTERVAL = 0.5  # polling interval in seconds
 PAUSE = 16  # polls after an OutOfTime without another one, because the engine is unwinding the threads
@@ -38,11 +38,12 @@ class Watchdog:
             if sign != last:
                 last, changed = sign, now
             if now - changed >= self.patience():
-                context.ends = context.ticking
+                context.loops.ends = context.ticking
                 self.interrupt(Undecided if context.ticking else Stuck)
                 changed = now
             same, entered, pause = context.entered == entered, context.entered, max(pause - 1, 0)
-            if same and not pause and context.has_errors and context.runs_kernel and context.is_overdue():
+            runs = same and not pause and context.runs_kernel
+            if runs and context.has_errors and context.error_limit.is_overdue():
                 self.interrupt(OutOfTime)
                 pause = PAUSE
 

@@ -94,7 +94,7 @@ class BarrierMemory:
         """Suspend the current thread, whose test has failed, until the phase may have ended. Return False if
         the thread has to repeat the test instead."""
         context = self.context
-        if not self.waits or self.has_failed(barrier) or context.progress_check:
+        if not self.waits or self.has_failed(barrier) or context.loops.progress_check:
             return False
         # A block of a cluster must not complete its copies before the other blocks have had a turn. In
         # kernels with bulk copies, a wait that can miss its phase is found more often if its test is
@@ -130,8 +130,8 @@ class BarrierMemory:
         """Report that an mbarrier completes its current phase."""
         # Initialising the barrier again in a loop can restore an earlier state.
         if not barrier.replaces:
-            self.context.phase_ended()
-            if check := self.context.progress_check:
+            self.context.loops.phase_ended()
+            if check := self.context.loops.progress_check:
                 check.advanced = True
         phase, arrival = phase_of(barrier, barrier.phase), barrier.last_arrival
         if isinstance(arrival, tuple):

@@ -115,7 +115,7 @@ class Uninitialized(OrderingObserver):
         key = access.site, array
         read = place, access, address, use
         if not self.local_reads:
-            self.context.expect_error()
+            self.context.error_limit.expect_error()
         lowest, count = self.local_reads.get(key, (read, 0))
         self.local_reads[key] = min(lowest, read, key=lambda read: read[0]), count + 1
 

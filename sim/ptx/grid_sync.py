@@ -143,7 +143,7 @@ class GridBarrier:
         # these accesses.
         self.context.flush()
         self.context.announce("grid_barrier_opened")
-        self.context.restart_progress()
+        self.context.loops.restart()
         for thread in self.waiting:
             thread.result = self.word
             thread.block.ready.append(thread)

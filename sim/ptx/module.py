@@ -214,16 +214,17 @@ class Kernel(base.Kernel):
         namespace = program.namespace(run) | {
             "__name__": "kernel",
             "current": context,
-            "tick": context.tick,
+            "tick": context.loops.tick,
             "branch": context.branch,
         }
         # In PTX, every loop counts its iterations, even if it was a `for` loop in the source. Unless the
         # caller has set a limit, the opening of a barrier and the end of a phase of an mbarrier count as
         # progress until an error is found.
-        context.steps = context.max_steps or MAX_ITERATIONS
+        context.loops.steps = context.max_steps or MAX_ITERATIONS
         if context.max_steps is None:
+            loops = context.loops
             for hook in ("barrier_opened", "phase_ended"):
-                context.listeners[hook] = [*context.listeners[hook], lambda *_: context.barrier_opened()]
+                context.listeners[hook] = [*context.listeners[hook], lambda *_: loops.barrier_opened()]
         context.listeners["launch_finished"] = [run.heap.finish, *context.listeners["launch_finished"]]
         suspending = SUSPENDING | {NAMED_BARRIER, "barrier.cluster"}
         used = program.used & suspending

@@ -8,7 +8,7 @@ from numba import cuda, float32
 
 from corpus_cases import CASES, launched
 from example_kernels import endless_barriers
-from sim import LaunchError, automatic, context, launch, load_ptx, simulate
+from sim import LaunchError, automatic, launch, load_ptx, loop_limits, simulate
 from sim.automatic import NOTE, Automatic
 from sim.observers import COUNTERS, DEFAULT, Races, Trace
 
@@ -159,7 +159,7 @@ def test_more_instructions_need_more_work(monkeypatch):
 
 def test_an_endless_loop_is_left_to_the_interpreter(early, monkeypatch):
     monkeypatch.setattr("sim.native.run.launch.FIRST_LIMIT", 1 << 12)
-    monkeypatch.setattr(context, "FIRST_PATIENCE", 0.05)
+    monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 0.05)
     report = simulate(endless_barriers, on_finding="report")[1, 32](np.zeros(1))
     assert report.engine == "native" and [finding.kind for finding in report.findings] == ["no-progress"]
 

@@ -155,10 +155,10 @@ def impatient(monkeypatch):
 
     test_no_progress uses the defaults, which are eight seconds and 1,000,000 iterations.
     """
-    for module in (sim.context, sim.engine.watchdog):
+    for module in (sim.loop_limits, sim.engine.watchdog):
         monkeypatch.setattr(module, "PATIENCE", 0.25)
-    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.03)
-    monkeypatch.setattr(sim.context, "DEFAULT_STEPS", 5_000)
+    monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.03)
+    monkeypatch.setattr(sim.loop_limits, "DEFAULT_STEPS", 5_000)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -181,7 +181,7 @@ def test_endless_loops_end_and_name_the_line(kernel, line, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_long_for_loop_is_undecided_and_gets_cpu_time(engine, monkeypatch):
     """Check the CPU time, too: another process that uses the CPU must not shorten the limit."""
-    for module in (sim.context, sim.engine.watchdog):
+    for module in (sim.loop_limits, sim.engine.watchdog):
         monkeypatch.setattr(module, "PATIENCE_FACTOR", 2)
     monkeypatch.setattr(sim.engine.watchdog, "INTERVAL", 0.05)
     began = time.process_time()
@@ -273,9 +273,9 @@ def test_threads_that_repeat_themselves_are_found_soon(monkeypatch):
             pass
         cuda.atomic.exch(flag, 1 - cuda.threadIdx.x, 1)
 
-    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.05)
-    monkeypatch.setattr(sim.context, "PATIENCE", 1e9)
-    monkeypatch.setattr(sim.context, "DEFAULT_STEPS", 10**9)
+    monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.05)
+    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 1e9)
+    monkeypatch.setattr(sim.loop_limits, "DEFAULT_STEPS", 10**9)
     (finding,) = simulate(kernel, on_finding="report")[1, 2](np.zeros(2, np.int64)).findings
     assert finding.verdict == "a loop repeats without end"
     assert finding.reason.endswith("or for 0.05 s.")
@@ -287,7 +287,7 @@ def test_whether_a_loop_ends_that_changes_something_is_not_decided(monkeypatch):
         while left != 0:
             left -= 2
 
-    monkeypatch.setattr(sim.context, "PATIENCE", 0.02)
+    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 0.02)
     (finding,) = simulate(kernel, on_finding="report")[1, 1](np.zeros(3)).findings
     assert finding.verdict == "a loop repeats, and the simulator could not decide whether it ends"
     assert (
@@ -338,8 +338,8 @@ def slow_loops():
     "kernel, threads, ends", slow_loops(), ids=lambda value: getattr(value, "__name__", None)
 )
 def test_a_slow_loop_goes_on_if_a_number_approaches_a_bound(kernel, threads, ends, monkeypatch):
-    monkeypatch.setattr(sim.context, "PATIENCE", 0.4)
-    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.04)
+    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 0.4)
+    monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.04)
     x = np.array([0, 100_000, *[0] * 6])
     began = time.process_time()
     findings = simulate(kernel, on_finding="report", observers=())[1, threads](x).findings
@@ -367,7 +367,7 @@ def queue_that_ends(items, head, tail):
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_a_queue_that_stays_empty_is_given_up_early(engine, monkeypatch):
     """Wait for an empty queue. Only the queue's counter and the values drawn from it grow."""
-    monkeypatch.setattr(sim.context, "PATIENCE", 0.2)
+    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 0.2)
     arguments = np.zeros(64, np.int32), np.zeros(1, np.int32), np.full(1, 64, np.int32)
     launched = simulate(endless_queue, on_finding="report", engine=engine)[1, 8]
     (finding,) = launched(*arguments).errors
@@ -383,7 +383,7 @@ def test_a_loop_behind_an_error_is_not_awaited_longer(monkeypatch):
         while x[i] == 0 or i >= 3:
             i += 1
 
-    monkeypatch.setattr(sim.context, "PATIENCE", 0.02)
+    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 0.02)
     findings = simulate(kernel, on_finding="report")[1, 1](np.zeros(3)).findings
     assert [finding.kind for finding in findings] == ["out-of-bounds", "undecided"]
     assert "within 0.02 s" in findings[1].reason
@@ -615,7 +615,7 @@ def test_blocks_wait_until_the_system_has_threads_for_them():
 @pytest.mark.usefixtures("few_threads")
 @pytest.mark.parametrize("kernel", [waits_for_the_grid, waits_for_the_last_block])
 def test_a_launch_that_needs_more_resident_blocks_than_the_system_bears_is_refused(kernel, monkeypatch):
-    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.05)
+    monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.05)
     count, sums = np.zeros(2, np.int64), np.zeros(6, np.int64)
     with pytest.raises(LaunchError, match="too few for the blocks that must be resident at once"):
         simulate(kernel, engine="threads")[6, 8](count, sums)

@@ -259,7 +259,7 @@ def test_barriers_of_two_kinds():
 
 
 def test_no_progress(monkeypatch):
-    monkeypatch.setattr(sim.context, "PATIENCE", 0.1)
+    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 0.1)
 
     def kernel(x):
         while x[0] == 0:

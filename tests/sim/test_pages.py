@@ -74,7 +74,7 @@ def run_form(page, form, run, code, folder, engine):
         done = run_module(folder, "pytest", "-p", "no:cacheprovider", "-q", "--cuda-sim", file)
         return messages(done.stdout.replace(f"{folder}{os.sep}", ""))
     limit = LIMITS.get(page.name, "8")
-    with contextlib.chdir(folder), mock.patch("sim.context.PATIENCE", float(limit)):
+    with contextlib.chdir(folder), mock.patch("sim.loop_limits.PATIENCE", float(limit)):
         if form.command:
             with contextlib.redirect_stderr(io.StringIO()):
                 parsed = command_line.make_parser().parse_intermixed_args([*options, "--engine", engine])

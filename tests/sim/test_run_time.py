@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, int32
 
-from sim import context, idle_variables, progress, reruns, simulate
+from sim import context, error_limit, idle_variables, loop_limits, progress, reruns, simulate
 from sim.engine import watchdog
 from sim.engine.scheduler import Scheduler
 from sim.forecast import Numbers, directions
@@ -120,13 +120,13 @@ def takes_a_lock(lock):
 def test_skipped_threads_do_not_delay_the_verdict(monkeypatch):
     """Check that a million attempts to take a lock include those that the scheduler skips."""
     # The limit on iterations has to apply, not the limit on seconds.
-    monkeypatch.setattr(context, "FIRST_PATIENCE", 8.0)
-    monkeypatch.setattr(context, "DEFAULT_STEPS", 5_000)
+    monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 8.0)
+    monkeypatch.setattr(loop_limits, "DEFAULT_STEPS", 5_000)
     skips, skip = [], Scheduler.should_skip
     monkeypatch.setattr(Scheduler, "should_skip", lambda *of: skips.append(skip(*of)) or skips[-1])
     report = simulate(takes_a_lock, observers=(), on_finding="report")[2, 64](np.zeros(1, np.int32))
     (finding,) = report.findings
-    assert finding.kind == "no-progress" and sum(skips) < 2 * context.DEFAULT_STEPS
+    assert finding.kind == "no-progress" and sum(skips) < 2 * loop_limits.DEFAULT_STEPS
 
 
 @cuda.jit
@@ -141,7 +141,7 @@ def waits_for_items(head, tail, items, out):
 def test_endless_wait_of_many_threads_is_decided_after_few_iterations(monkeypatch):
     """Scale the limits down from 2,048 threads and 1 s, so that 512 threads are many."""
     monkeypatch.setattr(progress, "MANY_REPEATS", progress.MANY_REPEATS // 4)
-    monkeypatch.setattr(context, "FIRST_PATIENCE", 0.1)
+    monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 0.1)
     blocks, threads, pushed, compared = 4, 128, 20, []
     check = ProgressCheck.nothing_changes
     monkeypatch.setattr(ProgressCheck, "nothing_changes", lambda *of: compared.append(of[1]) or check(*of))
@@ -223,7 +223,7 @@ def gives_up(flag, rounds, out):
 
 
 def test_loop_that_counts_until_it_ends_is_not_reported(monkeypatch):
-    monkeypatch.setattr(context, "FIRST_PATIENCE", 0.02)
+    monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 0.02)
     report = simulate(gives_up, observers=())[2, 4](np.zeros(1, np.int32), 1000, np.zeros(8, np.int32))
     assert not report.findings
 
@@ -246,7 +246,7 @@ def test_idle_variables_of_a_loop():
 
 def test_undecided_loop_names_the_remedy(monkeypatch):
     """Check that the finding says how to let a possibly correct loop continue."""
-    monkeypatch.setattr(context, "PATIENCE", 0.5)
+    monkeypatch.setattr(loop_limits, "PATIENCE", 0.5)
 
     @cuda.jit
     def draws(out):
@@ -283,7 +283,7 @@ def searches(wanted, out):
 
 def test_long_search_is_not_cut_short(monkeypatch):
     for name, value in (("FIRST_PATIENCE", 0.02), ("PATIENCE", 0.5), ("SEARCH_FACTOR", 1000)):
-        monkeypatch.setattr(context, name, value)
+        monkeypatch.setattr(loop_limits, name, value)
     wanted, out = 6000, np.zeros(1, np.int64)
     report = simulate(searches)[1, 1](wanted, out)
     assert not report.findings and out[0] < wanted
@@ -354,7 +354,7 @@ def test_a_launch_ends_soon_after_an_error(monkeypatch, kernel, engine):
     blocks = 200 if engine == "native" else 4
     report, written = blocks_written(kernel, engine, blocks)
     assert report.errors[0].kind == "race-shared" and written == blocks and not ended_early(report)
-    monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
     report, written = blocks_written(kernel, engine, blocks)
     assert report.errors[0].kind == "race-shared" and written <= 1 and ended_early(report)
     assert f"{written} of {blocks} blocks ran to the end" in " ".join(report.notes)
@@ -374,8 +374,8 @@ def reads_fresh_memory(x, scale):
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 @pytest.mark.parametrize("scale", [0, 1])
 def test_a_trial_decides_whether_undefined_values_end_the_launch(monkeypatch, engine, scale):
-    monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
-    monkeypatch.setattr(context, "FIRST_TRIAL", 1e-4)
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
+    monkeypatch.setattr(error_limit, "FIRST_TRIAL", 1e-4)
     x = np.zeros(8 * THREADS, np.int32)
     report = simulate(reads_fresh_memory, engine=engine, on_finding="report")[8, THREADS](x, scale)
     (finding,) = report.findings
@@ -391,7 +391,7 @@ def reads_fresh_local_memory(x):
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_unwritten_local_memory_ends_the_launch(monkeypatch, engine):
-    monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
     x = np.zeros(4, np.int32)
     report = simulate(reads_fresh_local_memory, engine=engine, on_finding="report")[4, 1](x)
     (finding,) = report.findings
@@ -446,7 +446,7 @@ def fails_and_computes(x, rounds):
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_a_long_thread_ends_soon_after_an_error(monkeypatch, engine):
-    monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
     monkeypatch.setattr(watchdog, "INTERVAL", 0.02)
     x, rounds = np.zeros(4), 10**8
     report = simulate(fails_and_computes, engine=engine, on_finding="report")[1, 1](x, rounds)
@@ -473,7 +473,7 @@ def test_a_race_in_a_long_epoch_ends_the_launch(monkeypatch, engine):
     complete = launch()
     monkeypatch.setattr(probe, "FIRST_PROBE", 500)
     assert launch() == complete and complete[1:] == (8, False)
-    monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
     finding, written, ended = launch()
     assert finding.key == complete[0].key and written < 8 and ended
 
@@ -487,7 +487,7 @@ def test_compiled_blocks_end_soon_after_an_error(monkeypatch):
 
 
 def test_a_long_compiled_block_ends_soon_after_an_error(monkeypatch):
-    for module in (launch, context):
+    for module in (launch, error_limit):
         monkeypatch.setattr(module, "SECONDS_AFTER_ERROR", -1)
     monkeypatch.setattr(watchdog, "INTERVAL", 0.02)
     report = simulate(fails_and_computes, engine="native", on_finding="report")[9, 1024](np.zeros(4), 10**9)
@@ -562,6 +562,6 @@ def stores_equal_values(x):
 def test_a_launch_without_errors_does_not_end_early(monkeypatch):
     """Stores of equal values are only a warning, although compiled code flags them."""
     monkeypatch.setattr(launch, "SECONDS_AFTER_ERROR", -1)
-    monkeypatch.setattr(context, "SECONDS_AFTER_ERROR", -1)
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
     report, written = blocks_written(stores_equal_values, "native", 200)
     assert not report.errors and report.findings and written == 200 and not ended_early(report)

@@ -104,7 +104,7 @@ def interpret_blocks(attempt, blocks, seconds=None):
     def make_grid(*given):
         grids.append(MixedGrid(attempt, blocks, not grids, *given))
         if seconds is not None:
-            grids[-1].context.end_after(seconds)
+            grids[-1].context.error_limit.end_after(seconds)
         return grids[-1]
 
     outcome = Interpreted(Fiber).run(watching, make_grid)
@@ -153,7 +153,7 @@ class MixedGrid(Grid):
         self.attempt.advance(self.positions[index])
         self.ended = self.positions[index]
         self.context.runs_compiled, self.attempt.next = False, self.positions[index] + 1
-        self.context.restart_progress()
+        self.context.loops.restart()
 
 
 # --- selection of blocks ------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from numba.core.compiler_lock import global_compiler_lock
 
-from sim.context import SECONDS_AFTER_ERROR
 from sim.engine.base import Outcome
 from sim.engine.collector import pause_collector
+from sim.error_limit import SECONDS_AFTER_ERROR
 from sim.events import Access
 from sim.hooks import observer_class
 from sim.memory.argument import arrays_of

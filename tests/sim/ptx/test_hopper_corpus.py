@@ -158,8 +158,8 @@ def test_a_wait_in_the_scope_of_the_block_observes_copies_of_other_blocks():
 @pytest.mark.parametrize("patience", [0.1, 0.15])
 def test_a_wait_that_is_not_decided_names_the_first_thread(monkeypatch, patience):
     """Let a thread count its tests, so that its states never repeat. The limit ends an arbitrary thread."""
-    monkeypatch.setattr("sim.context.PATIENCE", patience)
-    monkeypatch.setattr("sim.context.FIRST_PATIENCE", patience)
+    monkeypatch.setattr("sim.loop_limits.PATIENCE", patience)
+    monkeypatch.setattr("sim.loop_limits.FIRST_PATIENCE", patience)
     wait = "int tests = 0; while (!done(&empty[s], phase ^ 1)) tests++; y[0] = tests;"
     kernel = corpus.PRELUDE + corpus.KERNELS["pipeline"].replace("wait(&empty[s], phase ^ 1);", wait)
     kernel = kernel.replace("arrive(&empty[s]);", "if (t) arrive(&empty[s]);")

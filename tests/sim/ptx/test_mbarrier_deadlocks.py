@@ -230,8 +230,8 @@ RENEW = """wait(&bar, 0);
 @pytest.mark.parametrize(("wait", "progress"), [("wait(&bar, i % 2);", True), (RENEW, False)])
 def test_the_end_of_a_phase_ends_a_comparison_of_threads(wait, progress, monkeypatch):
     # A barrier that a loop renews returns to its state, so the end of its phase proves nothing.
-    monkeypatch.setattr("sim.context.FIRST_PATIENCE", 0.0)
-    monkeypatch.setattr("sim.context.LEAST_ITERATIONS", 1)
+    monkeypatch.setattr("sim.loop_limits.FIRST_PATIENCE", 0.0)
+    monkeypatch.setattr("sim.loop_limits.LEAST_ITERATIONS", 1)
     iterations, compare = Counter(), ProgressCheck.nothing_changes
 
     def count(check, site, frame):

@@ -29,7 +29,7 @@ def launch(engine, name, silent):
 @pytest.mark.parametrize("name", ["votes", "barriers", "votes_by_ticket"])
 def test_blocks_that_poll_let_other_blocks_run(engine, name, monkeypatch):
     """Judge the loops early, while a schedule still lets a block poll without a pause."""
-    monkeypatch.setattr("sim.context.FIRST_PATIENCE", 0.01)
+    monkeypatch.setattr("sim.loop_limits.FIRST_PATIENCE", 0.01)
     found, sums, _ = launch(engine, name, NOBODY)
     assert found == [] and sums == [1, 2, 3]
 
@@ -37,7 +37,7 @@ def test_blocks_that_poll_let_other_blocks_run(engine, name, monkeypatch):
 @ENGINES
 @pytest.mark.parametrize("name", ["votes", "barriers"])
 def test_a_status_that_nobody_sets_is_found(engine, name, monkeypatch):
-    monkeypatch.setattr("sim.context.FIRST_PATIENCE", 0.02)
+    monkeypatch.setattr("sim.loop_limits.FIRST_PATIENCE", 0.02)
     found, sums, took = launch(engine, name, BLOCKS - 2)
     assert found == ["no-progress"] and sums == [1, 0, 0] and took < 15
 

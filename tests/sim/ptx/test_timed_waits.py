@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import sim.context
+import sim.loop_limits
 from sim import load_ptx, simulate
 from sim.progress import Clock
 
@@ -74,7 +74,7 @@ def run(body, engine, count=65, **more):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.05)
+    monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.05)
 
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-import sim.context
+import sim.loop_limits
 from ptx.test_language import HEAD
 from sim import load_ptx, simulate
 
@@ -66,8 +66,8 @@ L:  bra L;
 
 
 def test_loop_around_a_barrier_ends_soon_after_an_uninitialised_read(monkeypatch):
-    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.1)
-    monkeypatch.setattr(sim.context, "PATIENCE", 1.0)
+    monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.1)
+    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 1.0)
     began = time.process_time()
     kernel = load_ptx(HEAD + RELAX)["relax"]
     report = simulate(kernel, engine="fibers", on_finding="report")[1, 32](np.zeros(32, np.float32))
@@ -79,8 +79,8 @@ def test_loop_around_a_barrier_ends_soon_after_an_uninitialised_read(monkeypatch
 def test_barriers_are_progress_while_there_is_no_error(monkeypatch, request):
     """Let `s[33]` be 0, so that the values converge. The loop takes five times the patience, but not between
     two barriers."""
-    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.001)
-    monkeypatch.setattr(sim.context, "PATIENCE", 0.01)
+    monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.001)
+    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 0.01)
     gc.disable()  # a collection between two barriers could exceed the patience
     request.addfinalizer(gc.enable)
     zero = "@%p1 st.shared.u32 [s], 1065353216; @%p1 st.shared.u32 [s+132], %r4;"
@@ -94,7 +94,7 @@ def test_barriers_are_progress_while_there_is_no_error(monkeypatch, request):
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_loop_without_barrier_names_the_uninitialised_read(engine, monkeypatch):
     """Read an unwritten element before an endless loop, in the epoch of that loop."""
-    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.1)
+    monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.1)
     kernel = load_ptx(HEAD + HALVE)["halve"]
     began = time.process_time()
     report = simulate(kernel, engine=engine, on_finding="report")[1, 32](np.zeros(32, np.float32))
@@ -112,9 +112,9 @@ def test_loop_whose_load_the_compiler_moved_out_says_so(before, hoisted):
 
 
 def test_barriers_extend_the_time_limit_of_a_loop_only_for_a_while(monkeypatch):
-    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.05)
-    monkeypatch.setattr(sim.context, "PATIENCE", 0.05)
-    monkeypatch.setattr(sim.context, "BARRIER_PATIENCE", 0.5)
+    monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.05)
+    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 0.05)
+    monkeypatch.setattr(sim.loop_limits, "BARRIER_PATIENCE", 0.5)
     began = time.process_time()
     kernel = load_ptx(HEAD + COUNTDOWN)["countdown"]
     (finding,) = simulate(kernel, on_finding="report")[1, 32](np.zeros(1)).findings

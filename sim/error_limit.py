@@ -1,0 +1,73 @@
+"""The limit on the CPU time of a launch after its first error."""
+
+import time
+
+# CPU seconds that a launch may take after its first error. It then ends with incomplete results.
+SECONDS_AFTER_ERROR = 6.0
+# A trial decides whether a read of unwritten shared memory is an error. The first trial takes place
+# FIRST_TRIAL CPU seconds after the read. This time is multiplied by TRIAL_FACTOR for each further trial.
+FIRST_TRIAL, TRIAL_FACTOR = 1.0, 4.0
+
+
+class ErrorLimit:
+    """The CPU time that a run may still take after an error. Setting `max_steps` disables this limit.
+
+    A read of unwritten shared memory is a doubtful error, because a rerun can turn it into a warning. Such an
+    error starts the limit only after a trial has confirmed it.
+    """
+
+    def __init__(self, context):
+        self.context = context
+        # the CPU time of the first conclusive error; that of the first doubtful error; the number of findings
+        # already checked
+        self.error_time, self.doubt_time, self.seen = None, None, 0
+        # A function that decides by reruns whether a doubtful error counts, or None if the launch cannot run
+        # again; the CPU seconds between the doubtful error and the next call of this function.
+        self.trial, self.trial_after = None, FIRST_TRIAL
+
+    def is_overdue(self):
+        """Return whether the launch has run for longer than SECONDS_AFTER_ERROR after a conclusive error."""
+        context = self.context
+        if context.max_steps:
+            return False
+        now, number = time.process_time(), len(context.findings)  # the watchdog calls this in its own thread
+        if self.error_time is None and self.seen < number:
+            errors = [one for one in context.findings[self.seen : number] if one.severity == "error"]
+            if errors and self.doubt_time is None:
+                self.doubt_time = now
+            if not all(map(reads_fresh_shared, errors)):
+                self.error_time = now
+        self.seen = number
+        return self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
+
+    def must_end(self):
+        """Return whether the launch is overdue. If a trial of doubtful errors is due, perform it."""
+        overdue, context = self.is_overdue(), self.context
+        if self.error_time is None and self.doubt_time is not None:
+            began = time.process_time()
+            if began - self.doubt_time > self.trial_after:
+                self.trial_after *= TRIAL_FACTOR
+                context.in_observer = True  # the watchdog must not end the trial
+                if self.trial is None or self.trial():
+                    self.error_time = self.doubt_time
+                context.in_observer = False
+                context.loops.restart()
+                self.doubt_time += time.process_time() - began
+        return overdue
+
+    def expect_error(self):
+        """Start the limit, because an observer will report an error at the end of the launch."""
+        self.context.has_errors = True
+        if self.error_time is None:
+            self.error_time = time.process_time()
+
+    def end_after(self, seconds):
+        """Let the launch end in this many seconds of CPU time, as if it had had an error."""
+        self.context.has_errors = True
+        self.error_time = time.process_time() - SECONDS_AFTER_ERROR + seconds
+
+
+def reads_fresh_shared(finding):
+    """Return whether a finding reports a read of unwritten shared memory. A rerun can turn it into a warning
+    (sim.reruns)."""
+    return finding.kind == "uninitialized-read" and finding.reason.startswith("Fresh shared")

@@ -1,0 +1,166 @@
+"""Limits on the loops of a launch: the iterations and the CPU time that may pass without progress."""
+
+import sys
+import time
+
+from sim.errors import Stuck
+from sim.forecast import Forecast
+from sim.nouns import plural
+from sim.progress import FIRST_LEAP, MAX_LEAP, ProgressCheck
+
+DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress before threads are compared
+# CPU seconds without progress before threads are compared. The delay starts at FIRST_PATIENCE and doubles
+# after each comparison that finds a change. PATIENCE is the limit for a loop in which something changes.
+FIRST_PATIENCE, PATIENCE = 1.0, 8.0
+# A loop may run for PATIENCE_FACTOR * PATIENCE seconds, or until the log has MAX_LOGGED accesses, if a
+# Forecast predicts that it ends. The factor is SEARCH_FACTOR if the loop waits for no other thread and the
+# numbers that it compares both rise and fall. The log cannot be flushed within a loop.
+PATIENCE_FACTOR, SEARCH_FACTOR, MAX_LOGGED = 8, 1.5, 1 << 23
+# Threads are not compared before each live thread has made LEAST_ITERATIONS iterations on average, or all
+# together MOST_ITERATIONS: a comparison of thousands of threads can take longer than a correct loop.
+LEAST_ITERATIONS, MOST_ITERATIONS = 32, 1 << 18
+# CPU seconds for which the barriers that open in a loop can extend its time limit.
+BARRIER_PATIENCE = 300.0
+# A comparison of the threads may prove that nothing changes any more, so it may exceed the limit by this
+# factor.
+COMPARING = 1.5
+
+
+class LoopLimits:
+    """The budgets of a run for loop iterations and CPU seconds without progress.
+
+    The end of a thread is progress, and restores both budgets. Once a budget is spent, the threads are
+    compared (sim.progress): a loop ends as stuck only if nothing that threads can see changes any more, or
+    if something has changed for too long.
+    """
+
+    def __init__(self, context):
+        self.context = context
+        self.restart()
+
+    def restart(self):
+        """Reset the budgets for loop iterations and seconds, because a thread ended or another event shows
+        progress."""
+        self.steps = self.context.max_steps or DEFAULT_STEPS
+        self.progress_check = None  # a ProgressCheck while threads are being compared
+        # since the last reset: a Forecast of the loops, and whether it predicts that one ends in time
+        self.forecast, self.ends, self.leap = None, False, FIRST_LEAP
+        # CPU time of the last change (None until the clock is first read), and seconds that may pass without
+        # one
+        self.since, self.patience = None, first_patience()
+        # the remaining iterations at that time, and whether barriers have extended the time limit
+        self.steps_then, self.extended = self.steps, False
+
+    def barrier_opened(self):
+        """Extend the time limit of a loop around a barrier, unless an error precedes it.
+
+        A loop in which states repeat is endless in spite of its barriers.
+        """
+        if not self.context.has_errors and self.since is not None:
+            now = time.process_time()
+            self.extended = True
+            if now - self.began < BARRIER_PATIENCE:
+                self.moved = now
+
+    def phase_ended(self):
+        """Postpone the comparison of threads, because the end of an mbarrier's phase is progress. Do not
+        postpone it after an error, so that the launch ends soon."""
+        if self.since is not None and not self.context.has_errors:
+            self.since, self.steps_then = time.process_time(), self.steps
+
+    def exclude(self, seconds):
+        """Do not count these CPU seconds, which an observer took, against the kernel. After an error they
+        count, because the launch has to end soon."""
+        if self.since is not None and not self.context.has_errors:
+            self.since += seconds
+
+    def tick(self, site):
+        """Count an iteration of a `while` loop.
+
+        Once the budget is spent, end the current thread, unless something visible to threads still changes.
+        """
+        self.steps -= 1
+        # The clock is read only every 1024 iterations.
+        if self.steps < 0 or (not self.steps & 1023 and self.context.max_steps is None and self.is_slow()):
+            self.check_stuck(site, sys._getframe(1))
+
+    def is_slow(self):
+        """Return whether the CPU time since the last change exceeds the current patience."""
+        now = time.process_time()
+        self.start_clock(now)
+        if now - self.since <= self.patience:
+            return False
+        least = LEAST_ITERATIONS * sum(block.alive for block in self.context.live)
+        return self.steps_then - self.steps >= min(least, MOST_ITERATIONS)
+
+    def start_clock(self, now):
+        """Count CPU seconds from `now` on, if none have been counted since the last reset."""
+        if self.since is None:
+            # `moved` is the time of the last progress; changes that are no progress reset only `since`
+            self.since = self.moved = self.began = now
+            self.steps_then = self.steps
+
+    def check_stuck(self, site, frame):
+        """Decide whether the current thread is stuck in the loop at `site`. `frame` is its stack frame.
+
+        Raise Stuck(site, True) if nothing changes any more, or if the caller's max_steps are used up. Raise
+        Stuck(site, False) if something has kept changing for longer than `time_limit()`.
+        """
+        context, now = self.context, time.process_time()
+        if context.max_steps:
+            raise Stuck(site, True)
+        self.start_clock(now)
+        self.forecast = self.forecast or Forecast(now)
+        if self.progress_check is None:
+            for block in context.live:
+                block.wake_parked(every=True)
+            self.progress_check = ProgressCheck(context, thorough=self.patience >= PATIENCE / 4)
+        self.steps = min(self.steps, 0)
+        check = self.progress_check
+        stuck = check.nothing_changes(site, frame)
+        if stuck is False or self.forecast.is_due(now):
+            self.forecast.add(now, check.numbers)
+            check.numbers = {}
+            self.ends = now - self.moved + self.forecast.seconds_left() <= PATIENCE_FACTOR * PATIENCE
+        factor = COMPARING if stuck is None else 1
+        late = now - self.moved > factor * PATIENCE and now - self.moved > factor * self.time_limit()
+        if stuck or late or stuck is False and len(context.log or ()) > MAX_LOGGED:
+            raise Stuck(site, bool(stuck))
+        if stuck is False:
+            if check.times_a_wait():
+                context.clock.advance(self.leap)
+                self.leap = min(self.leap << 10, 1 << MAX_LEAP)
+            self.progress_check, self.steps, self.since = None, DEFAULT_STEPS, now
+            self.steps_then = DEFAULT_STEPS
+            self.patience = min(2 * self.patience, PATIENCE / 4)
+
+    def time_limit(self):
+        """Return the number of seconds that a loop may run while something changes.
+
+        The limit is higher if the Forecast predicts that the loop ends. It is not after an error: on a GPU,
+        that error may have ended the launch or caused the endless loop.
+        """
+        if self.context.has_errors:
+            return PATIENCE
+        # Threads that do not wait for other threads are computing, and may reach the end of a search.
+        searches = self.forecast is not None and self.forecast.wanders and not self.context.synchronizes
+        return PATIENCE * (PATIENCE_FACTOR if self.ends else SEARCH_FACTOR if searches else 1)
+
+    def format_budget(self, decided=True):
+        """Return a sentence with the iterations or the time that a loop used up without progress.
+
+        decided: whether it is certain that nothing changes any more.
+        """
+        if not decided:
+            seconds = BARRIER_PATIENCE if self.extended else self.time_limit()
+            budget = f"{seconds:g} s or {MAX_LOGGED:,} accesses"
+            return f"Something still changes, but no thread ended within {budget}."
+        max_steps = self.context.max_steps
+        budget = f"{plural(max_steps or DEFAULT_STEPS, 'iteration')} of the loop"
+        budget += "" if max_steps else f", or for {first_patience():g} s"
+        return f"No thread ended during {budget}."
+
+
+def first_patience():
+    """Return the CPU seconds without progress before threads are compared for the first time."""
+    return min(FIRST_PATIENCE, PATIENCE)
