@@ -5,7 +5,7 @@ A thread in such a loop is suspended. The findings are the same as if it repeate
 import numpy as np
 import pytest
 
-from sim import context, load_ptx, simulate
+from sim import load_ptx, loop_limits, simulate
 from sim.memory.barriers import BarrierMemory
 
 HEAD = """.version 8.0\n.target sm_90\n.address_size 64
@@ -106,7 +106,7 @@ def test_the_findings_are_those_of_threads_that_repeat_their_tests(name, seed, m
 
 @pytest.mark.parametrize("name", ["too few arrivals", "another warp waits at a barrier"])
 def test_a_deadlock_of_suspended_threads_is_found_without_a_comparison(name, monkeypatch):
-    monkeypatch.setattr(context, "ProgressCheck", None)
+    monkeypatch.setattr(loop_limits, "ProgressCheck", None)
     body, count, _ = CASES[name]
     report, _ = launch(body, count)
     assert [finding.kind for finding in report.findings] == ["deadlock"]
