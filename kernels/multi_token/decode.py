@@ -39,7 +39,7 @@ from numpy import float32
 from kernels.common.arguments import HALVES
 from kernels.common.launch import Bits, launch, output
 from kernels.common.splits import LANES, flat, multiprocessors
-from kernels.multi_token import hopper_decode, tensor_decode
+from kernels.multi_token import hopper_decode, hopper_scores, hopper_values, tensor_decode
 from kernels.multi_token.decode_scores import (
     KEYS,
     MIX_THREADS,
@@ -151,19 +151,19 @@ def hopper_parts(q, k, v, sharing, maps, scale, splits, run):
     pairs, scale = Bits(t, torch.int64), float32(scale)
     shared = sharing, bits_of(taps), bits_of(head_map)
     arguments = Bits(aligned(q).tensor, torch.int32), *of_k, *shared, scale, length, pairs, ends
-    kernel = its.scores_kernel(width, kind, most, c_q, c_k, after, taps_kind)
+    kernel = hopper_scores.scores_kernel(width, kind, most, c_q, c_k, after, taps_kind)
     launch(kernel, (ranges // slots, groups, batch), its.THREADS, *arguments, run=run)
     # 2. compute parts of O
     groups, group, _ = after_head_map.shape
     most = class_of(group)
     slots = its.WARPS // most
     splits = max(1, blocks // (batch * groups)) if splits is None else splits
-    length = -(-keys // (splits * slots * its.TILE)) * its.TILE
+    length = -(-keys // (splits * slots * hopper_values.TILE)) * hopper_values.TILE
     ranges = -(-keys // (length * slots)) * slots
     parts = output((batch, ranges, heads, d), like=q)
     maps = bits_of(after_taps), bits_of(after_head_map)
     arguments = pairs, ends, *maps, *of_v, sharing, length, parts
-    kernel = its.values_kernel(width, kind, most, after_taps.shape[2], after, taps_kind)
+    kernel = hopper_values.values_kernel(width, kind, most, after_taps.shape[2], after, taps_kind)
     launch(kernel, (ranges // slots, groups, batch), its.THREADS, *arguments, run=run, early=True)
     return parts
 
