@@ -28,6 +28,13 @@ ITEMSIZES = {
 # a vector of more than eight registers, such as the accumulators of wgmma
 LONG_GROUP = re.compile(r"\{\s*([^,{}]+)(?:,[^,{}]+){7,},\s*([^,{}]+?)\s*\}")
 
+# Parts of an Itanium-mangled name: the length of an identifier, a literal, a substitution or template
+# parameter, a constructor, an array or vector type, a discriminator, or a letter
+MANGLED = re.compile(
+    r"\d+|L[a-z]n?[\da-f]+E|[ST][\dA-Z]*_|[CD][0-5]|DF\d+[_bx]|Dv\d+_|D[a-z]|A\d+_|_\d+|.", re.DOTALL
+)
+OPENING = "NILXJF"  # letters that begin a part that an E ends
+
 
 class Origin:
     """The source files of one module.
@@ -229,22 +236,26 @@ def parameter_name(text):
 
 
 def plain_name(mangled):
-    """Return the last identifier in an Itanium-mangled C++ name. Return any other name unchanged."""
+    """Return the name of the function or variable that an Itanium-mangled C++ name denotes, without its
+    namespaces, template arguments and parameters. Return any other name unchanged."""
     if not mangled.startswith("_Z"):
         return mangled
-    text, found, at = re.sub(r"L[a-z]\d+E", "", mangled), [], 2
-    while at < len(text):
-        number = re.match(r"\d+", text[at:])
-        if number is None:
-            # S0_ and T_ are a substitution and a template parameter, which contain no identifier.
-            substitution = re.match(r"[ST]\d*_", text[at:])
-            at += len(substitution[0]) if substitution else 1
-            continue
-        at += len(number[0])
-        name = text[at : at + int(number[0])]
-        if len(name) == int(number[0]) and re.fullmatch(r"[A-Za-z_]\w*", name):
-            found.append(name)
+    kind, found, opened, at, before = mangled[2:3], [], [], 2, ""
+    while at < len(mangled):
+        part = MANGLED.match(mangled, at)[0]
+        at += len(part)
+        if part.isdigit() and not (opened[-1:] == ["L"] and before != "L"):
+            name = mangled[at : at + int(part)]
             at += len(name)
-            if mangled[2] not in "NZ":
+            if kind != "N" or opened == ["N"]:
+                found.append(name)
+            if kind not in "NZ":
                 break
+        elif part in OPENING and (part != "L" or opened and opened[-1] in "IJX"):
+            opened.append(part)  # an L elsewhere marks a static function
+        elif part == "E" and opened:
+            opened.pop()
+            if kind == "N" and not opened:
+                break
+        before = part
     return found[-1] if found else mangled

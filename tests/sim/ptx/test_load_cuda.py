@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sim import LaunchError, load_cuda, simulate
+from sim.ptx.origin import plain_name
 
 SOURCE = """
 #include "pair.cuh"
@@ -176,3 +177,21 @@ def test_a_header_without_stand_in_is_named(tmp_path):
     with pytest.raises(LaunchError, match="cannot open source file .mine.h.") as raised:
         load_cuda(tmp_path / "hosted.cu")
     assert "folders of your own" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("mangled", "name"),
+    [
+        ("_Z6kernelPf", "kernel"),
+        ("_ZN2M87productILi128ELin5EEEvPi14CUtensorMap_stS1_", "product"),
+        ("_ZN12_GLOBAL__N_16bodiesEPKNS_4Vec3EPS0_if", "bodies"),
+        ("_ZN3foo3barINS_3bazEEEvv", "bar"),
+        ("_ZN3foo3barILNS_4ModeE1EL4Side1EEEvPA4_fDF16_", "bar"),
+        ("_ZN3foo3barIXadL_ZNS_3bazEvEEEEvv", "bar"),
+        ("_ZN3FooC1Ev", "Foo"),
+        ("_ZZN2M86kernelILi128EEEvPf3MapE4tile_0", "tile"),
+        ("_ZN12_GLOBAL__N_1L5valueE", "value"),
+    ],
+)
+def test_the_name_of_a_mangled_function(mangled, name):
+    assert plain_name(mangled) == name
