@@ -137,8 +137,7 @@ class Tile(NamedTuple):
 
 class Located:
     """A tensor map whose address has been found in a launch: the TensorMap, the allocation of the tensor, and
-    the
-    offset of the tensor in it."""
+    the offset of the tensor in it."""
 
     __slots__ = ("map", "allocation", "offset")
 
@@ -170,5 +169,5 @@ def locate(address, space):
     raise InvalidOperand(
         f"the tensor map describes memory at {address:#x}, which belongs to no array of the launch",
         "A tensor map contains only the address of its array.",
-        "pass the array to the kernel too, or make the map with sim.tensor_map",
+        "make the map of device memory, or with sim.tensor_map, or pass the array to the kernel too",
     )

@@ -17,11 +17,11 @@ INSTALL = (
     " version, and the headers); or set CUDA_HOME to a CUDA 13 toolkit"
 )
 KERNELS_ALONE = "sim.load_cuda checks the kernels of a .cu file without its host code, on every system"
-# -arch=compute_80: PTX without machine code. --no-compress: PTX as text. -cudart none: the stubs of
-# sim.runtime.stubs replace the runtime library. -lineinfo and -g: source lines of kernels and of host calls.
-# --wrap: the stubs also replace some functions of the C library.
+# --no-compress: PTX as text. -cudart none: the stubs of sim.runtime.stubs replace the runtime library.
+# -lineinfo and -g: source lines of kernels and of host calls. --wrap: the stubs also replace some functions
+# of the C library.
 FLAGS = (
-    "-arch=compute_80", "--no-compress", "-cudart", "none", "-lineinfo", "-g", "-shared",
+    "--no-compress", "-cudart", "none", "-lineinfo", "-g", "-shared",
     "-Xcompiler", "-fPIC", "-Xlinker", ",".join(f"--wrap={name}" for name in WRAPPED),
 )  # fmt: skip
 # Overloads for functions whose parameters CUDA 13 has changed, so that programs for CUDA 11 and 12 compile
@@ -45,6 +45,12 @@ static inline cudaError_t cudaMemAdvise(const void *p, size_t n, cudaMemoryAdvis
 LIBRARIES = re.compile(
     r"-l(cuda|cublas|cudnn|cufft|curand|cusparse|cusolver|nccl|nvrtc|npp|nvidia-ml|nvToolsExt)\w*"
 )
+# Options of nvcc that choose architectures, and an architecture in them
+ARCHITECTURE_OPTION = re.compile(
+    r"(-arch|--gpu-architecture|-code|--gpu-code|-gencode|--generate-code)(=.*)?"
+)
+ARCHITECTURE = re.compile(r"(?:sm|compute)_((\d+)[af]?)\b")
+DEFAULT_ARCHITECTURE = "80"
 
 
 def find_nvcc() -> Path:
@@ -86,7 +92,7 @@ def build(program: Path, library: Path, options: tuple[str, ...] = ()) -> Path:
     nvcc = find_nvcc()
     if not os.access(nvcc, os.X_OK):
         raise LaunchError(f"{nvcc} is not executable\n  chmod +x {nvcc.parent}/*")
-    options = tuple(option for option in options if not LIBRARIES.fullmatch(option))
+    options = only_ptx([option for option in options if not LIBRARIES.fullmatch(option)])
     with tempfile.TemporaryDirectory(prefix="sim-headers-") as folder:
         header = Path(folder, "sim_cuda12.h")
         header.write_text(CUDA_12)
@@ -97,6 +103,26 @@ def build(program: Path, library: Path, options: tuple[str, ...] = ()) -> Path:
         messages = (made.stderr or made.stdout).strip()
         raise LaunchError(f"nvcc does not compile {program}:\n{messages}")
     return library
+
+
+def only_ptx(options: list[str]) -> list[str]:
+    """Return options of nvcc that make PTX for one architecture, and no machine code.
+
+    The architecture is the newest one in the options, such as 90a for -arch=sm_90a, and otherwise 80. The
+    compiler for machine code needs more time, and may be missing.
+    """
+    kept, chosen = [], []
+    for before, option in zip(["", *options], options):
+        if (
+            ARCHITECTURE_OPTION.fullmatch(option)
+            or ARCHITECTURE_OPTION.fullmatch(before)
+            and "=" not in before
+        ):
+            chosen += ARCHITECTURE.findall(option)
+        else:
+            kept.append(option)
+    name, _ = max(chosen, key=lambda found: (int(found[1]), found[0]), default=(DEFAULT_ARCHITECTURE, ""))
+    return [f"-gencode=arch=compute_{name},code=compute_{name}", *kept]
 
 
 def include_options(nvcc: Path) -> list[str]:

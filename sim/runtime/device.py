@@ -40,6 +40,7 @@ from sim.runtime.streams import Streams
 STATIC_LIMIT = DeviceSpec.dynamic_shared_bytes
 WATCHED_LIMIT = 64 << 20  # largest size in bytes of host memory that each launch compares
 NOT_WATCHED = "host accesses to memory that a kernel may still use were not looked for"
+TARGET = re.compile(r"^\.target sm_(\d+)", re.MULTILINE)
 SYSTEM_SCOPE = re.compile(r"\.(sys|mmio)\b|\.volatile\b(?!\.(shared|local))")
 OF_SIZE = "in some launches, because managed and pinned memory exceeds 64 MiB"
 OF_SCOPE = "after launches of kernels with operations of system scope, such as volatile accesses"
@@ -122,6 +123,7 @@ class Device:
     unchecked: failed calls whose error the program has not looked at, with their function and error code.
     pending: the launch configurations that `<<<...>>>` has pushed.
     cluster: the blocks per cluster of the current launch.
+    entry_point: the function that returns the address of a function of the driver API, or None.
     """
 
     options: Options
@@ -147,6 +149,7 @@ class Device:
     cluster: tuple[int, int, int] = (1, 1, 1)
     launch_site: CallSite | None = None
     text: Any = None
+    entry_point: Callable[[str], int | None] = lambda name: None
 
     def __post_init__(self) -> None:
         self.memory = DeviceMemory()
@@ -180,6 +183,15 @@ class Device:
         """Return a new module. `read` returns its PTX."""
         self.modules.append(ProgramModule(read, self.memory))
         return self.modules[-1]
+
+    def compute_capability(self) -> int:
+        """Return the newest architecture of the program's PTX, such as 90, and at least 80."""
+        newest = 80
+        for module in self.modules:
+            with contextlib.suppress(LaunchError):
+                found = TARGET.search(module.read())
+                newest = max(newest, int(found[1]) if found else 0)
+        return newest
 
     def submit(self, stream: int, action: Callable[[], int]) -> int:
         """Execute an operation of a stream, or append it to the graph that the stream is capturing."""

@@ -15,7 +15,7 @@ from sim.runtime.call_sites import CallSite
 HOST_KINDS = (
     "host-access", "copy-out-of-bounds", "copy-direction", "invalid-pointer", "use-after-free", "double-free",
     "unsynchronized-access", "stream-race", "graph-race", "uninitialized-copy",
-    "leak", "unchecked-error", "refused-launch", "unsupported", "kernel-abort",
+    "leak", "unchecked-error", "refused-launch", "unsupported", "kernel-abort", "invalid-operand",
 )  # fmt: skip
 
 

@@ -60,14 +60,14 @@ def cudaInitDevice(device, index, device_flags, flags):
 def cudaGetDeviceProperties(device, properties, index):
     if index != 0:
         return INVALID_DEVICE
-    write_properties(device.spec, properties)
+    write_properties(device.spec, device.compute_capability(), properties)
     return SUCCESS
 
 
 def cudaDeviceGetAttribute(device, value, attribute, index):
     if index != 0:
         return INVALID_DEVICE
-    write_int(value, attribute_values(device.spec).get(attribute, 0))
+    write_int(value, attribute_values(device.spec, device.compute_capability()).get(attribute, 0))
     return SUCCESS
 
 

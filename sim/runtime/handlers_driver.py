@@ -11,6 +11,7 @@ import struct
 from pathlib import Path
 
 from sim.errors import LaunchError
+from sim.isa.tensor_map import NBYTES, SWIZZLES, TYPES, TensorMap, check
 from sim.runtime import handlers_copies as copies
 from sim.runtime import handlers_device as devices
 from sim.runtime import handlers_launch as launches
@@ -29,6 +30,9 @@ from sim.runtime.fatbin import ptx_of_image
 from sim.runtime.streams import DEFAULT_STREAM
 
 CONTEXT = 1  # the handle of the only context
+ENTRY_POINT_FOUND, ENTRY_POINT_MISSING = 0, 1  # cudaDriverEntryPointQueryResult
+ADDRESS_ALIGNMENT = 16  # of the tensor that a tensor map describes
+INTERLEAVED = "an interleaved layout, or a type or swizzle that Hopper lacks"
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 
 
@@ -213,6 +217,73 @@ def cuMemsetD32_v2(device, address, value, count):
     pattern, name = struct.pack("<I", value), "cuMemsetD32"
     rows = address, 4 * count, pattern, count, 1, name
     return device.submit(DEFAULT_STREAM, lambda: copies.set_rows(device, *rows))
+
+
+# --- tensor maps --------------------------------------------------------------------------------------------
+
+
+def cuTensorMapEncodeTiled(
+    device, pointer, kind, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill
+):
+    """Store the 128 bytes that describe a tensor for tensor copies. All arrays begin with the innermost
+    dimension, and `strides` has no entry for it."""
+    if interleave or kind >= len(TYPES) or swizzle >= len(SWIZZLES):
+        return copies.unsupported(device, f"cuTensorMapEncodeTiled with {INTERLEAVED}")
+    if not 1 <= rank <= 5:
+        return refuse_map(device, f"a tensor map has 1 to 5 dimensions, got {rank}")
+    tensor = TensorMap(
+        TYPES[kind],
+        address,
+        read_numbers(sizes, rank, ctypes.c_uint64),
+        read_numbers(strides, rank - 1, ctypes.c_uint64),
+        read_numbers(box, rank, ctypes.c_uint32),
+        read_numbers(steps, rank, ctypes.c_uint32),
+        SWIZZLES[swizzle],
+        fill_nan=bool(fill),
+        promotion=promotion,
+    )
+    try:
+        check(tensor)
+    except ValueError as error:
+        return refuse_map(device, str(error))
+    if address % ADDRESS_ALIGNMENT:
+        return refuse_map(device, f"the address {address:#x} must be a multiple of {ADDRESS_ALIGNMENT}")
+    ctypes.memmove(pointer, tensor.encode(), NBYTES)
+    return SUCCESS
+
+
+def read_numbers(address, count, kind):
+    """Return the numbers of a C array."""
+    return tuple((kind * count).from_address(address)) if count else ()
+
+
+def refuse_map(device, rule):
+    """Report a tensor map that the driver does not make."""
+    device.report("invalid-operand", "error", f"cuTensorMapEncodeTiled refuses its arguments: {rule}")
+    return INVALID_VALUE
+
+
+# --- addresses of functions ---------------------------------------------------------------------------------
+
+
+def cudaGetDriverEntryPoint(device, symbol, pointer, flags, status):
+    """Store the address of a function of the driver API, and whether there is one."""
+    name = launches.read_text(symbol)
+    address = device.entry_point(name) or device.entry_point(f"{name}_v2") or 0
+    if not address:
+        copies.unsupported(device, name)
+    memory.write_pointer(pointer, address)
+    if status:
+        memory.write_int(status, ENTRY_POINT_FOUND if address else ENTRY_POINT_MISSING)
+    return SUCCESS
+
+
+def cudaGetDriverEntryPointByVersion(device, symbol, pointer, version, flags, status):
+    return cudaGetDriverEntryPoint(device, symbol, pointer, flags, status)
+
+
+def cuGetProcAddress_v2(device, symbol, pointer, version, flags, status):
+    return cudaGetDriverEntryPoint(device, symbol, pointer, flags, status)
 
 
 # --- streams and events -------------------------------------------------------------------------------------

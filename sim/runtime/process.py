@@ -42,6 +42,7 @@ from sim.runtime.signatures import (
     COPIES,
     DEVICE,
     DRIVER,
+    ENTRY_POINTS,
     GRAPHS,
     LAUNCHES,
     MEMORY,
@@ -96,6 +97,8 @@ class Program:
         # NVRTC compiles on the CPU, so the program uses the real library if it is installed
         if any(name.startswith("nvrtc") for name in needed) and load_nvrtc():
             needed = [name for name in needed if not name.startswith("nvrtc")]
+        if not set(ENTRY_POINTS).isdisjoint(needed):
+            needed += DRIVER.keys() - set(needed)
         self.names = needed
         self.sites: CallSites | None = None
         self.lock, self.status = threading.RLock(), 0
@@ -117,6 +120,7 @@ class Program:
         stubs.sim_connect(self.callback)
         stubs.sim_registered.argtypes = ctypes.c_size_t, ctypes.c_size_t
         self.device.memory.registered_changed = stubs.sim_registered
+        self.device.entry_point = lambda name: address_of(stubs, name)
         sys.stdout = Output(stubs)
         program = ctypes.CDLL(str(self.library))
         if not hasattr(program, "main"):
@@ -249,6 +253,11 @@ def load_nvrtc() -> bool:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         return True
     return False
+
+
+def address_of(library: ctypes.CDLL, name: str) -> int | None:
+    """Return the address of a function of a library, or None."""
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value if hasattr(library, name) else None
 
 
 class Output:

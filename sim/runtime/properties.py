@@ -64,14 +64,14 @@ class Properties(ctypes.Structure):
     _fields_ = list(fields())
 
 
-def write_properties(spec: DeviceSpec, address: int) -> None:
-    """Fill in the cudaDeviceProp at an address.
+def write_properties(spec: DeviceSpec, capability: int, address: int) -> None:
+    """Fill in the cudaDeviceProp at an address. `capability` is 90 for compute capability 9.0.
 
     Fields that `DeviceSpec` does not determine have an H200's value or 0.
     """
     properties = Properties.from_address(address)
     ctypes.memset(address, 0, ctypes.sizeof(Properties))
-    values = attribute_values(spec)
+    values = attribute_values(spec, capability)
     properties.name = spec.name.encode()
     properties.totalGlobalMem = LIMIT
     properties.maxThreadsDim[:] = spec.max_block
@@ -90,11 +90,12 @@ PROPERTY_ATTRIBUTES = {
     "sharedMemPerMultiprocessor": 81, "regsPerMultiprocessor": 82, "managedMemory": 83,
     "concurrentManagedAccess": 89, "cooperativeLaunch": 95, "sharedMemPerBlockOptin": 97,
     "hostRegisterSupported": 99, "maxBlocksPerMultiProcessor": 106, "memoryPoolsSupported": 115,
+    "clusterLaunch": 120,
 }  # fmt: skip
 
 
-def attribute_values(spec: DeviceSpec) -> dict[int, int]:
-    """Return {cudaDeviceAttr: value}. The compute capability is 8.0, like that of the PTX that sim runs."""
+def attribute_values(spec: DeviceSpec, capability: int) -> dict[int, int]:
+    """Return {cudaDeviceAttr: value}. `capability` is 90 for compute capability 9.0."""
     return {
         1: spec.max_threads_per_block,
         **dict(zip((2, 3, 4), spec.max_block)),
@@ -116,8 +117,8 @@ def attribute_values(spec: DeviceSpec) -> dict[int, int]:
         40: 3,
         41: 1,
         51: 32,
-        75: 8,
-        76: 0,
+        75: capability // 10,
+        76: capability % 10,
         78: 1,
         79: 1,
         80: 1,
@@ -133,4 +134,5 @@ def attribute_values(spec: DeviceSpec) -> dict[int, int]:
         106: spec.blocks_per_multiprocessor,
         111: 1024,
         115: 1,
+        120: int(capability >= 90),
     }

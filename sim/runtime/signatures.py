@@ -203,6 +203,10 @@ DRIVER = {
     "cuMemcpyDtoHAsync_v2": "pppp",
     "cuMemsetD8_v2": "pip",
     "cuMemsetD32_v2": "pup",
+    "cuTensorMapEncodeTiled": "piupppppiiii",
+    "cuGetProcAddress_v2": "ppipp",
+    "cudaGetDriverEntryPoint": "pppp",
+    "cudaGetDriverEntryPointByVersion": "ppupp",
     "cuStreamCreate": "pu",
     "cuStreamDestroy_v2": "p",
     "cuStreamSynchronize": "p",
@@ -214,6 +218,8 @@ DRIVER = {
     "cuEventElapsedTime": "ppp",
     "cuEventElapsedTime_v2": "ppp",
 }
+# functions that return the address of another function, which the program then calls without naming it
+ENTRY_POINTS = "cudaGetDriverEntryPoint", "cudaGetDriverEntryPointByVersion", "cuGetProcAddress_v2"
 BLAS = {
     "cublasCreate_v2": "p",
     "cublasDestroy_v2": "p",
@@ -252,6 +258,6 @@ SIGNATURES |= {f"{name}_ptsz": SIGNATURES[name] for name in ("cudaLaunchKernel",
 LIBRARY_PREFIXES = (
     "cuda", "__cuda", "cublas", "cudnn", "cufft", "curand", "cusparse", "cusolver", "nccl", "nvrtc", "npp",
     "nvml", "nvtx", "cuInit", "cuDriver", "cuDevice", "cuCtx", "cuModule", "cuMem", "cuLaunch", "cuStream",
-    "cuEvent", "cuFunc", "cuGet", "cuTex", "cuArray", "cuOccupancy", "cuPointer", "cuLibrary", "cuKernel",
-    "cuGraph",
+    "cuEvent", "cuFunc", "cuGet", "cuTex", "cuTensorMap", "cuArray", "cuOccupancy", "cuPointer",
+    "cuLibrary", "cuKernel", "cuGraph",
 )  # fmt: skip

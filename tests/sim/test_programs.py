@@ -47,9 +47,9 @@ def built(tmp_path_factory):
     """Return a function that builds a program once and returns its library."""
     folder, made = tmp_path_factory.mktemp("programs"), {}
 
-    def library(name):
+    def library(name, *options):
         if name not in made:
-            made[name] = build(PROGRAMS / f"{name}.cu", folder / f"{name}.so")
+            made[name] = build(PROGRAMS / f"{name}.cu", folder / f"{name}.so", options)
         return made[name]
 
     return library
@@ -462,6 +462,41 @@ def test_faults_through_the_driver_api_and_cublas_are_found(run, built):
     assert "out-of-bounds: argument0[6] is outside argument0, whose shape is 6" in err
     assert "copy-out-of-bounds: cublasSgemm accesses 28 bytes at byte 0 of its matrix B" in err
     assert status == 1
+
+
+# --- tensor maps --------------------------------------------------------------------------------------------
+
+MAP_FAULTS = {
+    2: r"async-copy: tile\[\d+\] is read before the tensor copy that writes it is complete",
+    3: r"invalid-operand: cuTensorMapEncodeTiled refuses .*: a row of the box has 12 bytes; wanted a multiple of 16",
+    4: r"invalid-operand: the tensor map describes memory at 0x\w+, which belongs to no array of the launch",
+}
+
+
+@needs_nvcc
+def test_tensor_maps_of_the_driver(run, built):
+    """Check that a program for Hopper runs on a device of compute capability 9.0."""
+    for variant in "01":
+        status, out, err = run(built("tensor_maps", "-arch=sm_90"), variant)
+        # CUDA_SUCCESS; the sum of i + j over 40 rows for j = 0 and 63
+        assert (status, out) == (0, "0 9\n780 3300\n"), err
+
+
+@needs_nvcc
+@pytest.mark.parametrize("variant", MAP_FAULTS)
+def test_faults_of_tensor_maps_are_found(run, built, variant):
+    status, _, err = run(built("tensor_maps", "-arch=sm_90"), variant)
+    assert re.search(MAP_FAULTS[variant], err) and status == 1, err
+
+
+def test_a_program_is_compiled_to_ptx_of_one_architecture():
+    def flags(*options):
+        return building.only_ptx(list(options))
+
+    assert flags("-w") == ["-gencode=arch=compute_80,code=compute_80", "-w"]
+    assert flags("-arch=sm_90a", "-O3") == ["-gencode=arch=compute_90a,code=compute_90a", "-O3"]
+    assert flags("-gencode", "arch=compute_90,code=sm_90", "-arch=sm_90a")[1:] == []
+    assert flags("-gencode", "arch=compute_90,code=sm_90") == ["-gencode=arch=compute_90,code=compute_90"]
 
 
 # --- faults of kernels --------------------------------------------------------------------------------------
