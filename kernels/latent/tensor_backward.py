@@ -144,30 +144,81 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
                 x, at = (piece * depth + d) * 4, (row + piece * 16 + (lane & 15), d * 16 + (lane >> 4) * 8)
                 held[x], held[x + 1], held[x + 2], held[x + 3] = ldmatrix_x4(tile, at)
 
-    @cuda.jit(device=True)
-    def store(out, place, first, count, sums, factor):
-        """Store factor · sums in the warp's rows of a head, which has `count` rows and begins at out[place];
-        out has two float32 values per int64."""
-        lane = cuda.threadIdx.x & 31
-        for r in range(2 * pieces):
-            i = first + r // 2 * 16 + (r & 1) * 8 + (lane >> 2)
-            if i < count:
-                at = (place + i * (width // 2) + (lane & 3)) & PLACE
-                for tile in range(d_tiles):
-                    x = (r // 2 * d_tiles + tile) * 4 + (r & 1) * 2
-                    out[at + tile * 4] = float_pair(sums[x] * factor, sums[x + 1] * factor)
+    def storer(joined):
+        """Create store(out, place, first, count, sums, factor), which stores factor · sums in the warp's rows
+        of a head, which has `count` rows and begins at out[place].
+
+        joined(x, y): an element of out, with two values.
+        """
+
+        @cuda.jit(device=True)
+        def store(out, place, first, count, sums, factor):
+            lane = cuda.threadIdx.x & 31
+            for r in range(2 * pieces):
+                i = first + r // 2 * 16 + (r & 1) * 8 + (lane >> 2)
+                if i < count:
+                    at = (place + i * (width // 2) + (lane & 3)) & PLACE
+                    for tile in range(d_tiles):
+                        x = (r // 2 * d_tiles + tile) * 4 + (r & 1) * 2
+                        out[at + tile * 4] = joined(sums[x] * factor, sums[x + 1] * factor)
+
+        return store
 
     @cuda.jit(device=True)
-    def store_16_bits(out, place, first, count, sums):
-        """Store the sums like `store`, with two 16-bit values per int32."""
-        lane = cuda.threadIdx.x & 31
+    def pack_signed(x, y):
+        return int32(pack(x, y))
+
+    store, store_16_bits = storer(float_pair), storer(pack_signed)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_row_numbers(row_numbers, log_sum, delta, place, first, n):
+        """Load L and D of a lane's rows. Both are 0 for the rows after row n - 1 of the head, and if rows are
+        keys."""
         for r in range(2 * pieces):
-            i = first + r // 2 * 16 + (r & 1) * 8 + (lane >> 2)
-            if i < count:
-                at = (place + i * (width // 2) + (lane & 3)) & PLACE
-                for tile in range(d_tiles):
-                    x = (r // 2 * d_tiles + tile) * 4 + (r & 1) * 2
-                    out[at + tile * 4] = int32(pack(sums[x], sums[x + 1]))
+            i = first + r // 2 * 16 + (r & 1) * 8 + ((cuda.threadIdx.x & 31) >> 2)
+            inside = not of_keys and i < n
+            row_numbers[2 * r] = log_sum[(place + i) & PLACE] if inside else float32(0)
+            row_numbers[2 * r + 1] = delta[(place + i) & PLACE] if inside else float32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def add_reciprocal(s, products, alpha, row, column, window):
+        """Add alpha times the products to the scores of the band."""
+        for z in range(numbers):
+            steps = distance(row + row_of(z), column + column_of(z))
+            if 0 <= steps and steps < window:
+                s[z] += alpha * products[z]
+
+    @cuda.jit(device=True, forceinline=True)
+    def differentiate(s, d_s, row_numbers, column_numbers, place, factor):
+        """Replace S by P, and dP in d_s by dS."""
+        for z in range(numbers):
+            if of_keys:
+                at = place + column_of(z)
+                l, d = column_numbers[0, at], column_numbers[1, at]
+            else:
+                r = z // (n_tiles * 4) * 2 + (z >> 1 & 1)
+                l, d = row_numbers[2 * r], row_numbers[2 * r + 1]
+            p = exp2_approx(s[z] * factor - l * LOG2E)
+            s[z] = float32(1) if p > float32(1) else p  # as in latent.tiles.probability
+            d_s[z] = s[z] * (d_s[z] - d)
+            if scaled:
+                d_s[z] = clamped(d_s[z])
+
+    @cuda.jit(device=True, forceinline=True)
+    def mask(s, d_s, row, column, n_columns, causal):
+        """Set P and dS to 0 in the columns from n_columns on, and where the causal mask hides the key."""
+        for z in range(numbers):
+            j = column + column_of(z)
+            if j >= n_columns or causal and distance(row + row_of(z), j) < 0:
+                s[z] = d_s[z] = float32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def keep_band(d_s, row, column, window):
+        """Set dS to 0 outside the band."""
+        for z in range(numbers):
+            steps = distance(row + row_of(z), column + column_of(z))
+            if steps < 0 or steps >= window:
+                d_s[z] = float32(0)
 
     @cuda.jit(max_registers=REGISTERS)
     def latent_gradient_kernel(
@@ -200,12 +251,8 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
         sequence, batch = cuda.blockIdx.x, cuda.blockIdx.x // heads
         warp_row, of_numbers = (cuda.threadIdx.x >> 5) * (pieces * 16), sequence * n
         chunk = cuda.threadIdx.x * CHUNK
-        of_q, of_g, of_k = (
-            sequence * given * width + chunk,
-            sequence * n * width + chunk,
-            batch * n_keys * width,
-        )
-        of_k += chunk
+        of_q, of_g = sequence * given * width + chunk, sequence * n * width + chunk
+        of_k = batch * n_keys * width + chunk
         # the positions of the first row of q and of the first query
         missing, before = n_keys - given, n_keys - n
         tile = cuda.blockIdx.y if of_keys else cuda.gridDim.y - 1 - cuda.blockIdx.y
@@ -243,11 +290,7 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
             sums[x] = float32(0)
         for x in range(second_numbers):
             sums2[x] = float32(0)
-        for r in range(2 * pieces):
-            i = row0 - before + warp_row + r // 2 * 16 + (r & 1) * 8 + ((cuda.threadIdx.x & 31) >> 2)
-            inside = not of_keys and i < n
-            row_numbers[2 * r] = log_sum[(of_numbers + i) & PLACE] if inside else float32(0)
-            row_numbers[2 * r + 1] = delta[(of_numbers + i) & PLACE] if inside else float32(0)
+        load_row_numbers(row_numbers, log_sum, delta, of_numbers, row0 - before + warp_row, n)
         place, row = 0, row0 + warp_row
         for column in range(begin, end, COLUMNS):
             cp_async_wait_0()
@@ -272,47 +315,22 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
             first_distance = distance(row, column + COLUMNS - 1)
             last_distance = distance(row + pieces * 16 - 1, column)
             if of_keys:
-                first_distance, last_distance = (
-                    distance(row + pieces * 16 - 1, column),
-                    distance(row, column + COLUMNS - 1),
-                )
+                first_distance, last_distance = last_distance, first_distance
             # skip columns that the causal mask hides from all rows of the warp
             if not causal or last_distance >= 0:
                 # 3. compute S, with the reciprocal term
                 add_scores(s, held, y_tiles, place)
                 if window > 0 and touches_band(row, pieces * 16, column, window):
                     multiply(d_s, band_x_tile, warp_row, band_y_tiles, place)
-                    for z in range(numbers):
-                        steps = distance(row + row_of(z), column + column_of(z))
-                        if 0 <= steps and steps < window:
-                            s[z] += alpha[0] * d_s[z]
+                    add_reciprocal(s, d_s, alpha[0], row, column, window)
                 # 4. compute P in s, and dS
                 multiply(d_s, x2_tile, warp_row, y2_tiles, place)
-                for z in range(numbers):
-                    if of_keys:
-                        l, d = (
-                            column_numbers[0, place + column_of(z)],
-                            column_numbers[1, place + column_of(z)],
-                        )
-                    else:
-                        r = z // (n_tiles * 4) * 2 + (z >> 1 & 1)
-                        l, d = row_numbers[2 * r], row_numbers[2 * r + 1]
-                    p = exp2_approx(s[z] * factor - l * LOG2E)
-                    s[z] = float32(1) if p > float32(1) else p  # as in latent.tiles.probability
-                    d_s[z] = s[z] * (d_s[z] - d)
-                    if scaled:
-                        d_s[z] = clamped(d_s[z])
+                differentiate(s, d_s, row_numbers, column_numbers, place, factor)
                 if following > n_keys or causal and first_distance < 0:
-                    for z in range(numbers):
-                        j = column + column_of(z)
-                        if j >= n_keys or causal and distance(row + row_of(z), j) < 0:
-                            s[z] = d_s[z] = float32(0)
+                    mask(s, d_s, row, column, n_keys, causal)
                 # 5. add the products
                 if band_only:
-                    for z in range(numbers):
-                        steps = distance(row + row_of(z), column + column_of(z))
-                        if steps < 0 or steps >= window:
-                            d_s[z] = float32(0)
+                    keep_band(d_s, row, column, window)
                     add_products(sums, d_s, band_y_tiles, place)
                 else:
                     add_products(sums, d_s, y_tiles, place)
@@ -325,7 +343,7 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
         if not band_only and of_keys:
             store(second, place, i, count, sums2, float32(1))
         if not band_only and not of_keys:
-            store_16_bits(second, place, i, count, sums2)
+            store_16_bits(second, place, i, count, sums2, float32(1))
 
     return latent_gradient_kernel
 
