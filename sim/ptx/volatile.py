@@ -9,7 +9,7 @@ reduction through `volatile int*`, relies on an order that has no guarantee.
 import re
 
 from sim.ptx.register_kinds import read_and_written
-from sim.ptx.syntax import Address, Group, Instruction, Label, Register, Symbol
+from sim.ptx.syntax import Address, Group, Immediate, Instruction, Label, Register, Symbol
 
 LIBRARY_ATOMIC = re.compile(r"\batomic(Add|Sub)\s*\(")
 NOT_VALUES = {"setp", "isspacep", "testp"}  # their results are predicates, which count as decisions
@@ -20,16 +20,18 @@ class Uses:
 
     def __init__(self, function):
         self.body = function.body
-        # register -> indices of the instructions that read it; label -> its index in the body
-        self.readers, self.labels = {}, {}
+        # register -> indices of the instructions that read it, and of those that write it
+        self.readers, self.writers = {}, {}
+        self.labels = {}  # label -> its index in the body
         self.jumps = []  # pairs (index of a branch, indices of its targets)
         self.volatile = {}  # location in the source -> indices of the volatile loads there
         for at, item in enumerate(self.body):
             if isinstance(item, Label):
                 self.labels[item.name] = at
             elif isinstance(item, Instruction):
-                for name in read_and_written(item)[0]:
-                    self.readers.setdefault(name, []).append(at)
+                for index, names in zip((self.readers, self.writers), read_and_written(item)):
+                    for name in names:
+                        index.setdefault(name, []).append(at)
                 if item.names[0] == "ld" and "volatile" in item.names:
                     self.volatile.setdefault(item.location, []).append(at)
         for at, item in enumerate(self.body):
@@ -37,8 +39,8 @@ class Uses:
                 self.jumps.append((at, [self.labels[name] for name in targets(item) if name in self.labels]))
 
     def relies_on(self, load):
-        """Return whether the program relies on a loaded value: the value reaches other memory, and no loop
-        waits for it.
+        """Return whether the program relies on a loaded value: the value reaches other memory, no loop waits
+        for it, and no compare-and-swap confirms it.
 
         A new value of the same element (`(*turn)++`) does not count. A value passed to a function or to the
         caller is not followed.
@@ -48,7 +50,13 @@ class Uses:
         if leaves_function(readers):
             return False
         kept = any(ends_in_memory(item) and address_of(item) != address_of(load) for item in readers)
-        return kept and not self.is_awaited(load, decisions)
+        return kept and not self.is_awaited(load, decisions) and not self.is_confirmed(load)
+
+    def is_confirmed(self, load):
+        """Return whether a compare-and-swap shows that a loaded value is still up to date, and the program
+        tests its result. A queue takes the element at its head in this way."""
+        swap = self.swap_after(load)
+        return swap is not None and self.acts_on(swap)
 
     def acts_on(self, load):
         """Return whether a loaded value can affect what a thread does.
@@ -66,10 +74,29 @@ class Uses:
 
     def swap_after(self, load):
         """Return the compare-and-swap on the loaded element that expects the loaded value, or None."""
-        loaded = {register.name for register in registers(load.operands[0])}
-        swaps = (i for i in self.readers_of(loaded) if i.names[0] == "atom" and "cas" in i.names)
-        here = (item for item in swaps if address_of(item) == address_of(load))
-        return next((item for item in here if getattr(item.operands[2], "name", None) in loaded), None)
+        copies = self.copies_of(load)
+        swaps = (i for i in self.readers_of(copies) if i.names[0] == "atom" and "cas" in i.names)
+        here = (i for i in swaps if self.element(address_of(i)) == self.element(address_of(load)))
+        return next((item for item in here if getattr(item.operands[2], "name", None) in copies), None)
+
+    def copies_of(self, load):
+        """Return the registers of a loaded value, and those to which it is copied."""
+        copies = [register.name for register in registers(load.operands[0])]
+        for name in copies:
+            items = (self.body[at] for at in self.readers.get(name, ()))
+            written = (item.operands[0] for item in items if item.names[0] in ("mov", "cvt"))
+            copies += {r.name for operand in written for r in registers(operand)}.difference(copies)
+        return copies
+
+    def element(self, address):
+        """Return (register or symbol, offset) of an Address, after constants that were added to its base."""
+        base, offset = address.base, address.offset
+        while len(writers := self.writers.get(getattr(base, "name", None), ())) == 1:
+            item = self.body[writers[0]]
+            if item.names[0] != "add" or not isinstance(item.operands[2], Immediate):
+                break
+            base, offset = item.operands[1], offset + item.operands[2].value
+        return base, offset
 
     def is_library_guess(self, load, origin):
         """Return whether a plain load is part of the compare-and-swap loop by which CUDA's headers implement
