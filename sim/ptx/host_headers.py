@@ -13,10 +13,12 @@ CPP_ONLY = """algorithm array atomic bitset chrono complex deque exception fstre
     string string_view thread tuple unordered_map unordered_set utility variant vector""".split()
 POSIX = "fcntl.h getopt.h omp.h pthread.h sys/stat.h sys/time.h sys/types.h unistd.h".split()
 HEADERS = [*(f"{name}.h" for name in NAMES), *(f"c{name}" for name in NAMES), *CPP_ONLY, *POSIX]
-# Option of NVRTC: NVIDIA's headers define some of the same limits, with other texts.
-OPTION = "--diag-suppress=47"
+# Options of NVRTC. NVIDIA's headers define some of the same limits, with other texts. nvcc includes <math.h>
+# and others in every file. Files therefore use INFINITY or uint without a header.
+OPTIONS = ["--diag-suppress=47", "--pre-include=math.h"]
 # a header that the message of NVRTC says it cannot find
 MISSING = re.compile(r'(?:cannot|could not) open source file "([^"]+)"')
+UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
 
 TEXT = """
 #ifndef SIM_HOST_HEADERS
@@ -90,10 +92,14 @@ typedef unsigned long ulong;
 """
 
 
-def has_stand_in(log):
-    """Return whether NVRTC stopped at a header for which there is a stand-in.
+DEFINED = {name for line in TEXT.splitlines() for name in re.findall(r"\w+", line)[1:]}
+
+
+def help_after(log):
+    """Return whether the stand-ins help after an error: NVRTC stopped at a header for which there is one, or
+    at a name that they define.
 
     log: NVRTC's messages.
     """
     missing = MISSING.search(log)
-    return missing is not None and missing[1] in HEADERS
+    return missing[1] in HEADERS if missing else not DEFINED.isdisjoint(UNDEFINED.findall(log))

@@ -120,8 +120,8 @@ def compile_program(
     flags += ["-lineinfo", "--std=c++17", *options]
     flags += [f"-I{folder}" for folder in header_folders()]
     program, done = run_nvrtc(nvrtc, source, name, flags, expressions, headers=[])
-    if not done and host_headers.has_stand_in(read_result(nvrtc, "ProgramLog", program)):
-        flags.append(host_headers.OPTION)
+    if not done and host_headers.help_after(read_result(nvrtc, "ProgramLog", program)):
+        flags += host_headers.OPTIONS
         program, done = run_nvrtc(nvrtc, source, name, flags, expressions, host_headers.HEADERS)
     if not done:
         log = read_result(nvrtc, "ProgramLog", program)

@@ -172,6 +172,20 @@ def test_headers_of_the_host_have_stand_ins(tmp_path, more):
     assert finding.kind == "out-of-bounds" and finding.accesses[0].site.line == 10
 
 
+IMPLICIT = """__global__ void fill(float* x, uint n) {
+    uint32_t i = threadIdx.x;
+    if (i < n) x[i] = i == 0 ? -INFINITY : sinf(M_PI / INT_MAX);
+}
+"""
+
+
+def test_names_of_headers_that_nvcc_includes_itself(tmp_path):
+    (tmp_path / "fill.cu").write_text(IMPLICIT)
+    x = np.zeros(32, np.float32)
+    assert not simulate(load_cuda(tmp_path / "fill.cu")["fill"])[1, 32](x, 32).findings
+    assert x[0] == -np.inf and 0 < x[1] < 1e-8
+
+
 def test_a_header_without_stand_in_is_named(tmp_path):
     (tmp_path / "hosted.cu").write_text('#include <stdio.h>\n#include "mine.h"\n__global__ void k() {}\n')
     with pytest.raises(LaunchError, match="cannot open source file .mine.h.") as raised:
