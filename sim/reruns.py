@@ -57,13 +57,14 @@ POISONS = 0, 1, -1, b"\x5a", b"\xda"
 TRIAL_POISONS = 0, -1  # two values that differ as integers and as floats
 LEAST_POISONS = 3  # number of values that must have the same effects before a read is only a warning
 MAX_COMPARISON_CONSTANTS = 8  # number of the kernel's comparison constants that are tried as initial values
-HARMLESS = "In this launch its value reached nothing: with other bytes there, every thread did the same."
+HARMLESS = "In this launch its value has no effect: other bytes there lead to the same accesses and results."
 # kinds of findings that end a launch early, and after which another rerun would take too long
 ENDLESS = {"no-progress", "undecided", "deadlock", "invalid-operand"}
 
 
 class Effects(Observer):
-    """A hash over all accesses in a launch and the values that they write."""
+    """A hash over all accesses in a launch. It excludes the values that they write, because only values that
+    reach global memory matter, and global memory is compared after the launch."""
 
     def launch_started(self, context):
         self.digest = hashlib.blake2b()
@@ -71,7 +72,6 @@ class Effects(Observer):
     def accesses(self, batch):
         for column in (batch.thread, batch.site, batch.address):
             self.digest.update(np.ascontiguousarray(column))
-        self.digest.update(repr(batch.values).encode())
 
 
 class Reruns:

@@ -66,6 +66,28 @@ def test_without_a_tool_that_knows_the_cause():
     assert "is made of poison" in finding.reason and "guard" not in finding.fix
 
 
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize(("last", "severity"), [(20, "warning"), (21, "error")])
+def test_an_unwritten_value_that_reaches_only_shared_memory(engine, last, severity):
+    """Check a scan whose padding has no initial value. Its sums reach the output only if `last` is too large."""
+
+    def scan(x, out, last):
+        tile, sums = cuda.shared.array(32, int32), cuda.shared.array(32, int32)
+        t = cuda.threadIdx.x
+        if t < x.size:
+            tile[t] = x[t]
+        cuda.syncthreads()
+        sums[t] = tile[t] + tile[max(t - 1, 0)]
+        cuda.syncthreads()
+        if t < last:
+            out[t] = sums[t]
+
+    x, out = np.arange(20, dtype=np.int32), np.zeros(32, np.int32)
+    (finding,) = simulate(scan, engine=engine, on_finding="report")[1, 32](x, out, last).findings
+    assert (finding.kind, finding.severity) == ("uninitialized-read", severity)
+    assert ("has no effect" in finding.reason) == (severity == "warning")
+
+
 def test_an_index_that_is_a_little_off_is_no_consequence():
     def kernel(x, out):
         t = cuda.threadIdx.x
