@@ -103,9 +103,12 @@ class Store:
             return None
         if unset.all() and kernel:
             name, view = plain_name(variable.name), self.view(variable)
+            how = f'kernels.constant["{name}"] = {describe(view)}'
+            if self.device is not None:
+                how = f"cudaMemcpyToSymbol({name}, source, {variable.bytes})"
             raise LaunchError(
                 f"{name} is constant memory that nobody has set, and {kernel} can read it: all would be 0\n"
-                f'  set it before the launch: kernels.constant["{name}"] = {describe(view)}'
+                f"  set it before the launch: {how}"
             )
         return unset
 

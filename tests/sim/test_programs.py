@@ -506,7 +506,10 @@ KERNEL_FAULTS = {
     1: ("out-of-bounds: x[64] is outside x, whose shape is 64", "kernel_faults.cu line 14"),
     2: ("uninitialized-read: x[0] is read, but no thread has written it", "kernel_faults.cu line 18"),
     3: ("kernel-abort: ", "assertion failed"),
-    4: ("refused-launch: taps is constant memory that nobody has set", ""),
+    4: (
+        "refused-launch: taps is constant memory that nobody has set",
+        "cudaMemcpyToSymbol(taps, source, 16)",
+    ),
 }
 
 
