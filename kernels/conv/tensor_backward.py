@@ -101,10 +101,8 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
     window, halo, rows_after = window_of(column_taps), row_taps - 1, row_taps - 1 - rows_before
     rows, threads, pitch = warps * 16, warps * 32, width + PADDING
     owned, made, lag = rows - 2 * halo, rows - halo, 8 * (window - 1)
-    t_offset, s_offset = (
-        columns_before - lag,
-        column_taps - 1 - 2 * lag,
-    )  # column offsets of dT and dS relative to S0
+    # column offsets of dT and dS relative to S0
+    t_offset, s_offset = columns_before - lag, column_taps - 1 - 2 * lag
     d_tiles, two_steps, bands_in_all = width // 8, 2 * COLUMNS, row_taps * window
     ring_rows, d_numbers = rows + halo, d_tiles * 4
     shifts, sums_of_shift = -(-row_taps // warps), SUMS * (window - 1)
@@ -129,6 +127,57 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         this one."""
         return row + 15 > column if of_keys else column + COLUMNS - 1 > row
 
+    @cuda.jit(device=True, forceinline=True)
+    def clear_masked(s, row, column):
+        """Set the scores to 0 that the causal mask hides."""
+        for z in range(NUMBERS):
+            if masked(row + row_of(z), column + column_of(z)):
+                s[z] = float32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def differentiate(s, g, of_rows, of_columns, base, factor):
+        """Replace T in s by P, and dO·vᵀ in g by dT."""
+        for z in range(NUMBERS):
+            if of_keys:  # queries are columns: L and D come from shared memory
+                l, d = of_columns[0, base + column_of(z)], of_columns[1, base + column_of(z)]
+            else:
+                l, d = of_rows[z >> 1 & 1], of_rows[2 + (z >> 1 & 1)]
+            s[z] = exp2_approx(s[z] * factor - l * LOG2E)
+            g[z] = s[z] * (g[z] - d)
+            if scaled:
+                g[z] = clamped(g[z])
+
+    @cuda.jit(device=True, forceinline=True)
+    def clear_outside(s, g, row, column, first_row, end_row, first_column, end_column, causal):
+        """Set P and dT to 0 outside these rows and columns, and where the causal mask hides the score."""
+        for z in range(NUMBERS):
+            i, j = row + row_of(z), column + column_of(z)
+            outside = i < first_row or i >= end_row or j < first_column or j >= end_column
+            if outside or causal and masked(i, j):
+                s[z] = g[z] = float32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def store_tap_gradients(d_w, sums, diagonals, tap_factor):
+        """Store the sums along the diagonals j' - j = tap in d_w (c_q, c_k): first per column of the
+        accumulators, in shared memory, then over the columns."""
+        lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        for shift in range(shifts):
+            a = warp + shift * warps
+            for z in range(sums_of_shift):
+                if z & 4 == 0:
+                    x_column = (lane & 3) * 2 + (z & 1)
+                    tap = (lane >> 2) + (z >> 3) * 16 + (z >> 1 & 1) * 8 - x_column
+                    if 0 <= tap and tap < column_taps:
+                        at = shift * sums_of_shift + z
+                        diagonals[warp, tap, x_column] = sums[at] + sums[at + 4]
+            cuda.syncwarp()
+            if a < row_taps and lane < column_taps:
+                total = float32(0)
+                for x_column in range(8):
+                    total += diagonals[warp, lane, x_column]
+                d_w[a, lane] = total * tap_factor
+            cuda.syncwarp()
+
     @cuda.jit(max_registers=max_registers)
     def conv_gradient_kernel(
         x, x2, y, y2, w, log_sum, delta, scale, causal, extent, first_gradient, second_gradient
@@ -151,8 +200,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         sums = cuda.local.array(sum_numbers, float32)
         of_rows = cuda.local.array(4, float32)
         batch, head = cuda.blockIdx.x // x.shape[1], cuda.blockIdx.x % x.shape[1]
-        lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
-        warp_row = warp * 16
+        warp_row = (cuda.threadIdx.x >> 5) * 16
         # Rows and columns are numbered so that the causal mask compares numbers: keys by their row of k, and
         # queries by the last key that they see. These are the first number of each matrix, and the last + 1.
         x_start, x2_start, y_start, y2_start = 0, 0, 0, 0
@@ -208,9 +256,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
             multiply(s, x_tile, warp_row, y_tiles, base)
             row = s_row + warp_row
             if causal and any_masked(row, first):
-                for z in range(NUMBERS):
-                    if masked(row + row_of(z), first + column_of(z)):
-                        s[z] = float32(0)
+                clear_masked(s, row, first)
             if scaled:
                 for z in range(NUMBERS):
                     s[z] = clamped(s[z] * scale)
@@ -219,24 +265,13 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
             # 2. compute T and dO·vᵀ; then replace s by P and g by dT
             convolve(s, s_tile, warp_row, block, bands)
             multiply(g, x2_tile, warp_row, y2_tiles, base)
-            for z in range(NUMBERS):
-                if of_keys:  # queries are columns: L and D come from shared memory
-                    l, d = of_columns[0, base + column_of(z)], of_columns[1, base + column_of(z)]
-                else:
-                    l, d = of_rows[z >> 1 & 1], of_rows[2 + (z >> 1 & 1)]
-                s[z] = exp2_approx(s[z] * factor - l * LOG2E)
-                g[z] = s[z] * (g[z] - d)
-                if scaled:
-                    g[z] = clamped(g[z])
+            differentiate(s, g, of_rows, of_columns, base, factor)
             row, column = t_row + warp_row, first + t_offset
             # test individual elements only in tiles at an edge of the sequence, the halo or the mask
             edge = column < t_begin or column + COLUMNS > y2_end or row < x2_start or row + 16 > x2_end
             if edge or warp_row + 16 > made or causal and any_masked(row, column):
-                for z in range(NUMBERS):
-                    i, j = row + row_of(z), column + column_of(z)
-                    outside = i < x2_start or i >= min(x2_end, t_row + made) or j < t_begin or j >= y2_end
-                    if outside or causal and masked(i, j):
-                        s[z] = g[z] = float32(0)
+                end_row = min(x2_end, t_row + made)
+                clear_outside(s, g, row, column, x2_start, end_row, t_begin, y2_end, causal)
             store_scores(g_tile, g, warp_row, block)
             if of_keys:
                 add_products(d_x2, s, y2_tiles, base)
@@ -280,23 +315,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                 store(second_gradient, batch, head, t_row + x_row - x2_start, d_x2, half, float32(1))
         if not of_keys:
             part, tap_factor = batch * cuda.gridDim.y + tile, float32(1) if scaled else scale
-            # sum along each diagonal j' - j = tap: first per column in shared memory, then over the columns
-            for shift in range(shifts):
-                a = warp + shift * warps
-                for z in range(sums_of_shift):
-                    if z & 4 == 0:
-                        x_column = (lane & 3) * 2 + (z & 1)
-                        tap = (lane >> 2) + (z >> 3) * 16 + (z >> 1 & 1) * 8 - x_column
-                        if 0 <= tap and tap < column_taps:
-                            at = shift * sums_of_shift + z
-                            diagonals[warp, tap, x_column] = sums[at] + sums[at + 4]
-                cuda.syncwarp()
-                if a < row_taps and lane < column_taps:
-                    total = float32(0)
-                    for x_column in range(8):
-                        total += diagonals[warp, lane, x_column]
-                    second_gradient[part, head, a, lane] = total * tap_factor
-                cuda.syncwarp()
+            store_tap_gradients(second_gradient[part, head], sums, diagonals, tap_factor)
 
     return conv_gradient_kernel
 
