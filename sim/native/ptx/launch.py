@@ -11,13 +11,14 @@ from sim.native.codegen.shadow import BARE, EMPTY, GLOBAL, LOCAL, SHARED
 from sim.native.lower.module import CannotLower
 from sim.native.ptx.copies import has_copies, make_rings
 from sim.native.ptx.memory import OF_BLOCK, READ_ONLY, WRITABLE, Table
-from sim.native.ptx.program import compile_kernel
+from sim.native.ptx.program import WAITS, compile_kernel
 from sim.native.run.launch import Attempt
 from sim.native.run.memory import starts_empty
 from sim.native.split.specialize import memoize
 from sim.observers import DEFAULT
 from sim.ptx.run import Run
 
+OF_COPIES = {"copy", *WAITS.values()}  # the operations that need the rings of asynchronous copies
 WHILE_LIMIT = 1 << 31  # a block counts as endless if its loops have more iterations than this in total
 
 
@@ -93,7 +94,8 @@ class PtxAttempt(Attempt):
     def arguments(self):
         """Build the table of memory regions. Return the arguments of the grid function that follow
         `state`."""
-        copies = any(operation == "copy" for operation, *_ in self.source.calls.values())
+        # A kernel can wait for copies without sending any.
+        copies = any(operation in OF_COPIES for operation, *_ in self.source.calls.values())
         self.rings = make_rings(self.launch.threads) if copies else None
         mixed = len(self.source.atomic_widths) > 1
         table = Table(self.source.site_count, self.layout.memory.space, mixed, self.rings)

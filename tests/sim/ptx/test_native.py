@@ -53,6 +53,15 @@ def test_an_endless_loop_is_found_at_the_first_limit(blocks, monkeypatch):
     assert [finding.kind for finding in report.findings] == ["no-progress"]
 
 
+@pytest.mark.parametrize("wait", ["cp.async.wait_all;", "cp.async.commit_group; cp.async.wait_group 0;"])
+def test_a_kernel_may_wait_for_copies_without_sending_any(wait):
+    # CuTe does so if the copy of a tile is an ordinary load. Compiled code then ended with SIGSEGV.
+    x, out = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    copies = kernel(f"ld.global.u32 %r4, [%d3]; {wait} st.global.u32 [%d4], %r4;")
+    report = simulate(copies, engine="native")[1, 64](x, out)
+    assert report.notes == ("compiled",) and (out == x).all()
+
+
 def told(report):
     return sorted((f.kind, str(sorted({a.site.line for a in f.accesses if a.site}))) for f in report.findings)
 
