@@ -1,5 +1,6 @@
 """Warp-level matrix instructions. mma.sync multiplies two small matrices distributed over the lanes of a
-warp. ldmatrix loads matrices from shared memory into registers, and stmatrix stores them.
+warp. ldmatrix loads matrices from shared memory into registers, and stmatrix stores them. movmatrix
+transposes a matrix in registers.
 
 The distribution over the lanes uses g = lane // 4 (groupID), t = lane % 4 (threadID_in_group), and p, the
 number of elements of A or B per register (two 16-bit values, four 8-bit values, or one tf32):
@@ -16,7 +17,7 @@ Products are exact. Sums are computed in float64 and rounded once. A GPU can tru
 the order of summation is not specified.
 
 Source: PTX ISA 9.7.14.5, "Matrix multiply-accumulate operation using mma instruction" (m16n8k4, m16n8k8,
-m16n8k16, m16n8k32; ldmatrix, stmatrix).
+m16n8k16, m16n8k32; ldmatrix, stmatrix, movmatrix).
 """
 
 import math
@@ -297,6 +298,18 @@ def half_word(word, upper):
 for _count in (1, 2, 4):
     ldmatrix(_count, False)
     ldmatrix(_count, True)
+
+
+# --- movmatrix ----------------------------------------------------------------------------------------------
+
+
+@instruction(name="movmatrix_trans", source="PTX ISA movmatrix", ptx=("movmatrix.sync.m8n8.trans.b16",))
+def movmatrix(lanes, a: uint32, *, d: uint32):
+    """Transpose a matrix in the registers of a warp, which has the layout of ldmatrix."""
+    for lane in range(32):
+        group, pair = lane // 4, lane % 4
+        first = 8 * pair + group // 2  # the lane with row 2 pair, columns 2 (group // 2) and the next
+        d[lane] = half_word(a[first], group % 2) | half_word(a[first + 4], group % 2) << 16
 
 
 # --- stmatrix -----------------------------------------------------------------------------------------------

@@ -373,7 +373,7 @@ HANDLERS = {
         barrier: "bar barrier",
         fence: "membar fence",
         sleep: "nanosleep",
-        warp: "shfl vote match activemask redux elect mma",
+        warp: "shfl vote match activemask redux elect mma movmatrix",
         ldmatrix: "ldmatrix",
         stmatrix: "stmatrix",
         wgmma.change_registers: "setmaxnreg",

@@ -1,6 +1,7 @@
 """Refusal of kernels that contain unsupported instructions."""
 
 from sim.errors import LaunchError
+from sim.ptx.origin import plain_name
 
 
 def refuse(text, *arguments):
@@ -12,4 +13,6 @@ def refusal_message(entry, missing):
     """Return a message that lists the unsupported instructions, by line and name."""
     lines = "\n".join(f"  PTX line {line}: {what}" for line, what in missing[:10])
     more = f"\n  and {len(missing) - 10} more" if len(missing) > 10 else ""
-    return f"{entry.name} uses instructions that sim does not have; nothing has run\n{lines}{more}"
+    return (
+        f"{plain_name(entry.name)} uses instructions that sim does not have; nothing has run\n{lines}{more}"
+    )

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from sim import LaunchError, load_cuda, simulate
+from sim import LaunchError, load_cuda, load_ptx, simulate
 from sim.ptx.origin import plain_name
 
 SOURCE = """
@@ -191,6 +191,13 @@ def test_a_header_without_stand_in_is_named(tmp_path):
     with pytest.raises(LaunchError, match="cannot open source file .mine.h.") as raised:
         load_cuda(tmp_path / "hosted.cu")
     assert "folders of your own" in str(raised.value)
+
+
+def test_a_refused_kernel_has_its_name_in_the_source():
+    body = "{ tcgen05.wait::ld.sync.aligned; ret; }"
+    text = f".version 8.0\n.target sm_90\n.address_size 64\n.entry _Z4spini() {body}"
+    with pytest.raises(LaunchError, match="^spin uses instructions that sim does not have"):
+        simulate(load_ptx(text)["spin"])[1, 1]()
 
 
 @pytest.mark.parametrize(

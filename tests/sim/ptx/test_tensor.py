@@ -184,6 +184,16 @@ def test_the_map_of_ldmatrix(count, transposed, engine):
         assert np.array_equal(y[:, r], np.ascontiguousarray(matrix).reshape(-1).view(np.uint32))
 
 
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_movmatrix_transposes_a_matrix(engine):
+    x, y = np.arange(1000, 1064, dtype=np.uint16), np.zeros(64, np.uint16)
+    load = "mad.wide.u32 %x3, %r1, 4, %x1; ld.global.b32 %c0, [%x3];"
+    move = "movmatrix.sync.aligned.m8n8.trans.b16 %d0, %c0;"
+    report = simulate(kernel(load + move + KEEP), engine=engine)[1, 32](x, y)
+    assert np.array_equal(y.reshape(8, 8), x.reshape(8, 8).T)
+    assert engine == "fibers" or report.notes == ("compiled",)
+
+
 # --- cp.async -----------------------------------------------------------------------------------------------
 
 PLACE = (
@@ -391,6 +401,7 @@ def test_a_fragment_mixed_up_is_a_wrong_value_only():
         "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%d0}, %r3;",
         "ldmatrix.sync.aligned.m8n8.x1.shared.b16;",
         "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%d0, %d1}, [%r3];",
+        "movmatrix.sync.aligned.m8n8.b16 %d0, %c0;",
         "cp.async.cg.shared.global [%r3], [%x3], 8;",
         "cp.async.ca.shared.global [%r3], [%x3], 12;",
         "cp.async.ca.shared.global [%r3], [%x3], %r1;",
