@@ -10,7 +10,8 @@ import re
 NAMES = """assert float inttypes limits math stdbool stddef stdint stdio stdlib string time""".split()
 CPP_ONLY = """algorithm array atomic bitset chrono complex deque exception fstream functional iomanip iostream
     iterator limits list map memory mutex numeric optional ostream queue random set sstream stack stdexcept
-    string string_view thread tuple unordered_map unordered_set utility variant vector""".split()
+    string string_view thread tuple type_traits unordered_map unordered_set utility variant
+    vector""".split()
 POSIX = "fcntl.h getopt.h omp.h pthread.h sys/stat.h sys/time.h sys/types.h unistd.h".split()
 HEADERS = [*(f"{name}.h" for name in NAMES), *(f"c{name}" for name in NAMES), *CPP_ONLY, *POSIX]
 # Options of NVRTC. NVIDIA's headers define some of the same limits, with other texts. nvcc includes <math.h>
@@ -18,6 +19,7 @@ HEADERS = [*(f"{name}.h" for name in NAMES), *(f"c{name}" for name in NAMES), *C
 OPTIONS = ["--diag-suppress=47", "--pre-include=math.h"]
 # a header that the message of NVRTC says it cannot find
 MISSING = re.compile(r'(?:cannot|could not) open source file "([^"]+)"')
+NO_MEMBER = re.compile(r'namespace "std" has no member')
 UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
 
 TEXT = """
@@ -103,3 +105,27 @@ def help_after(log):
     """
     missing = MISSING.search(log)
     return missing[1] in HEADERS if missing else not DEFINED.isdisjoint(UNDEFINED.findall(log))
+
+
+# nvcc accepts names of std in kernels, such as std::max and std::numeric_limits. NVIDIA's library defines
+# them in cuda::std. A name that NVRTC itself declares in std takes precedence.
+STD = "sim_std.h"
+STD_OPTIONS = [f"--pre-include={STD}"]
+STD_HEADERS = "algorithm __algorithm_ array cmath complex cstdint functional limits tuple type_traits utility"
+STD_TEXT = "namespace cuda { namespace std { } }\nnamespace std { using namespace cuda::std; }\n"
+STD_TEXT += "".join(
+    f"#if __has_include(<cuda/std/{name}>)\n#include <cuda/std/{name}>\n#endif\n"
+    for name in STD_HEADERS.split()
+)
+# CUTLASS declares these names as an enumeration if NVRTC compiles it.
+STD_TEXT += "".join(f"#undef FP_{name}\n" for name in ("NAN", "INFINITE", "ZERO", "SUBNORMAL", "NORMAL"))
+TEXTS = dict.fromkeys(HEADERS, TEXT) | {STD: STD_TEXT}
+
+
+def help_with_std(log):
+    """Return whether `STD_TEXT` helps after an error: a name of std is missing."""
+    return NO_MEMBER.search(log) is not None
+
+
+# (whether these options help after an error, the options)
+REMEDIES = [(help_after, OPTIONS), (help_with_std, STD_OPTIONS)]

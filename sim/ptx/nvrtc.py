@@ -119,10 +119,11 @@ def compile_program(
     flags = [] if given else [f"--gpu-architecture={architecture}"]
     flags += ["-lineinfo", "--std=c++17", *options]
     flags += [f"-I{folder}" for folder in header_folders()]
-    program, done = run_nvrtc(nvrtc, source, name, flags, expressions, headers=[])
-    if not done and host_headers.help_after(read_result(nvrtc, "ProgramLog", program)):
-        flags += host_headers.OPTIONS
-        program, done = run_nvrtc(nvrtc, source, name, flags, expressions, host_headers.HEADERS)
+    program, done = run_nvrtc(nvrtc, source, name, flags, expressions, {})
+    for helps, more in host_headers.REMEDIES:
+        if not done and helps(read_result(nvrtc, "ProgramLog", program)):
+            flags += more
+            program, done = run_nvrtc(nvrtc, source, name, flags, expressions, host_headers.TEXTS)
     if not done:
         log = read_result(nvrtc, "ProgramLog", program)
         hint = f"\n  {HEADERS}" if "open source file" in log else ""
@@ -135,11 +136,11 @@ def compile_program(
 def run_nvrtc(nvrtc, source, name, flags, expressions, headers):
     """Return (program, whether NVRTC has compiled it).
 
-    headers: names of headers that are replaced by stand-ins (sim.ptx.host_headers).
+    headers: {name: text} of headers that are replaced by stand-ins (sim.ptx.host_headers).
 
     Raise LaunchError if the NVRTC library is missing.
     """
-    texts, names = [host_headers.TEXT.encode()] * len(headers), [header.encode() for header in headers]
+    texts, names = [text.encode() for text in headers.values()], [header.encode() for header in headers]
     try:
         _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(headers), texts, names)
     except RuntimeError as error:  # cuda.bindings is installed, but the NVRTC library is not

@@ -186,6 +186,19 @@ def test_names_of_headers_that_nvcc_includes_itself(tmp_path):
     assert x[0] == -np.inf and 0 < x[1] < 1e-8
 
 
+def test_names_of_std_are_those_of_cuda_std(tmp_path):
+    (tmp_path / "std.cu").write_text("""
+        #include <limits>
+        #include <type_traits>
+        template <typename T> __global__ void k(T* x) {
+            if (std::isinf(x[0]) && std::is_same_v<T, float>) x[0] = std::numeric_limits<T>::max();
+            x[1] = std::max(x[1], x[2]);
+        }""")
+    x = np.array([np.inf, 1, 2], np.float32)
+    simulate(load_cuda(tmp_path / "std.cu")["k<float>"])[1, 1](x)
+    assert x.tolist() == [np.finfo(np.float32).max, 2, 2]
+
+
 def test_a_header_without_stand_in_is_named(tmp_path):
     (tmp_path / "hosted.cu").write_text('#include <stdio.h>\n#include "mine.h"\n__global__ void k() {}\n')
     with pytest.raises(LaunchError, match="cannot open source file .mine.h.") as raised:
