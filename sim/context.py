@@ -118,6 +118,7 @@ class Context:
         self.block_scoped = {}
 
         self.sites = FrameSites()
+        self.stateless = {}  # (id of a code object, position) -> result of sim.engine.attempts.is_stateless
 
         # --- the current thread -----------------------------------------------------------------------------
         self.thread = None

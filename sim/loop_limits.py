@@ -43,6 +43,9 @@ class LoopLimits:
         progress."""
         self.steps = self.context.max_steps or DEFAULT_STEPS
         self.progress_check = None  # a ProgressCheck while threads are being compared
+        # Whether sim.engine.attempts has proven that nothing changes any more; the steps below which it
+        # tries to; whether the comparison of threads has been postponed until then.
+        self.is_endless, self.next_test, self.postponed = False, 1, False
         # since the last reset: a Forecast of the loops, and whether it predicts that one ends in time
         self.forecast, self.ends, self.leap = None, False, FIRST_LEAP
         # CPU time of the last change (None until the clock is first read), and seconds that may pass without
@@ -84,13 +87,32 @@ class LoopLimits:
         if self.steps < 0 or (not self.steps & 1023 and self.context.max_steps is None and self.is_slow()):
             self.check_stuck(site, sys._getframe(1))
 
+    def is_test_due(self):
+        """Return whether to test if all threads repeat failed attempts."""
+        if self.context.max_steps or self.is_endless:
+            return False
+        if self.steps > 0 and not self.steps & 1023 and self.is_slow():
+            self.steps = 0
+        return self.steps < self.next_test
+
+    def tested(self, is_endless):
+        """Store the result of this test. If it is False, repeat the test when each thread may have run, and
+        then at growing intervals."""
+        self.is_endless, self.next_test = is_endless, 2 * self.steps - self.alive()
+        if is_endless:
+            self.steps = -1  # the next iteration of a loop ends the launch
+
+    def alive(self):
+        """Return the number of threads that have started and not ended."""
+        return sum(block.alive for block in self.context.live)
+
     def is_slow(self):
         """Return whether the CPU time since the last change exceeds the current patience."""
         now = time.process_time()
         self.start_clock(now)
         if now - self.since <= self.patience:
             return False
-        least = LEAST_ITERATIONS * sum(block.alive for block in self.context.live)
+        least = LEAST_ITERATIONS * self.alive()
         return self.steps_then - self.steps >= min(least, MOST_ITERATIONS)
 
     def start_clock(self, now):
@@ -107,10 +129,15 @@ class LoopLimits:
         Stuck(site, False) if something has kept changing for longer than `time_limit()`.
         """
         context, now = self.context, time.process_time()
-        if context.max_steps:
+        if context.max_steps or self.is_endless:
             raise Stuck(site, True)
         self.start_clock(now)
         self.forecast = self.forecast or Forecast(now)
+        if context.thread.failed_atomic is not None and not self.postponed:
+            # First let each thread repeat its attempt. The test of attempts is faster than a comparison.
+            self.postponed, self.since = True, now
+            self.steps = self.steps_then = min(self.steps, self.alive())
+            return
         if self.progress_check is None:
             for block in context.live:
                 block.wake_parked(every=True)

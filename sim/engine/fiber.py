@@ -33,6 +33,10 @@ class Fiber:
             self.body()
             self.suspend()
 
+    def frame(self):
+        """Return the innermost stack frame of a suspended thread body."""
+        return self.greenlet.gr_frame
+
     def abandon(self):
         """Unwind a suspended thread body with an exception. The fiber can then run the body of another
         thread."""

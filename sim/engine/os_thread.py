@@ -6,6 +6,7 @@ Only one of these threads runs at a time.
 import contextvars
 import ctypes
 import functools
+import sys
 import threading
 
 from sim.errors import Abandoned, LaunchError
@@ -78,6 +79,10 @@ class OSThread:
         if self.thrown:
             thrown, self.thrown = self.thrown, None
             raise thrown
+
+    def frame(self):
+        """Return the innermost stack frame of a suspended thread body."""
+        return sys._current_frames()[self.thread.ident]
 
     def abandon(self):
         """Unwind a suspended thread body with an exception. The operating-system thread can then run the body

@@ -1,6 +1,6 @@
 """The scheduler's loop: resumes one thread at a time, opens barriers, and reports why no thread can run."""
 
-from sim.engine import barrier, mbarrier, named_barrier, register_pool, warp, warpgroup
+from sim.engine import attempts, barrier, mbarrier, named_barrier, register_pool, warp, warpgroup
 from sim.engine.cluster import CLUSTER
 from sim.errors import OutOfTime, OutOfTurns, SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
@@ -121,8 +121,10 @@ class Scheduler:
         is not skipped if no other thread can run, or while threads are compared, which needs the iterations
         of all of them. `alone` says that no other thread of its block can run. A skip counts as an iteration.
         """
-        failed = thread.failed_atomic
-        if self.context.loops.progress_check:
+        failed, loops = thread.failed_atomic, self.context.loops
+        if loops.is_test_due():
+            loops.tested(not self.woken and attempts.nothing_changes(self.context))
+        if loops.is_endless or loops.progress_check:
             return False
         if alone and len(self.context.live) == 1 and not self.context.pending:
             return False

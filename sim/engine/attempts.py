@@ -1,0 +1,126 @@
+"""Recognition of threads that repeat an attempt without end, such as an attempt to take a lock that no thread
+releases.
+
+The comparison of states (sim.progress) lets each thread run several iterations. With 256,000 threads, that
+takes longer than the launch may last. This test runs no thread: it examines the bytecode of the loop in which
+a thread waits, and the element of memory that its last attempt found.
+"""
+
+import dis
+import re
+from types import FrameType
+
+import numpy as np
+
+from sim.frames import is_simulator_frame
+from sim.idle_variables import CONSTANTS, LOADS, NEUTRAL, PREFIX, as_tuple, is_operator, loops_of
+from sim.isa.atomics import ENTRIES
+from sim.memory.atomics import Atomic
+
+# Instructions that neither access memory nor keep a value on the stack from one iteration to the next.
+HARMLESS = {*CONSTANTS, *NEUTRAL, "BINARY_OP", "COMPARE_OP", "CALL", "POP_TOP", "PUSH_NULL", "COPY", "SWAP"}
+HARMLESS |= {"UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_NOT", "TO_BOOL", "NOT_TAKEN"}
+JUMPS = "POP_JUMP", "JUMP_"
+# Instructions that load or store local variables. The last three are of Python 3.12 and later.
+LOCALS = {*LOADS, "STORE_FAST", "LOAD_FAST_CHECK", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"}
+MEMBERS = {"atomic", *ENTRIES, "threadfence", "threadfence_block", "threadfence_system"}
+FUNCTIONS_OF_PTX = "atomic_", "load_", "threadfence", "tick"  # beginnings of their names in generated code
+
+
+def nothing_changes(context):
+    """Return whether every thread that can run repeats an attempt that changes nothing. False if in doubt.
+
+    No thread may be running. Then no thread changes memory any more, and all attempts fail again.
+    """
+    if context.pending or context.asynchronous or context.clustered:
+        return False
+    known, found = context.stateless, False
+    for block in context.live:
+        waking = {*block.round, *block.ready}
+        for thread in block.threads:
+            if thread.done or thread.waits not in (None, "turn") and thread not in waking:
+                continue
+            failed, frame = thread.failed_atomic, thread.frame
+            if (
+                thread.waits != "turn"
+                or failed is None
+                or not (failed.repeated and failed.would_fail_again())
+            ):
+                return False
+            if not isinstance(frame, FrameType):
+                frame = kernel_frame(thread.fiber.frame())
+            place = id(frame.f_code), frame.f_lasti
+            if place not in known:
+                known[place] = is_stateless(frame)
+            if not known[place]:
+                return False
+            found = True
+    return found
+
+
+def kernel_frame(frame):
+    """Return the innermost stack frame of a kernel's function."""
+    while is_simulator_frame(frame):
+        frame = frame.f_back
+    return frame
+
+
+def is_stateless(frame):
+    """Return whether all iterations of the loop around a frame's position do the same while memory does not
+    change. False if in doubt.
+
+    The loop consists of atomics, fences and arithmetic, and no iteration uses a value of an earlier one,
+    except for a count that influences nothing.
+    """
+    inside = [
+        (first, last, idle) for first, last, idle in loops_of(frame.f_code) if first <= frame.f_lasti <= last
+    ]
+    if not inside:
+        return False
+    first, last, idle = inside[0]
+    loop = [each for each in dis.get_instructions(frame.f_code) if first <= each.offset <= last]
+    return all(is_harmless(each, frame) for each in loop) and carried_variables(loop) <= idle
+
+
+def is_harmless(instruction, frame):
+    """Return whether an instruction belongs to arithmetic, a jump, an atomic or a fence."""
+    name, opname = instruction.argval, instruction.opname
+    if opname in LOCALS or opname == "LOAD_DEREF":
+        return not any(callable(frame.f_locals.get(one)) for one in as_tuple(name))
+    if opname == "LOAD_GLOBAL":
+        value = frame.f_globals.get(name)
+        if isinstance(value, int | float | np.generic) or is_operator(name) or name == PREFIX + "tick":
+            return True
+        of_ptx = frame.f_code.co_filename.startswith("<PTX") and name.startswith(FUNCTIONS_OF_PTX)
+        return of_ptx or isinstance(getattr(value, "atomic", value), Atomic)
+    if opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        return name in MEMBERS
+    return opname in HARMLESS or opname.startswith(JUMPS)
+
+
+def carried_variables(loop):
+    """Return the variables set in a loop that an iteration may read before it sets them.
+
+    loop: its instructions. The result is the set of such variables that are live at its start.
+    """
+    steps = [local_accesses(each) for each in loop]
+    stored = {name for accesses in steps for is_store, name in accesses if is_store}
+    position = {each.offset: number for number, each in enumerate(loop)}
+    live, before = [set() for _ in range(len(loop) + 1)], None
+    while live != before:
+        before = list(map(set, live))
+        for number in reversed(range(len(loop))):
+            target = position.get(loop[number].argval) if loop[number].opname.startswith(JUMPS) else None
+            after = live[number + 1] | (set() if target is None else live[target])
+            for is_store, name in reversed(steps[number]):
+                after = after - {name} if is_store else after | {name} & stored
+            live[number] = after
+    return live[0]
+
+
+def local_accesses(instruction):
+    """Return (whether it is a store, name) for each access to a local variable, in order."""
+    if instruction.opname not in LOCALS:
+        return []
+    actions = re.findall("(LOAD|STORE)_FAST", instruction.opname)
+    return [(action == "STORE", name) for action, name in zip(actions, as_tuple(instruction.argval))]
