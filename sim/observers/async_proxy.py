@@ -16,7 +16,6 @@ import numpy as np
 from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SPACE_SHIFT, Moment
 from sim.observers.async_findings import AsyncFindings, inside
 from sim.observers.async_units import Columns, Units
-from sim.observers.clocks import merge
 from sim.observers.copies import NEVER, precedes
 from sim.observers.lifetimes import Lifetimes
 from sim.observers.order import GRID, HappensBefore, bulk_thread
@@ -34,8 +33,8 @@ class ProxyOrder(HappensBefore):
     It spreads with the same events as the ordinary clock, but the thread's own accesses enter it only at a
     proxy fence."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, clocks):
+        super().__init__(clocks=clocks)
         self.delayed = True
 
     def clocks_now(self, block, epoch, thread, segment):
@@ -46,7 +45,7 @@ class ProxyOrder(HappensBefore):
         self.active = True
         parts = [part for thread in threads for part in self.thread_clocks(block, thread)]
         for thread in threads if parts else ():
-            self.acquire(block, thread, segment, {"warp": merge(parts)})
+            self.acquire(block, thread, segment, {"warp": self.clocks.merge(parts)})
 
     def issue(self, block, epoch, thread, segment):
         self.issued[block, thread, segment] = [*self.clocks_now(block, epoch, thread, segment)]
@@ -76,7 +75,7 @@ class AsyncProxy:
         self.findings = AsyncFindings(context, names)
         self.lifetimes = Lifetimes(context, performed, number)
         self.stages = Stages(context, performed, number)
-        self.fenced = {SHARED: ProxyOrder(), GLOBAL: ProxyOrder()}
+        self.fenced = {space: ProxyOrder(order.clocks) for space in (SHARED, GLOBAL)}
         self.waiting, self.operations = [], []  # batches and operations that have not been processed
         self.known, self.ends, self.read_ends = [], {}, {}  # operations by number; operation -> Moments
         self.by_segment = {}  # segment -> the operation whose accesses it contains

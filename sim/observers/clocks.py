@@ -1,59 +1,127 @@
 """Vector clocks, and their union."""
 
-import itertools
+from itertools import zip_longest
 
-MAX_PARTS = 8  # the maximum number of a thread's separate clocks before they are merged
+import numpy as np
 
-
-def widen(clock, clocks):
-    """Return the union of a clock and several others.
-
-    If the others add nothing, return the same object `clock`. A comparison of ids then suffices while threads
-    spin.
-    """
-    union = merge([clock, *clocks])
-    return clock if clock == union else union
+FEW = 64  # a union of clocks with at most this number of entries in total is a dict
+CHUNK_BITS = 8
+CHUNK = 1 << CHUNK_BITS  # the number of bounds in an array of a Clock
+NOTHING = np.full(CHUNK, -1)
 
 
-class Clock(dict):
-    """A vector clock: for each thread or block, the last segment whose accesses are known to have happened.
-    Clocks are combined by merging.
+class Clock:
+    """A vector clock with many entries, in arrays that many clocks share.
 
-    number: a unique number.
-    contains: the numbers of some clocks already merged into this one.
+    Its interface is that of a dict: it maps a thread or block to its bound. It is never modified.
+
+    positions: {key: position of its bound} of the launch.
+    chunks: the arrays with CHUNK bounds each. The bound of a key without an entry is -1.
     """
 
-    __slots__ = "number", "contains"
-    numbers = itertools.count()
+    __slots__ = "positions", "chunks"
 
-    def __init__(self, clocks):
-        super().__init__(clocks[-1])
-        self.number, self.contains = next(Clock.numbers), set()
+    def __init__(self, positions, chunks):
+        self.positions, self.chunks = positions, chunks
+
+    def get(self, key, default=None):
+        position = self.positions.get(key)
+        if position is None or position >> CHUNK_BITS >= len(self.chunks):
+            return default
+        bound = self.chunks[position >> CHUNK_BITS].item(position & CHUNK - 1)
+        return default if bound < 0 else bound
+
+    def __iter__(self):
+        return (key for key in self.positions if self.get(key) is not None)
+
+
+class Clocks:
+    """The vector clocks of a launch.
+
+    A clock maps threads and blocks to bounds: the last segment or epoch whose accesses are known to have
+    happened. It is a dict if it has few entries, and a Clock otherwise. Many threads release to one another,
+    so most unions differ from one of the united clocks in few entries. A Clock therefore shares its arrays
+    with the clocks from which it was made.
+    """
+
+    def __init__(self):
+        self.positions = {}  # key -> the position of its bound in each Clock, in the order of first use
+
+    def merge(self, clocks):
+        """Return the union of several clocks: the maximum bound for each key. If the first Clock contains the
+        others, return this object."""
+        distinct = {id(clock): clock for clock in clocks}.values()
+        large = [clock for clock in distinct if clock.__class__ is Clock]
+        small = [clock for clock in distinct if clock.__class__ is dict]
+        if not small and len(large) == 1:
+            return large[0]
+        if not large and sum(map(len, small)) <= FEW:
+            return merge_dicts(small)
+        before = chunks = large[0].chunks if large else []
+        for clock in large[1:]:
+            chunks = merge_chunks(chunks, clock.chunks)
+        chunks = self.put(chunks, merge_dicts(small))
+        return large[0] if chunks is before and large else Clock(self.positions, chunks)
+
+    def position(self, key):
+        """Return the position of a key."""
+        return self.positions.setdefault(key, len(self.positions))
+
+    def bounds(self, clocks, positions):
+        """Return an array: the largest bound of several clocks at each position, or -1 if there is none."""
+        result = np.full(len(positions), -1)
         for clock in clocks:
-            if isinstance(clock, Clock):
-                self.contains.add(clock.number)
-                self.contains |= clock.contains if len(clock.contains) < MAX_PARTS else set()
+            chunks = clock.chunks if clock.__class__ is Clock else self.put([], clock)
+            flat = np.concatenate([*chunks, NOTHING[:1]])
+            np.maximum(result, flat[np.minimum(positions, len(flat) - 1)], out=result)
+        return result
+
+    def put(self, chunks, clock):
+        """Return the union of the chunks of a Clock and a dict. If it has nothing new, return `chunks`."""
+        result, copied = chunks, set()
+        for key, bound in clock.items():
+            position = self.position(key)
+            number, place = position >> CHUNK_BITS, position & CHUNK - 1
+            if number < len(result) and result[number].item(place) >= bound:
+                continue
+            if number not in copied:
+                missing = number + 1 - len(result)
+                result = [*result, *[NOTHING] * missing]
+                result[number] = result[number].copy()
+                copied.add(number)
+            result[number][place] = bound
+        return result
 
 
-def merge(clocks):
-    """Return the union of several clocks: the maximum bound for each key.
-
-    A clock with an entry per thread is expensive to merge. Skip those that the largest clock already
-    contains, such as the clock that a thread acquired with a lock and publishes again when it releases the
-    lock.
-    """
-    if len(clocks) == 1:
-        return clocks[0]
-    distinct = sorted({id(part): part for part in clocks}.values(), key=len)
-    if not distinct:
-        return {}
-    known = getattr(distinct[-1], "contains", ())
-    distinct = [part for part in distinct if getattr(part, "number", None) not in known]
-    if len(distinct) == 1:
-        return distinct[0]
-    result = Clock(distinct)
-    for part in distinct[:-1]:
-        for key, bound in part.items():
+def merge_dicts(clocks):
+    """Return the union of clocks that are dicts. If the largest one contains the others, return it."""
+    largest = result = max(clocks, key=len, default={})
+    for clock in clocks:
+        for key, bound in clock.items():
             if bound > result.get(key, -1):
+                if result is largest:
+                    result = dict(largest)
                 result[key] = bound
     return result
+
+
+def merge_chunks(mine, theirs):
+    """Return the union of the chunks of two Clocks. If the second one has nothing new, return the first."""
+    if mine is theirs:
+        return mine
+    union = [
+        one if one is other or other is NOTHING else other if one is NOTHING else merge_bounds(one, other)
+        for one, other in zip_longest(mine, theirs, fillvalue=NOTHING)
+    ]
+    return mine if all(map(is_same, mine, union)) and len(mine) == len(union) else union
+
+
+def is_same(one, other):
+    return one is other
+
+
+def merge_bounds(mine, theirs):
+    """Return the larger bounds of two arrays: one of these objects if it contains the other."""
+    if not np.count_nonzero(theirs > mine):
+        return mine
+    return np.maximum(mine, theirs) if np.count_nonzero(mine > theirs) else theirs

@@ -6,7 +6,6 @@ An operation ends before a block does if its end precedes some point of the bloc
 from math import inf, prod
 
 from sim.events import SHARED, SPACE_SHIFT, Moment
-from sim.observers.clocks import merge
 from sim.observers.order import HappensBefore
 from sim.sites import cluster_rank
 
@@ -69,5 +68,6 @@ class Lifetimes:
         """Return the clock of everything that is observed before a block ends."""
         if owner not in self.clocks:
             last = [Moment(owner, inf, thread, inf) for thread in range(prod(self.context.block_shape))]
-            self.clocks[owner] = merge([part for at in last for part in self.performed.clocks_at(at)])
+            parts = [part for at in last for part in self.performed.clocks_at(at)]
+            self.clocks[owner] = self.performed.clocks.merge(parts)
         return self.clocks[owner]

@@ -23,27 +23,28 @@ be reported as a race.
 
 from bisect import bisect_left
 
-from sim.events import ATOMIC, LOAD, SHARED, SPACE_SHIFT
-from sim.observers.clocks import MAX_PARTS, merge, widen
-from sim.observers.event_log import OnDemand
+from sim.events import SHARED, SPACE_SHIFT
+from sim.observers.clocks import Clocks
 from sim.observers.phases import ANY, BLOCK, GRID, Phase
 
 MAX_UNIONS = 256  # the maximum number of unions of clocks in the cache
+MAX_PARTS = 8  # the maximum number of a thread's separate clocks before they are merged
 
 
 class HappensBefore:
     """Vector clocks of all threads. They are maintained from the first event that can order accesses.
 
-    A clock is a dict with two kinds of entries. A block maps to an epoch: all accesses of the block in
+    A clock maps two kinds of keys to bounds. A block maps to an epoch: all accesses of the block in
     earlier epochs happen before. `(block, thread)` maps to a segment: all accesses of the thread up to this
     segment happen before.
 
     generous: whether to treat every atomic as if a grid-wide fence preceded it. Accesses ordered only in this
         mode lack a fence.
+    clocks: the Clocks of the order with which this one exchanges clocks, if there is one.
     """
 
-    def __init__(self, generous=False):
-        self.generous = generous
+    def __init__(self, generous=False, clocks=None):
+        self.generous, self.clocks = generous, clocks or Clocks()
         # Whether an atomic orders the later accesses of its thread to the same element after earlier atomics
         # on this element. False if no thread uses the result of an atomic, because the order of the atomics
         # is then accidental.
@@ -54,10 +55,10 @@ class HappensBefore:
         # earlier ones, so it replaces them.
         self.acquired, self.acquirers = {}, {}  # block -> the threads with an entry in `acquired`
         # block -> {thread: {reach: clocks whose union is the thread's clock at its last fence}}. The key None
-        # has the clocks released by any thread before the last barrier. The clocks are merged only once an
-        # atomic publishes them, because often all threads execute a fence, and a single one an atomic.
+        # has the union of those released by any thread before the last barrier. Clocks are not merged at a
+        # fence, because often all threads execute a fence, and a single one an atomic.
         self.released = {}
-        # element -> {GRID or a block: the clock published by atomics to all blocks or to this block}
+        # (element, GRID or a block) -> the clock published by atomics to all blocks or to this block
         self.published = {}
         # (block, thread, address, reach) -> the clock most recently acquired there by the thread
         self.last_acquired = {}
@@ -81,7 +82,7 @@ class HappensBefore:
 
     def clock(self, block, epoch, thread, segment):
         """Return the current clock of a thread, which includes its own accesses."""
-        return merge(self.clocks_now(block, epoch, thread, segment))
+        return self.clocks.merge(self.clocks_now(block, epoch, thread, segment))
 
     def clocks_now(self, block, epoch, thread, segment):
         """Return two clocks whose union is the current clock of a thread.
@@ -89,8 +90,12 @@ class HappensBefore:
         The first clock contains everything acquired by the thread, and is shared by all threads that have
         acquired the same clocks. The second clock contains the thread's own accesses.
         """
-        acquired = (*self.block_clocks.get(block, ((), ((),)))[1][-1], *self.thread_clocks(block, thread))
-        return self.union(acquired), {block: epoch, (block, thread): segment}
+        acquired = self.acquired.get((block, thread), {})
+        parts = (*self.block_clocks.get(block, ((), ((),)))[1][-1], *acquired.values())
+        union = self.union(parts)
+        if len(acquired) > 1:
+            self.acquired[block, thread] = {"merged": union}
+        return union, {block: epoch, (block, thread): segment}
 
     def union(self, clocks):
         """Return the union of a tuple of clocks. The threads of a block often acquire the same ones."""
@@ -102,7 +107,7 @@ class HappensBefore:
             if len(self.unions) >= MAX_UNIONS:
                 self.unions.clear()
             # Keep the clocks alive, so that their ids stay valid.
-            self.unions[key] = clocks, merge(clocks)
+            self.unions[key] = clocks, self.clocks.merge(clocks)
         return self.unions[key][1]
 
     def arrive(self, block, epoch, thread, segment, phase, reach=GRID):
@@ -131,7 +136,7 @@ class HappensBefore:
         key = phase_key(block, phase)
         found = self.phases.get(key)
         if found is None:
-            found = self.phases[key] = Phase(phase)
+            found = self.phases[key] = Phase(phase, self.clocks)
             # Two phases later, every waiting thread has passed this phase.
             barrier, opened = phase
             self.phases.pop(phase_key(block, (barrier, opened - 2)), None)
@@ -168,7 +173,7 @@ class HappensBefore:
         """
         before = self.acquired.get((block, thread), {}).get("async", {})
         ends = {(block, other): last for other, last in moments}
-        self.acquire(block, thread, segment, {"async": merge([before, ends])})
+        self.acquire(block, thread, segment, {"async": self.clocks.merge([before, ends])})
 
     def precedes_barrier(self, at):
         """Return whether a Moment happens before the last barrier of its block, and thus before any later
@@ -189,10 +194,10 @@ class HappensBefore:
         self.acquire(block, thread, segment, clocks, contained)
         if fences := gathered and gathered.fences.get(block):
             # These fences are valid for the later atomics of this thread, as at a block barrier.
-            fences[:] = [merge(fences)]
+            fences[:] = [self.clocks.merge(fences)]
             released = self.released.setdefault(block, {})
             own = released.get(thread) or released.get(None, {})
-            released[thread] = {of: [merge([*own.get(of, ()), *fences])] for of in (GRID, BLOCK)}
+            released[thread] = {of: [self.clocks.merge([*own.get(of, ()), *fences])] for of in (GRID, BLOCK)}
 
     def perform_atomic(self, block, epoch, thread, segment, address, wrote, reach):
         """Acquire the clocks published by earlier atomics on this element. If the atomic wrote, publish the
@@ -204,27 +209,18 @@ class HappensBefore:
         element = address
         if not isinstance(address, tuple) and address >> SPACE_SHIFT == SHARED:
             element = block, address
-        published, released = self.published.get(element, {}), self.released.get(block, {})
-        homes = {block} if reach == BLOCK else {GRID, block}
-        # Skip a clock that has not changed since it was acquired, because spinning threads repeat atomics
-        # many times.
-        acquired = {
-            (element, home): published[home]
-            for home in homes & published.keys()
-            if self.last_acquired.get((block, thread, address, home)) is not published[home]
-        }
-        for home in homes & published.keys():
-            self.last_acquired[block, thread, address, home] = published[home]
-        if wrote and released:
-            published = dict(published)
-            for reach, home in ((GRID, GRID), (BLOCK, block)):
-                # The clock of the thread's own fence contains everything released before the last barrier.
-                clocks = next(
-                    (released[who][reach] for who in (thread, None) if reach in released.get(who, ())), ()
-                )
-                if home in homes and clocks:
-                    published[home] = widen(published.get(home, {}), clocks)
-            self.published[element] = published
+        released, acquired = wrote and self.released.get(block), {}
+        for home in (block,) if reach == BLOCK else (GRID, block):
+            place, key = (element, home), (block, thread, address, home)
+            clock = self.published.get(place)
+            # Skip a clock that has not changed since it was acquired, because spinning threads repeat atomics
+            # many times.
+            if clock is not None and self.last_acquired.get(key) is not clock:
+                acquired[place] = clock
+            if released and (clocks := clocks_released(released, thread, GRID if home == GRID else BLOCK)):
+                clock = self.published[place] = self.union((clock, *clocks) if clock is not None else clocks)
+            # The thread knows everything that it publishes itself.
+            self.last_acquired[key] = clock
         if acquired:
             self.acquire(block, thread, segment, acquired)
 
@@ -233,7 +229,8 @@ class HappensBefore:
         self.active = True
         # Each participant acquires the accesses of all others up to this segment.
         own = {(block, thread): segment for thread in threads}
-        together = merge([own, *(part for thread in threads for part in self.thread_clocks(block, thread))])
+        acquired = (part for thread in threads for part in self.thread_clocks(block, thread))
+        together = self.clocks.merge([own, *acquired])
         for thread in threads:
             self.acquire(block, thread, segment, {"warp": together})
         # A fence of any participant is valid for the later atomics of all of them, as at a block barrier.
@@ -242,7 +239,7 @@ class HappensBefore:
         if len({id(fence) for fence in fences}) > 1 or 0 < len(fences) < len(threads):
             reaches = {reach for fence in fences for reach in fence}
             shared = {
-                reach: [merge([clock for fence in fences for clock in fence.get(reach, ())])]
+                reach: [self.clocks.merge([clock for fence in fences for clock in fence.get(reach, ())])]
                 for reach in reaches
             }
             released.update(dict.fromkeys(threads, shared))
@@ -263,14 +260,14 @@ class HappensBefore:
             released = self.released.pop(block)
             before = released.pop(None, {})
             clocks = [clock for part in released.values() for clock in part.get(GRID, ())]
-            if clocks := tuple({id(clock): clock for clock in clocks}.values()) or before.get(GRID):
+            if clocks := (self.clocks.merge(clocks),) if clocks else before.get(GRID):
                 self.released[block] = {None: {GRID: clocks}}
         keys = [(block, thread) for thread in self.acquirers.pop(block, ())]
         acquired = [part for key in keys for part in self.acquired.pop(key).values()]
         if acquired:
             epochs, before = self.block_clocks.setdefault(block, ([-1], [()]))
             epochs.append(epoch)
-            before.append((merge([*before[-1], *acquired]),))
+            before.append((self.clocks.merge([*before[-1], *acquired]),))
 
     def acquire(self, block, thread, segment, clocks, contained=()):
         """Add clocks to the clock of a thread.
@@ -325,64 +322,19 @@ class HappensBefore:
         return (*clocks, *clocks_after[last - 1]) if last else clocks
 
 
-class Exchanges(HappensBefore):
-    """A happens-before order in which an exchange of values between lanes also orders the lanes' accesses."""
-
-    def exchange(self, block, threads, segment):
-        self.sync_warp(block, threads, segment)
-
-
-class Invalidation(HappensBefore):
-    """The happens-before order for kernels that invalidate mbarriers.
-
-    An arrival, or a test of a phase, is complete once it returns. A lane that votes or matches afterwards no
-    longer uses the barrier, so a lane that receives the result of the vote is allowed to invalidate the
-    barrier. The destructor of cuda::pipeline relies on this rule. Such an exchange does not order plain
-    accesses to memory.
-
-    log: the EventLog of the launch.
-    """
-
-    def __init__(self, context, log):
-        super().__init__()
-        self.context, self.performed = context, OnDemand(log, Exchanges())
-        self.exchanges = {}  # (block, thread) -> (segments, the threads that exchange values at each of them)
-
-    def exchange(self, block, threads, segment):
-        for thread in threads:
-            segments, groups = self.exchanges.setdefault((block, thread), ([], []))
-            segments.append(segment)
-            groups.append(threads)
-
-    def before(self, a, b):
-        if super().before(a, b):
-            return True
-        if not self.is_invalidation(a, b):
-            return False
-        return self.follows_exchange(a, b) or self.performed.current().before(a, b)
-
-    def follows_exchange(self, a, b):
-        """Return whether b comes after an access of a thread that took part in an exchange after a.
-
-        This is the usual case, and it can be decided without the order `performed`.
-        """
-        segments, groups = self.exchanges.get((a.block, a.thread), NOTHING)
-        first = bisect_left(segments, a.segment)
-        if first == len(segments) or a.block != b.block:
-            return False
-        segment, threads = segments[first], groups[first]
-        if b.thread in threads and b.segment > segment:
-            return True
-        clocks = self.clocks_at(b)
-        return any(clock.get((a.block, thread), -1) > segment for thread in threads for clock in clocks)
-
-    def is_invalidation(self, a, b):
-        """Return whether the access b invalidates an mbarrier used by the access a. If a is a Moment, it has
-        no site, and does not use an mbarrier."""
-        return b.segment in self.context.invalidating and getattr(a, "site", LOAD) & 3 == ATOMIC
-
-
 NOTHING = (), ()
+
+
+def clocks_released(released, thread, reach):
+    """Return the clocks that the last fence of a thread released. The clock of the thread's own fence
+    contains everything released before the last barrier.
+
+    released: an entry of HappensBefore.released.
+    """
+    for who in (thread, None):
+        if who in released and reach in released[who]:
+            return released[who][reach]
+    return ()
 
 
 def phase_key(block, phase):

@@ -3,7 +3,8 @@
 from sim.events import SHARED, SPACE_SHIFT, Observer
 from sim.observers.batches import without_reserved
 from sim.observers.event_log import EventLog
-from sim.observers.order import GRID, HappensBefore, Invalidation
+from sim.observers.invalidation import Invalidation
+from sim.observers.order import GRID, HappensBefore
 from sim.sites import cluster_rank, local_address
 
 MAX_EVENTS = 1 << 12  # the maximum number of events recorded to determine whether a fence is missing

@@ -1,7 +1,5 @@
 """The clocks that threads release at a barrier for a part of a block."""
 
-from sim.observers.clocks import merge
-
 GRID, BLOCK, ANY = "grid", "block", "any scope"  # the reach of a fence or of a release
 
 
@@ -10,10 +8,11 @@ class Released:
 
     clocks: id -> a clock that a thread has acquired. Usually, many threads have acquired the same clocks.
     entries: the clock of the threads' own accesses.
+    merge: the function that returns the union of clocks.
     """
 
-    def __init__(self):
-        self.clocks, self.entries = {}, {}
+    def __init__(self, merge):
+        self.merge, self.clocks, self.entries = merge, {}, {}
         self.union = None  # the union of all clocks, until another one is added
 
     def add(self, clocks):
@@ -30,7 +29,7 @@ class Released:
     def clock(self):
         """Return the union of all clocks. All threads that pass the barrier share this object."""
         if self.union is None:
-            self.union = merge([*self.clocks.values(), self.entries])
+            self.union = self.merge([*self.clocks.values(), self.entries])
             self.clocks, self.entries = {id(self.union): self.union}, {}
         return self.union
 
@@ -39,14 +38,16 @@ class Phase:
     """A phase of a barrier, as the happens-before order sees it.
 
     key: identifies the phase.
+    clocks: the Clocks of the launch.
     released: (block, reach) -> Released.
     fences: block -> the clocks of the grid-wide fences before the arrivals of its threads.
     acquired: (block, thread) -> {source: clock that the thread had acquired when it arrived}.
     visible: (block, reach) -> the result of `clocks`, until another clock is released.
     """
 
-    def __init__(self, key):
-        self.key, self.released, self.fences, self.acquired, self.visible = key, {}, {}, {}, {}
+    def __init__(self, key, clocks):
+        self.key, self.merge = key, clocks.merge
+        self.released, self.fences, self.acquired, self.visible = {}, {}, {}, {}
 
     def of(self, block, reach):
         """Return the Released of a block for a reach, so that the caller can add clocks."""
@@ -54,7 +55,7 @@ class Phase:
             self.visible = {}
         key = block, reach
         if key not in self.released:
-            self.released[key] = Released()
+            self.released[key] = Released(self.merge)
         return self.released[key]
 
     def clocks(self, block, reach):
