@@ -17,6 +17,7 @@ import numpy as np
 
 from sim.events import ATOMIC, LOAD, SITES, STORE, Access, Copy, Finding, Moment, alias
 from sim.observers.order import copies_thread
+from sim.observers.settled import Moments, Settled
 
 # The widest access has 16 bytes, so aligned accesses to different 16-byte lines never overlap.
 LINE_SHIFT = 4
@@ -161,6 +162,35 @@ def note_case(cases, row, element, flight, place):
         known[1:] = order, (row, element, flight, place)
 
 
+def settled_lines(rows, chosen, lines, touched, by_line, order):
+    """Return a mask: for each chosen access, whether no copy to or from its bytes is under way. False is not
+    certain.
+
+    lines: the number of the 16-byte line of each access.
+    touched: a mask of the bytes of the line, as an integer for each access.
+    by_line: {line: list of Successive}.
+    """
+    near = np.unique(lines)
+    places = [by_line[line] for line in near.tolist()]
+    counts = np.array([len(one) for one in places])
+    places = [copies for one in places for copies in one]
+    covered = np.array([byte_mask(copies.place.address, copies.place.size) for copies in places])
+    # one entry for each place in the line of each access
+    firsts, line = np.cumsum(counts) - counts, near.searchsorted(lines)
+    access, before = np.repeat(np.arange(len(chosen)), counts[line]), np.cumsum(counts[line]) - counts[line]
+    place = firsts[line[access]] + np.arange(len(access)) - before[access]
+    among = np.flatnonzero(covered[place] & touched[access])
+    access = access[among]
+    at = Moments(*(column[chosen[access]] for column in (rows.epoch, rows.thread, rows.segment)))
+    over = Settled(int(rows.block[chosen[0]]), places, order).are_over(place[among], at)
+    return np.bincount(access[~over], minlength=len(chosen)) == 0
+
+
+def byte_mask(address, size):
+    """Return the mask of the bytes of a 16-byte line that a range of bytes covers, as an integer."""
+    return (1 << size) - 1 << (address & (1 << LINE_SHIFT) - 1)
+
+
 class Flights:
     """The copies in flight in each block."""
 
@@ -248,15 +278,21 @@ class Flights:
 
         The value is the same for all accesses of one segment to a line, so it is computed once for them.
         """
+        if not len(chosen):
+            return np.zeros(0, bool)
         _, number = np.unique(lines, return_inverse=True)
         _, first, group = np.unique(
             rows.segment[chosen] << 32 | number, return_index=True, return_inverse=True
         )
-        near = [
+        touched = np.zeros(len(first), int)
+        np.bitwise_or.at(touched, group, byte_mask(rows.address[chosen], rows.size[chosen].astype(int)))
+        near = ~settled_lines(rows, chosen[first], lines[first], touched, by_line, order)
+        left = np.flatnonzero(near)
+        near[left] = [
             any(copies.under_way(row, order, known) for copies in by_line[line])
-            for row, line in zip(rows.listed(chosen[first]), lines[first].tolist())
+            for row, line in zip(rows.listed(chosen[first[left]]), lines[first[left]].tolist())
         ]
-        return np.array(near, bool)[group]
+        return near[group]
 
     def finding(self, row, element, flight, place):
         did, begin = WORDS[row.site & 3], flight.begin
