@@ -6,7 +6,7 @@ import time
 from sim.errors import Stuck
 from sim.forecast import Forecast
 from sim.nouns import plural
-from sim.progress import FIRST_LEAP, MAX_LEAP, ProgressCheck
+from sim.progress import EXHAUSTIVE, FIRST_LEAP, MAX_LEAP, MOST_STATES, ProgressCheck
 
 DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress before threads are compared
 # CPU seconds without progress before threads are compared. The delay starts at FIRST_PATIENCE and doubles
@@ -48,6 +48,7 @@ class LoopLimits:
         self.is_endless, self.next_test, self.postponed = False, 1, False
         # since the last reset: a Forecast of the loops, and whether it predicts that one ends in time
         self.forecast, self.ends, self.leap = None, False, FIRST_LEAP
+        self.exhausted = False  # whether an exhaustive comparison has been made
         # CPU time of the last change (None until the clock is first read), and seconds that may pass without
         # one
         self.since, self.patience = None, first_patience()
@@ -141,7 +142,7 @@ class LoopLimits:
         if self.progress_check is None:
             for block in context.live:
                 block.wake_parked(every=True)
-            self.progress_check = ProgressCheck(context, thorough=self.patience >= PATIENCE / 4)
+            self.progress_check = ProgressCheck(context, self.most_states())
         self.steps = min(self.steps, 0)
         check = self.progress_check
         stuck = check.nothing_changes(site, frame)
@@ -161,6 +162,22 @@ class LoopLimits:
             self.steps_then = DEFAULT_STEPS
             self.patience = min(2 * self.patience, PATIENCE / 4)
 
+    def most_states(self):
+        """Return the number of distinct states that the next comparison may record.
+
+        A comparison takes about a second if it records very many, so this happens once, and only if threads
+        search: their numbers rise and fall, and they do not wait for other threads.
+        """
+        if self.searches() and not self.exhausted:
+            self.exhausted = True
+            return EXHAUSTIVE
+        return MOST_STATES if self.patience >= PATIENCE / 4 else 0
+
+    def searches(self):
+        """Return whether a number that threads compare rises and falls, although they do not wait for other
+        threads. They may reach the end of a search."""
+        return self.forecast.wanders and not self.context.synchronizes
+
     def time_limit(self):
         """Return the number of seconds that a loop may run while something changes.
 
@@ -169,8 +186,7 @@ class LoopLimits:
         """
         if self.context.has_errors:
             return PATIENCE
-        # Threads that do not wait for other threads are computing, and may reach the end of a search.
-        searches = self.forecast is not None and self.forecast.wanders and not self.context.synchronizes
+        searches = self.forecast is not None and self.searches()
         return PATIENCE * (PATIENCE_FACTOR if self.ends else SEARCH_FACTOR if searches else 1)
 
     def format_budget(self, decided=True):

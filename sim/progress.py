@@ -13,8 +13,9 @@ from sim.frames import is_simulator_frame
 from sim.idle_variables import idle_variables
 
 # A thread that passes through more than MAX_STATES distinct states is not in a short cycle, unless all
-# threads together have passed through at most MOST_STATES in a thorough check.
-MAX_STATES, MOST_STATES = 64, 1 << 11
+# threads together have passed through at most MOST_STATES in a thorough check. An exhaustive check finds the
+# cycle of a thread that searches a full hash table for a missing key.
+MAX_STATES, MOST_STATES, EXHAUSTIVE = 64, 1 << 11, 1 << 16
 OUTERMOST_MODULE = "sim.engine.grid"  # the module that runs threads; frames further out belong to no thread
 # A loop counts as endless when its threads have each started this many iterations, on average, in a state
 # seen before.
@@ -111,8 +112,8 @@ class ProgressCheck:
     has jumped far ahead, nothing can ever change.
     """
 
-    def __init__(self, context, thorough=False):
-        self.context, self.most_states = context, MOST_STATES if thorough else 0
+    def __init__(self, context, most_states=0):
+        self.context, self.most_states = context, most_states
         self.repeats = 0  # consecutive iterations that began in a state already seen for that thread
         self.repeating = set()  # the threads that ran the iterations counted in `repeats`
         self.holds = context.schedule.holds  # see sim.engine.schedules

@@ -2,6 +2,7 @@
 differ."""
 
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -303,6 +304,25 @@ def test_long_cycle_is_found():
     report = simulate(misses_in_a_long_cycle, on_finding="report")[1, 1](np.zeros(1, np.int64))
     (finding,) = report.findings
     assert finding.kind == "no-progress" and "without end" in finding.verdict
+
+
+@cuda.jit
+def looks_up(table, wanted, out):
+    """Search a hash table without an empty slot."""
+    slot = wanted & (table.size - 1)
+    while table[slot] != wanted:
+        slot = (slot + 1) & (table.size - 1)
+    out[cuda.grid(1)] = slot
+
+
+def test_search_of_a_full_hash_table_is_found(monkeypatch):
+    """Check that a cycle with more than MOST_STATES states is found by the exhaustive comparison."""
+    monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 0.02)
+    table, began = np.arange(2 * progress.MOST_STATES), time.process_time()
+    report = simulate(looks_up, on_finding="report")[1, 1](table, -1, np.zeros(1, np.int64))
+    (finding,) = report.findings
+    assert finding.kind == "no-progress" and "without end" in finding.verdict
+    assert time.process_time() - began < 6  # 0.4 s; without the comparison, 12 s
 
 
 def test_the_forecast_reads_numpy_numbers_as_python_numbers():
