@@ -266,8 +266,8 @@ def test_a_kernel_may_use_the_names_that_compiled_text_has_of_itself():
 
     @cuda.jit
     def named(x, out):
-        spill_buffer, spill_int64 = cuda.threadIdx.x, 3
-        total = named_1(spill_buffer) + spill_int64
+        spill_buffer, load_int64 = cuda.threadIdx.x, 3
+        total = named_1(spill_buffer) + load_int64
         for i in range(x[spill_buffer]):
             total += i
         total_of = out
@@ -619,14 +619,13 @@ def test_the_source_can_be_read():
     assert (
         """
 @compiled
-def matmul_3(thread, threads, spill_buffer, threadIdx, tile_a, tile_b):
-    total_of = spill_float32(spill_buffer, 0, threads)
-    total = total_of[thread]
+def matmul_3(thread, spill_buffer, spill_pitch, threadIdx, tile_a, tile_b):
+    total = load_float32(spill_buffer, 0, spill_pitch, thread)
     x = threadIdx.x
     y = threadIdx.y
     for k in range(TILE):
         total = total + tile_a[y, k] * tile_b[k, x]
-    total_of[thread] = total
+    store_float32(spill_buffer, 0, spill_pitch, thread, total)
 """
         in text
     )

@@ -10,13 +10,14 @@ import functools
 from functools import reduce
 
 import numpy as np
-from numba import int64, types
+from llvmlite import ir
+from numba import boolean, int64, types
 from numba.core import cgutils
 from numba.extending import NativeValue, intrinsic, models, register_model, unbox
 
 from sim.native.codegen.int64 import int64_helper
 from sim.native.codegen.int64_translation import I64, pointer
-from sim.native.codegen.scalars import dtype_of, numba_type_of
+from sim.native.codegen.scalars import convert, dtype_of, numba_type_of
 from sim.native.codegen.shadow import BARE, BOUNDED, LOCAL
 
 
@@ -80,14 +81,18 @@ class GuardedType(types.Type):
         return GuardedType(**facts | changes, site=site)
 
 
+# the members of an array's structure: addresses, and arrays with one element per dimension
+MEMBERS = ["data", "shape", "strides", "shadow", "state"]
+
+
 @register_model(GuardedType)
 class GuardedModel(models.StructModel):
     """The members of a Guarded as an LLVM structure. Addresses are int64."""
 
     def __init__(self, manager, numba_type):
         extents = types.UniTuple(int64, numba_type.ndim)
-        members = {"data": int64, "shape": extents, "strides": extents, "shadow": int64, "state": int64}
-        super().__init__(manager, numba_type, [*members.items()])
+        members = zip(MEMBERS, (int64, extents, extents, int64, int64))
+        super().__init__(manager, numba_type, [*members])
 
 
 @unbox(GuardedType)
@@ -115,17 +120,41 @@ def unbox_guarded(numba_type, value, c):
 # --- code generation ----------------------------------------------------------------------------------------
 
 
+class Members:
+    """The members of an array's structure, as LLVM values. Numba's own class would keep them in memory.
+
+    structure: the LLVM value of the structure.
+    """
+
+    def __init__(self, builder, structure):
+        self.builder, self.structure = builder, structure
+
+    def __getattr__(self, name):
+        """Return a member that has not been assigned."""
+        return self.builder.extract_value(self.structure, MEMBERS.index(name))
+
+    def value(self):
+        """Return the structure with the assigned members."""
+        value = self.structure
+        for position, name in enumerate(MEMBERS):
+            if name in vars(self):
+                value = self.builder.insert_value(value, vars(self)[name], position)
+        return value
+
+
 class Array:
     """Code generator for an array of type `x`. Offsets and sizes are i64 values."""
 
     def __init__(self, context, builder, x, value=None):
         self.context, self.builder, self.x = context, builder, x
-        self.members = cgutils.create_struct_proxy(x)(context, builder, value)
+        if value is None:
+            value = ir.Constant(context.get_value_type(x), None)
+        self.members = Members(builder, value)
 
     @property
     def value(self):
         """The array's structure, as one LLVM value."""
-        return self.members._getvalue()
+        return self.members.value()
 
     def call(self, function, *codes):
         """Emit a call to an int64 runtime helper."""
@@ -210,31 +239,83 @@ def spill_array_bytes(threads):
     return 16 * (-(-threads // 32) * 32) + 64
 
 
-SPILL_ARRAY_BYTES = int64_helper(spill_array_bytes)  # the same function, for compiled code
+spill_pitch_of = int64_helper(spill_array_bytes)  # the same function, for compiled code
+
+
+def spill_pointer(context, builder, numba_type, spill_buffer, position, pitch, thread):
+    """Return a pointer to a thread's entry of an array in the spill buffer.
+
+    position: the index of the array.
+    pitch: the size in bytes of each array.
+    """
+    address = builder.add(spill_buffer, builder.mul(position, pitch))
+    return pointer(builder, address, thread, context.get_data_type(numba_type))
+
+
+@functools.cache
+def spill_load(name):
+    """Return the intrinsic (spill_buffer, position, pitch, thread) -> the thread's value of a spilled
+    variable.
+
+    name: the name of the variable's dtype.
+    """
+    numba_type = numba_type_of(name)
+
+    def code(context, builder, signature, arguments):
+        entry = spill_pointer(context, builder, numba_type, *arguments)
+        if numba_type == boolean:
+            return builder.trunc(builder.load(entry), ir.IntType(1))
+        return context.unpack_value(builder, numba_type, entry)
+
+    @intrinsic
+    def loaded(typing, spill_buffer, position, pitch, thread):
+        return numba_type(int64, int64, int64, int64), code
+
+    return loaded
+
+
+@functools.cache
+def spill_store(name):
+    """Return the intrinsic (spill_buffer, position, pitch, thread, value), which stores the thread's value of
+    a spilled variable.
+
+    name: the name of the variable's dtype.
+    """
+    numba_type = numba_type_of(name)
+
+    def code(context, builder, signature, arguments):
+        *place, value = arguments
+        value = convert(context, builder, signature.args[-1], numba_type, value)
+        context.pack_value(builder, numba_type, value, spill_pointer(context, builder, numba_type, *place))
+        return context.get_dummy_value()
+
+    @intrinsic
+    def stored(typing, spill_buffer, position, pitch, thread, value):
+        return types.void(int64, int64, int64, int64, value), code
+
+    return stored
 
 
 @functools.cache
 def spill_array(name):
-    """Return the intrinsic (spill_buffer, position, threads) -> array, which selects an array in the spill
+    """Return the intrinsic (spill_buffer, position, pitch) -> array, which selects an array in the spill
     buffer by its index.
 
     name: the name of the element's dtype.
     """
     numba_type = GuardedType(numba_type_of(name), 1, True, BARE)
 
-    @intrinsic
-    def over(typing, spill_buffer, position, threads):
-        def code(context, builder, signature, arguments):
-            spill_buffer, position, threads = arguments
-            each = SPILL_ARRAY_BYTES.helper.call(context, builder, threads)
-            array = cgutils.create_struct_proxy(numba_type)(context, builder)
-            array.data = builder.add(spill_buffer, builder.mul(position, each))
-            array.shape = cgutils.pack_array(builder, [threads])
-            return array._getvalue()
+    def code(context, builder, signature, arguments):
+        spill_buffer, position, pitch = arguments
+        array = Array(context, builder, numba_type)
+        array.members.data = builder.add(spill_buffer, builder.mul(position, pitch))
+        return array.value
 
+    @intrinsic
+    def selected(typing, spill_buffer, position, pitch):
         return numba_type(int64, int64, int64), code
 
-    return over
+    return selected
 
 
 # --- records ------------------------------------------------------------------------------------------------

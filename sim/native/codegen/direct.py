@@ -11,12 +11,13 @@ import ast
 import functools
 import inspect
 import linecache
+from collections import Counter
 
-from llvmlite import ir
 from numba import boolean, float32, float64, int64, types
 from numba.core import cgutils
 
 from sim.native.codegen.arrays import Array, GuardedType
+from sim.native.codegen.builder import Builder
 from sim.native.codegen.int64_translation import COMPARISONS, I1, I64, OPERATORS, emit_boolop
 from sim.native.codegen.linking import intrinsic_of
 
@@ -88,7 +89,7 @@ def call_emitted(context, builder, symbol, signature, codes, emit, *attributes):
         function.linkage = "linkonce_odr"
         function.attributes.update(attributes)
         convention.decorate_function(function, [f"x{i}" for i in range(len(argument_types))], argument_types)
-        inner = ir.IRBuilder(function.append_basic_block("entry"))
+        inner = Builder(function.append_basic_block("entry"))
         emit(context, inner, signature, convention.decode_arguments(inner, argument_types, function))
     status, result = convention.call_function(builder, function, signature.return_type, argument_types, codes)
     # A function with Numba's calling convention returns a status. An error status must be passed on to the
@@ -103,11 +104,19 @@ class Body:
 
     def __init__(self, function, typing, context, builder, signature):
         self.function, self.typing, self.context, self.builder = function, typing, context, builder
-        self.signature, self.cells, self.arrays, self.loops = signature, {}, {}, []
+        # `values` has the parameters and variables that need no stack slot.
+        self.signature, self.cells, self.values, self.loops = signature, {}, {}, []
+        self.depth = 0  # the number of enclosing `if` statements and loops
+        self.assigned = Counter(
+            node.id
+            for node in ast.walk(function.tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        )
 
     def emit(self, codes):
         """Emit the body. `codes` are the LLVM values of the arguments."""
         for name, *value in zip(self.function.parameters, self.signature.args, codes):
+            self.assigned[name] += 1
             self.assign_name(name, value)
         self.run(self.function.tree.body)
         if not self.builder.block.is_terminated:
@@ -127,16 +136,18 @@ class Body:
         """Return (type, stack slot) of a variable. The slot is allocated on first use."""
         if name not in self.cells:
             numba_type = self.function.numba_types.get(name, numba_type)
-            # zfill: a variable not yet assigned on the executed path reads as 0.
-            code = cgutils.alloca_once(self.builder, self.context.get_value_type(numba_type), zfill=True)
+            # A variable not yet assigned on the executed path reads as 0, with which the slot begins.
+            code = cgutils.alloca_once(self.builder, self.context.get_value_type(numba_type))
             self.cells[name] = numba_type, code
         return self.cells[name]
 
     def assign_name(self, name, value):
-        # The only array variables are parameters and spill arrays, and generated code assigns each of them
-        # once.
-        if isinstance(value[0], GuardedType):
-            self.arrays[name] = value
+        """Assign a value to a variable. If its only assignment precedes and dominates all reads, the variable
+        needs no stack slot. The array variables are parameters and spill arrays, and are assigned once."""
+        once = self.assigned[name] == 1 and self.depth == 0 and name not in self.cells
+        if once or isinstance(value[0], GuardedType):
+            numba_type = self.function.numba_types.get(name, value[0])
+            self.values[name] = numba_type, self.cast(value, numba_type)
             return
         numba_type, cell = self.cell(name, value[0])
         self.builder.store(self.cast(value, numba_type), cell)
@@ -177,10 +188,12 @@ class Body:
     def do_if(self, node):
         then, otherwise, end = map(self.builder.append_basic_block, ("then", "else", "end"))
         self.builder.cbranch(self.test(node.test), then, otherwise)
+        self.depth += 1
         for block, body in ((then, node.body), (otherwise, node.orelse)):
             self.builder.position_at_end(block)
             self.run(body)
             self.go_to(end)
+        self.depth -= 1
         self.builder.position_at_end(end)
 
     def go_to(self, block):
@@ -218,7 +231,9 @@ class Body:
         self.builder.position_at_end(body)
         # `continue` branches to the first block, `break` to the second.
         self.loops.append((head, end))
+        self.depth += 1
         self.run(statements)
+        self.depth -= 1
         self.loops.pop()
         self.go_to(head)
         self.builder.position_at_end(end)
@@ -248,8 +263,8 @@ class Body:
         return (boolean, I1(node.value)) if isinstance(node.value, bool) else (int64, I64(node.value))
 
     def of_name(self, node):
-        if node.id in self.arrays:
-            return self.arrays[node.id]
+        if node.id in self.values:
+            return self.values[node.id]
         # A name other than a local variable denotes an integer constant, such as an exit code.
         names = self.function.function.__globals__
         if node.id in names and node.id not in self.cells:

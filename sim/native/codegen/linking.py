@@ -8,7 +8,6 @@ everything together, once. This halves the time spent in LLVM, and saves memory.
 import functools
 from types import CodeType, FunctionType
 
-from llvmlite.ir import IRBuilder
 from numba import njit, types
 from numba.core import inline_closurecall, ir, lowering
 from numba.core.codegen import JITCodeLibrary
@@ -23,6 +22,7 @@ from numba.core.typed_passes import IRLegalization, NativeLowering, NopythonRewr
 from numba.core.untyped_passes import InlineClosureLikes
 from numba.extending import intrinsic
 
+from sim.native.codegen.builder import Builder, Context
 from sim.native.codegen.cache import MachineCodeCache
 
 
@@ -125,23 +125,6 @@ def bytes_of(llvm_type):
     return cpu_target.target_context.get_abi_sizeof(llvm_type)
 
 
-class WrappingBuilder(IRBuilder):
-    """An IRBuilder for integers that wrap around on overflow, as on a GPU.
-
-    Numba declares that signed sums and products do not overflow. LLVM would then remove the bounds check of
-    an index that is computed by an overflowing product.
-    """
-
-    def add(self, a, b, name="", flags=()):
-        return super().add(a, b, name)
-
-    def sub(self, a, b, name="", flags=()):
-        return super().sub(a, b, name)
-
-    def mul(self, a, b, name="", flags=()):
-        return super().mul(a, b, name)
-
-
 class Lower(lowering.Lower):
     """Numba's lowering to LLVM, with wrapping integers and two changes that save compile time.
 
@@ -151,6 +134,7 @@ class Lower(lowering.Lower):
 
     def init(self):
         super().init()
+        self.context.__class__ = Context  # a copy for this function
         models = self.context.data_model_manager
         self.context.enable_nrt = any(
             models[numba_type].contains_nrt_meminfo() for numba_type in set(self.fndesc.typemap.values())
@@ -159,7 +143,7 @@ class Lower(lowering.Lower):
 
     def setup_function(self, fndesc):
         super().setup_function(fndesc)
-        self.builder = WrappingBuilder(self.entry_block)
+        self.builder = Builder(self.entry_block)
         self.call_helper = self.call_conv.init_call_helper(self.builder)
 
     def delvar(self, name):

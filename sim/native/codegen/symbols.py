@@ -32,6 +32,7 @@ RESERVED = {
     "kernel",
     "recursive",
     "spill_buffer",
+    "spill_pitch",
     "SPILLED",
     "warp",
     "threads",

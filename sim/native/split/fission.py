@@ -267,10 +267,10 @@ class Fission(Rematerializer):
         needed = wanted | changed - certain_assignments(group)
         self.needed |= wanted
         loads = [v for v in self.spilled if v in needed]
-        stores = [f"{self.spill_name(v)}[thread] = {v}" for v in self.spilled if v in changed]
+        stores = [self.spill_call("store", v, v) for v in self.spilled if v in changed]
         exits = escaping_exits(group)
         body = [
-            *(f"{v} = {self.spill_name(v)}[thread]" for v in loads),
+            *(f"{v} = {self.spill_call('load', v)}" for v in loads),
             *self.rematerialize(wanted),
             *self.statement_lines(group, stores),
             *stores,
@@ -313,13 +313,13 @@ class Fission(Rematerializer):
         for called in sorted(filter(home_of, names)):
             self.module.library(called)
         spill_arrays = [
-            f"{spilled} = {self.spill_accessor(dtype)}(spill_buffer, {position}, threads)"
+            f"{spilled} = {self.spill_function('array', dtype)}(spill_buffer, {position}, spill_pitch)"
             for spilled, (position, dtype) in self.spill_positions.items()
             if spilled in names
         ]
-        names |= {"spill_buffer", "threads"} if spill_arrays else set()
-        known = ["state", "warp", "thread", "threads", "spill_buffer", *GEOMETRY, *self.module.arrays]
-        known += [*self.module.declared, *sorted(self.loops), *self.parameters]
+        names |= {"spill_buffer", "spill_pitch"} if spill_arrays else set()
+        known = ["state", "warp", "thread", "threads", "spill_buffer", "spill_pitch", *GEOMETRY]
+        known += [*self.module.arrays, *self.module.declared, *sorted(self.loops), *self.parameters]
         signature = f"{name}({', '.join(part for part in known if part in names - local)})"
         self.functions.append([f"def {signature}:", *indent([*spill_arrays, *body])])
         return signature
@@ -328,10 +328,19 @@ class Fission(Rematerializer):
         """Return the name of the array over threads to which a variable is spilled."""
         return variable + self.suffix
 
-    def spill_accessor(self, dtype):
-        """Return the name of the intrinsic that returns a spill array with elements of this dtype."""
-        self.module.imports["spill_array"] = "sim.native.codegen.arrays"
-        return self.module.constant(f"spill_{dtype}", f'spill_array("{dtype}")')
+    def spill_function(self, what, dtype):
+        """Return the name of an intrinsic for spilled variables of this dtype.
+
+        what: "load" or "store", for one thread's value, or "array".
+        """
+        self.module.imports[f"spill_{what}"] = "sim.native.codegen.arrays"
+        return self.module.constant(f"{what}_{dtype}", f'spill_{what}("{dtype}")')
+
+    def spill_call(self, what, variable, *value):
+        """Return the text that loads or stores the current thread's value of a spilled variable."""
+        position, dtype = self.spill_positions[self.spill_name(variable)]
+        given = "spill_buffer", str(position), "spill_pitch", "thread", *value
+        return f"{self.spill_function(what, dtype)}({', '.join(given)})"
 
 
 class Exits(ast.NodeTransformer):

@@ -282,6 +282,10 @@ def kernel_text(module, name, parameters, split, decorator="@compiled", renewing
     shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
     for needed in ("begin_block", "end_block", "block_index", "dim3", "fill_poison", "log_block"):
         module.library(needed)
+    pitch = []
+    if split.spilled:
+        module.imports["spill_pitch_of"] = "sim.native.codegen.arrays"
+        pitch = [f"spill_pitch = {module.constant('pitch_of', 'spill_pitch_of')}(threads)"]
     block = split.add_function(f"{name}_block", split.lines)
     what = "each region runs in a loop over the threads, between two synchronisation points"
     spilled = "# SPILLED: number of variables that live across regions. spill_buffer has an array for each."
@@ -297,6 +301,7 @@ def kernel_text(module, name, parameters, split, decorator="@compiled", renewing
     body = [
         "gridDim, blockDim = dim3(*grid_shape), dim3(*block_shape)",
         "threads = block_shape[0] * block_shape[1] * block_shape[2]",
+        *pitch,
         "for position in range(first_position, end_position):",
         "    begin_block(state, threads, position, while_limit, for_limit)",
         "    blockIdx = block_index(position, gridDim.x, gridDim.y)",
