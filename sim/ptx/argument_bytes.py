@@ -5,6 +5,8 @@ import numpy as np
 from sim.errors import LaunchError
 from sim.nouns import plural
 
+POINTERS = "u64", "b64", "s64"  # PTX types of parameters that can be pointers
+
 
 def pointer_bytes(place):
     """Return the bytes of a pointer argument, in little-endian order.
@@ -23,7 +25,7 @@ def takes_pointer(parameter, array):
     """
     if parameter.type == "b8" and parameter.count == 8:
         return array.nbytes != 8
-    return parameter.type in ("u64", "b64", "s64")
+    return parameter.type in POINTERS
 
 
 def check_elements(name, arrays, nbytes):
@@ -52,6 +54,8 @@ def argument_bytes(name, value, parameter):
     empty = ptx_type == "b8" and isinstance(value, np.ndarray) and value.ndim > 0
     if parameter.count != 1 or empty or isinstance(value, bytes):
         return structure_bytes(name, value, nbytes)
+    if value is None and ptx_type in POINTERS:
+        return bytes(nbytes)  # a null pointer
     if not isinstance(value, (int, float, np.generic, np.ndarray)) or np.ndim(value):
         raise LaunchError(
             f"{name} is a .{ptx_type} of {plural(nbytes, 'byte')}: wanted a number, got a"

@@ -123,6 +123,15 @@ def test_arrays_of_pointers(kernels, engine):
     assert "is outside whole" in finding.verdict
 
 
+@ENGINES
+def test_none_is_a_null_pointer(kernels, engine):
+    out = np.ones(1, np.float32)
+    simulate(kernels["total"], engine=engine)[1, 1](None, out)
+    assert out[0] == 0
+    with pytest.raises(LaunchError, match="i is a .u32 of 4 bytes: wanted a number, got a NoneType"):
+        simulate(kernels["column"], engine=engine)[1, 1](None, None, out)
+
+
 def test_what_pointer_refuses(kernels):
     x = np.zeros(100, np.float32)
     kernels.pointer(x[10:20])
