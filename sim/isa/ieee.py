@@ -243,8 +243,10 @@ UNARY = both_libraries(
     "trunc": (_whole(lambda x: int(float(x))), np.trunc),
 }
 
-BINARY = both_libraries("atan2 copysign fmod hypot pow") | {
+BINARY = both_libraries("atan2 copysign fmod pow") | {
     "fdim": (lambda x, y: nan if x != x or y != y else x - y if x > y else 0.0, np.subtract),
+    # Python's `abs` calls the C library, as compiled code does. math.hypot has an algorithm of its own.
+    "hypot": (lambda x, y: abs(complex(x, y)), np.hypot),
     "remainder": (math.remainder, lambda x, y: nan),
 }
 
@@ -260,15 +262,30 @@ EXACT = {
 # The functions that Numba compiles to calls of the C library.
 LIBRARY = """acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp expm1 hypot lgamma log log10 log1p
     pow sin sinh tan tanh"""
+
+
+def in_double(function):
+    """Return the compiled form of a function of the C library. It computes in double precision, as the
+    semantics does, because the library's results for a float can differ in the last bit."""
+
+    def compute(x):
+        return function(float64(x))
+
+    def compute_two(x, y):
+        return function(float64(x), float64(y))
+
+    return compute_two if function in (math.atan2, math.hypot, math.pow) else compute
+
+
 # name of a function -> its compiled form
-NATIVE = EXACT | {name: getattr(math, name) for name in LIBRARY.split()}
+NATIVE = EXACT | {name: in_double(getattr(math, name)) for name in LIBRARY.split()}
 NATIVE |= {
-    "cbrt": np.cbrt,
-    "exp10": lambda x: math.pow(10.0, x),
-    "exp2": lambda x: math.pow(2.0, x),
-    "log2": np.log2,
+    "cbrt": in_double(np.cbrt),
+    "exp10": lambda x: math.pow(10.0, float64(x)),
+    "exp2": lambda x: math.pow(2.0, float64(x)),
+    "log2": in_double(np.log2),
     "rsqrt": lambda x: 1.0 / math.sqrt(float64(x)),
-    "tgamma": math.gamma,
+    "tgamma": in_double(math.gamma),
 }
 # rounding direction -> function that rounds to an integral float
 WHOLE = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}
