@@ -287,6 +287,8 @@ class Uninitialized(OrderingObserver):
             # A copy of a structure can begin with padding, which no block writes.
             copies = int(part.position[i]) in self.context.copied_loads
             key = int(address[i]), int(site[i]), int(part.size[i]) if copies else 1
+            if not self.suspects and not copies and self.is_certain(part, i):
+                self.context.error_limit.expect_error()
             self.suspects.setdefault(key, []).append((block, int(part.thread[i])))
         self.mark_written(part)
         sets = self.sets(site)
@@ -294,6 +296,15 @@ class Uninitialized(OrderingObserver):
             self.writers.setdefault(int(address[i]), set()).add(block)
             if sets[i]:
                 self.setters.setdefault(int(address[i]), set()).add(block)
+
+    def is_certain(self, part, i):
+        """Return whether the load i, which no write of its block precedes, is an error in any case.
+
+        If nothing orders the blocks, a write by another block can only be a race.
+        """
+        context, address = self.context, int(part.address[i])
+        ordered = context.synchronizes or context.cooperative or context.clustered or len(context.live) > 1
+        return not ordered and not any(address + byte in self.writers for byte in range(int(part.size[i])))
 
     def launch_finished(self, context):
         for (_, access, address, use), count in self.local_reads.values():

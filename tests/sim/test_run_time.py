@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, int32
 
-from sim import context, error_limit, idle_variables, loop_limits, progress, reruns, simulate
+from sim import context, empty, error_limit, idle_variables, loop_limits, progress, reruns, simulate
 from sim.engine import attempts, watchdog
 from sim.engine.scheduler import Scheduler
 from sim.errors import Stuck
@@ -586,6 +586,44 @@ def test_a_launch_without_errors_does_not_end_early(monkeypatch):
     monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
     report, written = blocks_written(stores_equal_values, "native", 200)
     assert not report.errors and report.findings and written == 200 and not ended_early(report)
+
+
+@cuda.jit
+def adds_to_one(x):
+    i = cuda.grid(1)
+    if i > 0:
+        x[i] = 0
+    x[i] += 1
+
+
+@cuda.jit
+def adds_after_another_block(x, flag):
+    """Let block 1 write x[0] before block 0 reads it."""
+    if cuda.blockIdx.x == 1:
+        x[0] = 1
+        cuda.threadfence()
+        cuda.atomic.exch(flag, 0, 1)
+    else:
+        while cuda.atomic.add(flag, 0, 0) == 0:
+            pass
+        cuda.threadfence()
+        x[0] += 1
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_unwritten_global_memory_ends_the_launch(monkeypatch, engine):
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
+    blocks = 8
+    report = simulate(adds_to_one, engine=engine, on_finding="report")[blocks, 1](empty(blocks, np.int32))
+    (finding,) = report.findings
+    assert finding.kind == "uninitialized-read" and ended_early(report)
+
+
+def test_an_ordered_write_of_another_block_does_not_end_the_launch(monkeypatch):
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
+    x = empty(1, np.int32)
+    report = simulate(adds_after_another_block, on_finding="report")[2, 1](x, np.zeros(1, np.int32))
+    assert not report.findings and not ended_early(report) and x[0] == 2
 
 
 @cuda.jit(device=True)
