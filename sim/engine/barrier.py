@@ -1,5 +1,6 @@
 """Block-wide barriers: the results of votes, and findings when not all threads arrive."""
 
+from sim.engine.wait_graph import BLOCK_BARRIER
 from sim.events import Finding
 
 
@@ -38,7 +39,7 @@ def names_of(threads):
 
 def several_calls_finding(scheduler, block):
     """Return the warning for a barrier that opens although its threads wait at different instructions."""
-    seen, name = distinct_witnesses(scheduler, block), name_of(block.threads[0].frame)
+    seen, name = distinct_witnesses(scheduler, block.threads), name_of(block.threads[0].frame)
     fix = "move the barrier out of the branch, so that every thread reaches the same one"
     return Finding(
         "barrier-divergence",
@@ -53,19 +54,63 @@ def several_calls_finding(scheduler, block):
     )
 
 
-def divergence_finding(scheduler, block):
+def waiting_threads(block, running):
+    """Return the threads that wait at the barrier of their block.
+
+    running: the thread that is running, or about to run.
+    """
+    position = block.round.index(running) if running in block.round else len(block.round)
+    runnable = {*block.ready, *block.round[position:]}
+    return [t for t in block.threads if t.waits == BLOCK_BARRIER and not t.done and t not in runnable]
+
+
+def is_missed(scheduler, block, running):
+    """Return whether a barrier can never open: some threads wait there, and others have returned.
+
+    With bar.arrive, a thread of PTX can arrive at a barrier and return.
+    """
+    counted = scheduler.counts_arrivals and block.named_barriers
+    returned = block.alive < len(block.threads)
+    return returned and not counted and len(waiting_threads(block, running)) > 0
+
+
+def is_first_missed(scheduler, thread):
+    """Return whether a barrier can never open because `thread` has just ended.
+
+    The finding is made when no thread of the block can run. Before that, the other threads may run for long,
+    so the limit on the time after an error has to begin. The test takes a time in proportion to the size of
+    the block, so it takes place only at the end of the first thread, the second, the fourth, and so on.
+    """
+    block = thread.block
+    ended = len(block.threads) - block.alive
+    return not ended & ended - 1 and is_missed(scheduler, block, thread)
+
+
+def report_missed(scheduler, block, running):
+    """Append the finding about a barrier that can never open, because the launch ends while threads of its
+    block can still run."""
+    if is_missed(scheduler, block, running):
+        seen = [*waiting_threads(block, running), *(thread for thread in block.threads if thread.done)]
+        scheduler.context.findings.append(divergence_finding(scheduler, block, seen))
+
+
+def divergence_finding(scheduler, block, threads=None):
     """Return the finding for a block in which some threads wait at a barrier, and others wait elsewhere or
-    have returned."""
-    waiting, all_of_them = sum(not thread.done for thread in block.threads), len(block.threads)
+    have returned.
+
+    threads: these threads, if the launch has ended before the others of the block have waited or returned.
+    """
+    threads = threads or block.threads
+    waiting, all_of_them = sum(not thread.done for thread in threads), len(block.threads)
     verdict = f"the {waiting} threads of the block wait at different barriers"
-    if returned := all_of_them - waiting:
+    if returned := len(threads) - waiting:
         verdict = f"{waiting} of {all_of_them} threads wait at a barrier and {returned} have returned"
-    seen = distinct_witnesses(scheduler, block)
+    seen = distinct_witnesses(scheduler, threads)
     fix = (
         "move the barrier out of the branch (or the return after the barrier), so that every thread"
         " reaches it"
     )
-    names, usual = names_of(block.threads)
+    names, usual = names_of(threads)
     if not usual:
         return Finding(
             "barrier-divergence",
@@ -73,7 +118,7 @@ def divergence_finding(scheduler, block):
             verdict.replace(" a barrier", f" {names}").replace("different barriers", names),
             seen,
             reason=f"Without a count, such a call waits for all {all_of_them} threads of the block.",
-            fix=f"give the number of threads that arrive, {counted(block)}; or {fix}",
+            fix=f"give the number of threads that arrive, {counted(threads)}; or {fix}",
         )
     reason = "cuda.syncthreads() opens only when every thread of the block has reached the same call."
     if len({access.site for access in seen}) == 1:
@@ -81,10 +126,10 @@ def divergence_finding(scheduler, block):
     return Finding("barrier-divergence", "error", verdict, seen, reason=reason, fix=fix)
 
 
-def counted(block):
+def counted(threads):
     """Return the calls of PTX barriers with the counts of the threads that wait there now, such as
     "bar.sync 1, 64"."""
-    names = [name_of(thread.frame) for thread in block.threads if thread.frame and not thread.done]
+    names = [name_of(thread.frame) for thread in threads if thread.frame and not thread.done]
     return " and ".join(
         f"{name.replace('cuda.syncthreads()', 'bar.sync 0')}, {names.count(name)}"
         for name in sorted({*names})
@@ -128,7 +173,7 @@ def deadlock_finding(scheduler, block):
         "deadlock",
         "error",
         verdict,
-        distinct_witnesses(scheduler, block),
+        distinct_witnesses(scheduler, block.threads),
         reason=(
             f"{block_barriers(waiting)} needs the whole block and grid.sync() the whole grid; neither opens"
             " while some wait at the other."
@@ -143,13 +188,13 @@ def block_barriers(waiting):
     return names_of(named)[0] or "cuda.syncthreads()"
 
 
-def distinct_witnesses(scheduler, block):
+def distinct_witnesses(scheduler, threads):
     """Return one Access for each call at which threads wait, and one for threads that have returned.
 
     Each describes the lowest such thread. The same call counts separately for each chain of callers.
     """
     seen = {}
-    for thread in block.threads:
+    for thread in threads:
         access = scheduler.waiting_witness(thread)
         seen.setdefault((access.site, not thread.done and thread.calls), access)
     return tuple(seen.values())

@@ -100,7 +100,7 @@ def deadlock_finding(scheduler, blocks):
     others = [b for b in cluster.blocks if any(not t.done and t not in cluster.arrived for t in b.threads)]
     witnesses = [scheduler.waiting_witness(waiting)]
     for block in others:
-        witnesses += [w for w in distinct_witnesses(scheduler, block) if w not in witnesses]
+        witnesses += [w for w in distinct_witnesses(scheduler, block.threads) if w not in witnesses]
     return Finding(
         "deadlock",
         "error",

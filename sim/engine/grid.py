@@ -318,7 +318,7 @@ class Grid:
                 "error",
                 f"{len(parked)} of {self.blocks} blocks wait at a grid barrier that the others never"
                 f" reach: they {' or '.join(elsewhere)}",
-                distinct_witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1])),
+                distinct_witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1]).threads),
                 reason="A grid barrier opens when every thread of every block has arrived.",
                 fix="let every thread reach grid.sync() equally often",
             )

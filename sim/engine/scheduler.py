@@ -78,7 +78,7 @@ class Scheduler:
 
     def run_block(self, block):
         """Run `block` until it is FINISHED, PARKED at a grid barrier, or all its threads have YIELDED."""
-        enter = self.enter
+        enter, thread = self.enter, None
         try:
             while block.alive:
                 if self.context.turns > self.context.max_turns:
@@ -107,7 +107,9 @@ class Scheduler:
                     return PARKED
             self.block_ended(block)
             return FINISHED
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OutOfTime):
+                barrier.report_missed(self, block, thread)
             # Accesses after an error are incomplete; no observer may see them.
             log = self.context.log or []
             self.unwatched += len(log)
@@ -170,6 +172,8 @@ class Scheduler:
             self.handle_error(thread)
         self.context.loops.restart()
         warp.lane_ended(self.context, thread)
+        if not self.context.has_errors and barrier.is_first_missed(self, thread):
+            self.context.error_limit.expect_error()
 
     def handle_error(self, thread):
         """Raise the ThreadError for an exception in `thread`. Append a finding and raise Stuck if an operand

@@ -1,6 +1,7 @@
 """Tests that a launch with a bug ends soon. The tests count work instead of seconds, because machines
 differ."""
 
+import re
 import sys
 import time
 
@@ -586,6 +587,24 @@ def test_a_launch_without_errors_does_not_end_early(monkeypatch):
     monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
     report, written = blocks_written(stores_equal_values, "native", 200)
     assert not report.errors and report.findings and written == 200 and not ended_early(report)
+
+
+@cuda.jit
+def leaves_a_barrier_out(x):
+    if cuda.threadIdx.x % 2 == 0:
+        cuda.syncthreads()
+    x[cuda.grid(1)] = 1
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+def test_a_missed_barrier_ends_the_launch_before_all_threads_have_run(monkeypatch, engine):
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
+    report, written = blocks_written(leaves_a_barrier_out, engine, 4)
+    (finding,) = report.findings
+    assert finding.kind == "barrier-divergence" and ended_early(report)
+    assert re.fullmatch(rf"\d+ of {THREADS} threads wait at a barrier and \d+ have returned", finding.verdict)
+    waits, returned = finding.accesses
+    assert (waits.what, returned.what) == ("waits", "returned") and returned.thread[0] % 2 == 1
 
 
 @cuda.jit
