@@ -18,6 +18,7 @@ from sim.errors import LaunchError, RefusedLaunch, SimulatorError, ThreadError
 from sim.events import ATOMIC, LOAD, STORE
 from sim.launch import simulate
 from sim.memory.snapshot import Snapshot
+from sim.observers import Misuse
 from sim.ptx.module import Kernel, Module, load_ptx
 from sim.ptx.syntax import Instruction
 from sim.runtime.call_sites import UNKNOWN, CallSite
@@ -41,6 +42,8 @@ STATIC_LIMIT = DeviceSpec.dynamic_shared_bytes
 WATCHED_LIMIT = 64 << 20  # largest size in bytes of host memory that each launch compares
 NOT_WATCHED = "host accesses to memory that a kernel may still use were not looked for"
 TARGET = re.compile(r"^\.target sm_(\d+)", re.MULTILINE)
+# The mangled names of kernels in CUB and Thrust. They have nothing to do for some sizes, which is no misuse.
+LIBRARY = re.compile(r"_ZN(3cub|6thrust)")
 SYSTEM_SCOPE = re.compile(r"\.(sys|mmio)\b|\.volatile\b(?!\.(shared|local))")
 OF_SIZE = "in some launches, because managed and pinned memory exceeds 64 MiB"
 OF_SCOPE = "after launches of kernels with operations of system scope, such as volatile accesses"
@@ -290,6 +293,8 @@ class Device:
     def configure(self, kernel: Kernel, seed: int, grid: tuple, block: tuple, shared: int) -> Any:
         """Return the function that runs a launch. Raise LaunchError if the configuration is invalid."""
         options, observers = self.options, self.options.observers
+        if LIBRARY.match(kernel.function.name):
+            observers = tuple(observer for observer in observers if observer is not Misuse)
         if self.graphs.footprint is not None:
             if self.races.can_record(prod(grid) * prod(block)):
                 observers += (self.graphs.footprint,)

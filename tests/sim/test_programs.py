@@ -15,11 +15,14 @@ import pytest
 import forked_runs
 from sim.errors import LaunchError
 from sim.events import ATOMIC, LOAD
+from sim.observers import DEFAULT
+from sim.ptx.module import load_ptx
 from sim.runtime import build as building
 from sim.runtime import fatbin, process, stubs
 from sim.runtime.build import build, find_nvcc
 from sim.runtime.call_sites import CallSite
-from sim.runtime.findings import HOST_KINDS
+from sim.runtime.device import Device, Options
+from sim.runtime.findings import HOST_KINDS, Log
 from sim.runtime.footprints import Footprint, first_common, merged, unordered
 from sim.runtime.handlers_copies import report_unwritten
 from sim.runtime.handlers_graphs import call_host
@@ -588,6 +591,17 @@ def test_without_nvcc_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(building.platform, "system", lambda: "Darwin")
     with pytest.raises(LaunchError, match="needs Linux; this is Darwin"):
         find_nvcc()
+
+
+def test_a_kernel_of_a_library_may_have_nothing_to_do():
+    """Check the launch of a kernel of CUB for a size that needs no work, and the same kernel of a program."""
+    device = Device(Options(observers=DEFAULT), Log())
+    for name, kinds in {"_ZN3cub4initEPi": [], "_ZN4mine4initEPi": ["misuse"]}.items():
+        text = (
+            f".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry {name}(.param .u64 p) {{ ret; }}"
+        )
+        launch = device.configure(load_ptx(text)[name], 0, (1, 1, 1), (1, 1, 1), 0)
+        assert [finding.kind for finding in launch(np.zeros(4, np.int32)).findings] == kinds
 
 
 # --- tables -------------------------------------------------------------------------------------------------
