@@ -7,9 +7,11 @@ everything together, once. This halves the time spent in LLVM, and saves memory.
 
 import functools
 from types import CodeType, FunctionType
+from weakref import WeakKeyDictionary
 
+from llvmlite.binding import create_pass_builder, create_pipeline_tuning_options
 from numba import njit, types
-from numba.core import inline_closurecall, ir, lowering
+from numba.core import inline_closurecall, ir
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
@@ -17,13 +19,13 @@ from numba.core.environment import lookup_environment
 from numba.core.inline_closurecall import InlineClosureCallPass
 from numba.core.ir_utils import dead_code_elimination, fixup_var_define_in_scope
 from numba.core.postproc import PostProcessor
-from numba.core.registry import CPUDispatcher, cpu_target
+from numba.core.registry import CPUDispatcher
 from numba.core.typed_passes import IRLegalization, NativeLowering, NopythonRewrites, NopythonTypeInference
 from numba.core.untyped_passes import InlineClosureLikes
 from numba.extending import intrinsic
 
-from sim.native.codegen.builder import Builder, Context
 from sim.native.codegen.cache import MachineCodeCache
+from sim.native.codegen.lowering import Lower
 
 
 class NoEnvironment:
@@ -78,9 +80,15 @@ class RunLibrary(JITCodeLibrary):
         super().finalize()
 
     def _optimize_final_module(self):
-        """Run LLVM's module passes once, after everything has been linked."""
-        passes, builder = self._codegen._module_pass_manager()
-        passes.run(self._final_module, builder)
+        """Run LLVM's module passes once, after everything has been linked.
+
+        Loops are neither unrolled nor vectorised. Their checks prevent most of it, and it would make compiled
+        kernels larger.
+        """
+        options = create_pipeline_tuning_options(speed_level=3)
+        options.loop_unrolling = options.loop_vectorization = options.loop_interleaving = False
+        builder = create_pass_builder(self._codegen._tm, options)
+        builder.getModulePassManager().run(self._final_module, builder)
 
 
 def link_needed(module, library):
@@ -117,38 +125,6 @@ class NonLiteralDispatcher(CPUDispatcher):
 
 
 # --- Numba's compiler passes --------------------------------------------------------------------------------
-
-
-@functools.cache
-def bytes_of(llvm_type):
-    """Return the size in bytes of a value of an LLVM type."""
-    return cpu_target.target_context.get_abi_sizeof(llvm_type)
-
-
-class Lower(lowering.Lower):
-    """Numba's lowering to LLVM, with wrapping integers and two changes that save compile time.
-
-    Reference counting is disabled in functions that do not need it. (A reference implementation that creates
-    a list needs it.) The sizes of types are cached, because Numba asks LLVM for the size of every variable.
-    """
-
-    def init(self):
-        super().init()
-        self.context.__class__ = Context  # a copy for this function
-        models = self.context.data_model_manager
-        self.context.enable_nrt = any(
-            models[numba_type].contains_nrt_meminfo() for numba_type in set(self.fndesc.typemap.values())
-        )
-        self.context.get_abi_sizeof = bytes_of
-
-    def setup_function(self, fndesc):
-        super().setup_function(fndesc)
-        self.builder = Builder(self.entry_block)
-        self.call_helper = self.call_conv.init_call_helper(self.builder)
-
-    def delvar(self, name):
-        if self.context.enable_nrt:
-            super().delvar(name)
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -224,10 +200,15 @@ class CachedTyping:
     """Numba's typing context, with a cache for the types of calls.
 
     Type inference iterates until the types no longer change, and resolves every call in every iteration.
+
+    callees: {type of the callee: {types of the arguments: signature}}, of all functions.
+    operations: the same for operations that have names, such as "getitem".
     """
 
+    callees, operations = WeakKeyDictionary(), {}
+
     def __init__(self, context):
-        self.context, self.known = context, {}
+        self.context = context
 
     def __getattr__(self, name):
         return getattr(self.context, name)
@@ -236,10 +217,12 @@ class CachedTyping:
         # A Dispatcher compiles the callee, and has its own cache.
         if named or isinstance(called, types.Dispatcher):
             return self.context.resolve_function_type(called, given, named)
-        key = called, tuple(given)
-        if key not in self.known:
-            self.known[key] = self.context.resolve_function_type(called, given, named)
-        return self.known[key]
+        known, given = self.callees if isinstance(called, types.Type) else self.operations, tuple(given)
+        signatures = known.setdefault(called, {})
+        found = signatures.get(given) or self.context.resolve_function_type(called, given, named)
+        if found:
+            signatures[given] = found
+        return found
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
