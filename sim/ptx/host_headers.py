@@ -127,5 +127,21 @@ def help_with_std(log):
     return NO_MEMBER.search(log) is not None
 
 
+# nvcc declares these functions in every file. Kernels for Hopper call them if they may start early.
+DEVICE_RUNTIME = re.compile(
+    r'"cuda(GridDependencySynchronize|TriggerProgrammaticLaunchCompletion)" is undefined'
+)
+DEVICE_RUNTIME_OPTIONS = ["--pre-include=cuda_device_runtime_api.h"]
+
+
+def help_with_device_runtime(log):
+    """Return whether the declarations of the device runtime help after an error."""
+    return DEVICE_RUNTIME.search(log) is not None
+
+
 # (whether these options help after an error, the options)
-REMEDIES = [(help_after, OPTIONS), (help_with_std, STD_OPTIONS)]
+REMEDIES = [
+    (help_after, OPTIONS),
+    (help_with_std, STD_OPTIONS),
+    (help_with_device_runtime, DEVICE_RUNTIME_OPTIONS),
+]

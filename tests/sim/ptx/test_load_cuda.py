@@ -208,6 +208,17 @@ def test_names_of_std_are_those_of_cuda_std(tmp_path):
     assert x.tolist() == [np.finfo(np.float32).max, 2, 2]
 
 
+def test_kernels_may_start_early(tmp_path):
+    (tmp_path / "early.cu").write_text("""__global__ void early(int* x) {
+        cudaGridDependencySynchronize();
+        x[threadIdx.x] = 1;
+        cudaTriggerProgrammaticLaunchCompletion();
+    }""")
+    x = np.zeros(4, np.int32)
+    simulate(load_cuda(tmp_path / "early.cu", architecture="sm_90")["early"])[1, 4](x)
+    assert x.tolist() == [1] * 4
+
+
 def test_a_header_without_stand_in_is_named(tmp_path):
     (tmp_path / "hosted.cu").write_text('#include <stdio.h>\n#include "mine.h"\n__global__ void k() {}\n')
     with pytest.raises(LaunchError, match="cannot open source file .mine.h.") as raised:
