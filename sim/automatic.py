@@ -114,8 +114,7 @@ class WatchedGrid(Grid):
         counting = () if isinstance(launch.function, Kernel) else COUNTERS
         observed = all(each in counting or observer_class(each) in DEFAULT for each in launch.observers)
         # Threads that act on the results of atomics, or wait for other blocks, depend on the order of blocks.
-        context, scheduler = self.context, self.scheduler
-        ordered = context.synchronizes or context.cooperative or scheduler.atomics_yield
+        ordered = self.context.synchronizes or self.scheduler.atomics_yield
         # A copy of large arrays takes longer than many a launch.
         most_bytes = BYTES + BYTES_OF_THREAD * launch.blocks * launch.threads
         small = sum(array.size for array in self.arrays) <= most_bytes

@@ -3,7 +3,7 @@ asynchronously."""
 
 from dataclasses import dataclass
 
-from sim.isa.table import GRID, INSTRUCTIONS, THREAD, WARPGROUP, YIELDING, Entry, parameters_of
+from sim.isa.table import INSTRUCTIONS, THREAD, WARPGROUP, YIELDING, Entry, parameters_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,5 +67,5 @@ def interpreted_only(names):
     return sorted(
         name
         for name, entry in entries.items()
-        if isinstance(entry, MemoryInstruction) or entry.scope in (GRID, WARPGROUP) or memory_of(entry)
+        if isinstance(entry, MemoryInstruction) or entry.scope == WARPGROUP or memory_of(entry)
     )

@@ -22,6 +22,8 @@ HIGH, LOW = "envreg1", "envreg2"  # the special registers with the two halves of
 BYTES = 8  # the size of the workspace: a word that contains the size, then the barrier's word
 TOP = 1 << 31  # the bit that flips when the barrier opens
 WORD = (1 << 32) - 1  # the mask of a 32-bit word
+# instructions that leave the straight path, or end an asynchronous copy
+LEAVING = {"bra", "brx", "call", "ret", "exit", "trap", "cp"}
 
 
 class GridSync:
@@ -34,7 +36,7 @@ class GridSync:
 
     def __init__(self, function):
         items = [item for item in function.body if isinstance(item, Instruction)]
-        self.items, self.pointers = items, workspace_pointers(items)
+        self.body, self.items, self.pointers = function.body, items, workspace_pointers(items)
         # A device function may receive the group, which contains the address, as a parameter passed by value.
         self.given = set() if function.entry else workspace_pointers(items, parameters=True)
         self.arrivals, self.waits = set(), set()
@@ -74,6 +76,21 @@ class GridSync:
         # The loop must observe the additions of other blocks, so its load is a strong operation.
         strong = {"acquire", "volatile", "relaxed"} & set(item.names)
         return item.names[0] == "ld" and bool(strong) and self.at_workspace(item, self.pointers | self.given)
+
+    def is_followed_by_barrier(self, wait):
+        """Return whether a thread goes from the loop of a wait straight to a barrier of its block, and
+        accesses no memory except for parameters of the kernel in between."""
+        position = next(i for i, item in enumerate(self.body) if item is wait)
+        loop = getattr(self.body[position - 1], "name", None)
+        for item in self.body[position + 1 :]:
+            if isinstance(item, Instruction):
+                if item.names[0] in ("bar", "barrier"):
+                    return True
+                repeats = item.names[0] == "bra" and item.operands[0].name == loop
+                reads_memory = address_of(item) is not None and item.names[:2] != ["ld", "param"]
+                if reads_memory or item.names[0] in LEAVING and not repeats:
+                    return False
+        return False
 
     def uses_workspace(self, item):
         """Return whether an instruction updates the workspace atomically, or stores its address."""

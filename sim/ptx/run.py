@@ -17,7 +17,7 @@ from sim.ptx import device_runtime
 from sim.ptx.argument_bytes import argument_bytes, check_elements, pointer_bytes, takes_pointer
 from sim.ptx.calls import function_address
 from sim.ptx.copies import AddressMemory
-from sim.ptx.grid_sync import HIGH, GridBarrier, workspace
+from sim.ptx.grid_sync import HIGH, LOW, GridBarrier, workspace
 from sim.ptx.heap import Heap
 from sim.ptx.memory import Memory
 from sim.ptx.origin import plain_name
@@ -322,6 +322,11 @@ class Run:
             self.allocations[WORKSPACE] = workspace(self)
         address = self.allocations[WORKSPACE].base
         return address >> 32 if half == HIGH else address & 0xFFFFFFFF
+
+    def workspace_word(self):
+        """Return the address of the word that counts arrivals at the grid barrier."""
+        self.workspace_address(LOW)  # allocates the workspace
+        return self.allocations[WORKSPACE].base + 4
 
     def arrive_at_grid(self, address, added):
         """Arrive at the grid barrier. Raise LaunchError if the address is not the address of the

@@ -38,6 +38,16 @@ def smooth(x):
     x[i] += shared[0]
 
 
+def rotate(x):
+    """Take the element of another block, after two barriers of the whole grid."""
+    grid, i = cuda.cg.this_grid(), cuda.grid(1)
+    for _ in range(4):
+        other = x[(i + 40) % x.size]
+        grid.sync()
+        x[i] = other + 1
+        grid.sync()
+
+
 def printing(x):
     print(cuda.grid(1))
     increase_one(x)
@@ -78,7 +88,7 @@ COUNT = """
 """
 
 
-@pytest.mark.parametrize("kernel", [increase, smooth], ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize("kernel", [increase, smooth, rotate], ids=lambda kernel: kernel.__name__)
 def test_a_long_launch_is_started_again_in_compiled_code(kernel, early):
     found = {}
     for engine in ("fibers", "auto"):

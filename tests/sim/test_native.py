@@ -137,7 +137,7 @@ CASES = {
     "atomics": (histogram, (3, 32), (np.arange(200) % 8, np.zeros(8, np.int64)), True),
     "local and constant arrays": (smoothed, (2, 8), (random(16), np.zeros(14, np.float32)), True),
     "votes": (votes, (2, 64), (np.round(random(128)), np.zeros((128, 5), np.int64)), True),
-    "a barrier of the grid": (grid_wide, (4, 8), (np.zeros(32), np.zeros(32)), False),
+    "a barrier of the grid": (grid_wide, (4, 8), (np.zeros(32), np.zeros(32)), True),
     "warps that diverge": (in_branches, (1, 32), (random(32), np.zeros(32, np.float32)), True),
     "fences": (
         last_block,

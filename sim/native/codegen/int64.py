@@ -17,7 +17,7 @@ from numba import boolean, int64, types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 
-from sim.native.codegen.int64_translation import I8, I64, Body, pointer
+from sim.native.codegen.int64_translation import I8, I32, I64, Body, pointer
 from sim.native.codegen.linking import LinkedLibrary, intrinsic_of
 
 
@@ -149,6 +149,12 @@ def primitive(emit):
     return make_intrinsic(Primitive(emit))
 
 
+def call_c(builder, name, result, *given):
+    """Emit a call to a C function of Python or of the C library."""
+    signature = ir.FunctionType(result, [value.type for value in given])
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), given)
+
+
 @primitive
 def byte(builder, address, position):
     """Load the uint8 at index `position` of the array at an address."""
@@ -167,25 +173,35 @@ def poll_interrupt(builder):
 
     The call consumes the signal, so Python's own handler does not run.
     """
-    status = ir.IntType(32)
-
-    def python(name, result, *given):
-        signature = ir.FunctionType(result, [value.type for value in given])
-        return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), given)
-
     # PyOS_InterruptOccurred requires the GIL, but kernels run without it.
-    gil_state = python("PyGILState_Ensure", status)
-    occurred = python("PyOS_InterruptOccurred", status)
-    python("PyGILState_Release", ir.VoidType(), gil_state)
+    gil_state = call_c(builder, "PyGILState_Ensure", I32)
+    occurred = call_c(builder, "PyOS_InterruptOccurred", I32)
+    call_c(builder, "PyGILState_Release", ir.VoidType(), gil_state)
     return builder.zext(occurred, I64)
+
+
+@primitive
+def call_python(builder, function):
+    """Call a Python function without arguments, and return whether it raised no exception.
+
+    function: the address of the function. Its result is ignored.
+    """
+    address, void = I8.as_pointer(), ir.VoidType()
+    gil_state = call_c(builder, "PyGILState_Ensure", I32)
+    found = call_c(builder, "PyObject_CallNoArgs", address, builder.inttoptr(function, address))
+    call_c(builder, "Py_DecRef", void, found)  # accepts NULL
+    succeeds = builder.icmp_unsigned("!=", found, address(None))
+    with builder.if_then(builder.not_(succeeds)):
+        call_c(builder, "PyErr_Clear", void)
+    call_c(builder, "PyGILState_Release", void, gil_state)
+    return builder.zext(succeeds, I64)
 
 
 @primitive
 def cpu_clock(builder):
     """Return the CPU time of the process in units of 1 / CLOCKS_PER_SECOND seconds, from the C function
     `clock`."""
-    signature = ir.FunctionType(CLOCK, [])
-    now = builder.call(cgutils.get_or_insert_function(builder.module, signature, "clock"), [])
+    now = call_c(builder, "clock", CLOCK)
     return now if CLOCK == I64 else builder.zext(now, I64)
 
 

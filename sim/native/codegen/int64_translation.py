@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from sim.native.codegen.launch_state import FIELDS
 
-I64, I1, I8 = ir.IntType(64), ir.IntType(1), ir.IntType(8)
+I64, I32, I1, I8 = map(ir.IntType, (64, 32, 1, 8))
 EXTREMES = {"min": "<", "max": ">"}
 OPERATORS = {
     ast.Add: "add",

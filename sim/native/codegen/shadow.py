@@ -19,6 +19,10 @@ In global memory, a read or atomic by a later block does not overwrite the entry
 earlier block. Any access that races with the later block also races with the earlier block, and the entry
 identifies the earlier block.
 
+In a cooperative launch, each block runs up to a grid barrier before the next block runs. Each part of a block
+has epochs of its own. An entry from before the last grid barrier is ordered before all current accesses. Any
+other entry that is older than the current part belongs to another block.
+
 A false positive only costs an unnecessary rerun of a block. A false negative is an undetected error, and is
 not acceptable.
 """
@@ -127,7 +131,7 @@ def check_order(before, state, between_blocks):
     # 0 marks an element without accesses. Equal entries come from the same thread in the same segment.
     if before == 0 or before == own:
         return
-    if between_blocks and is_from_earlier_block(before, state):
+    if between_blocks and is_from_other_block(before, state):
         record_block_race(state, before >> EPOCH_SHIFT)
     elif is_same_epoch(before, own) and is_unordered(before, own, state):
         set_error(state, RACE)
@@ -145,7 +149,7 @@ def add_reader(before, state, between_blocks):
         return own
     # Keep the entry of the earlier block: a later store that races with this read also races with the earlier
     # one.
-    if between_blocks and is_from_earlier_block(before, state):
+    if between_blocks and is_from_other_block(before, state):
         return before
     if not is_same_epoch(before, own):
         return own
@@ -162,6 +166,25 @@ def is_from_earlier_block(written, state):
 
 
 @int64_helper
+def is_from_other_block(before, state):
+    """Return whether a shadow entry of global memory belongs to another block, and no grid barrier is between
+    its access and the current one."""
+    return before >> EPOCH_SHIFT < state.resume_epoch and before >> EPOCH_SHIFT >= state.phase_epoch
+
+
+@int64_helper
+def is_unwritten(written, watch, state):
+    """Return whether memory that was not written before the launch has no value yet, or an earlier block's
+    value in shared memory.
+
+    written: the shadow entry of its last write.
+    """
+    if watch == SHARED:
+        return is_from_earlier_block(written, state)
+    return watch == EMPTY and written == 0
+
+
+@int64_helper
 def watch_load(watch, shadow, flat, state):
     """Check a load of the element at index `flat`, and update its shadow entries.
 
@@ -171,7 +194,7 @@ def watch_load(watch, shadow, flat, state):
         watch_local(shadow, flat, state)
         return
     written, read = shadow[2 * flat], shadow[2 * flat + 1]
-    if watch != GLOBAL and is_from_earlier_block(written, state):
+    if is_unwritten(written, watch, state):
         set_error(state, UNWRITTEN)
     check_order(written, state, watch != SHARED)
     # A thread often reads an element repeatedly. Skip the update for a repeated read.
@@ -203,13 +226,13 @@ def watch_atomic(watch, shadow, flat, state):
         return
     written, own, between_blocks = shadow[2 * flat], state.own_entry, watch != SHARED
     new = own | ATOMIC
-    if watch != GLOBAL and is_from_earlier_block(written, state):
+    if is_unwritten(written, watch, state):
         set_error(state, UNWRITTEN)
     check_order(shadow[2 * flat + 1], state, between_blocks)
     if written == 0:
         pass
-    elif is_from_earlier_block(written, state):
-        if between_blocks:
+    elif written >> EPOCH_SHIFT < state.resume_epoch:
+        if between_blocks and is_from_other_block(written, state):
             if written & PLAIN or not written & ATOMIC:
                 record_block_race(state, written >> EPOCH_SHIFT)
             else:

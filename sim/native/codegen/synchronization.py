@@ -6,7 +6,7 @@ from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from sim.native.codegen.int64 import cpu_clock, int64_helper, poll_interrupt
+from sim.native.codegen.int64 import call_python, cpu_clock, int64_helper, poll_interrupt
 from sim.native.codegen.linking import inline_always
 from sim.native.codegen.shadow import (
     DIVERGED,
@@ -23,7 +23,7 @@ from sim.native.codegen.shadow import (
 
 EXPORTED = set(
     "NO_THREAD GO END BREAK CONTINUE agree agree_warps agree_span span step_of is_true begin_block end_block"
-    " barrier is_stopped count_iteration count_range poll_stop".split()
+    " barrier grid_barrier barrier_after_arrival is_stopped count_iteration count_range poll_stop".split()
 )
 
 REPLAY_THRESHOLD = 1 << 16  # at the end of a block, a launch pauses if its log has more entries than this
@@ -41,6 +41,7 @@ def begin_block(state, threads, position, while_limit, for_limit):
     """
     state.epoch += 1
     state.block_start = state.epoch
+    state.resume_epoch = state.epoch
     state.first_epochs[position] = state.epoch
     state.position = position
     state.stopped = 0
@@ -83,6 +84,45 @@ def barrier(state) -> bool:
     state.epoch += 1
     state.barriers += 1
     return state.stopped == 0
+
+
+@int64_helper
+def grid_barrier(state) -> bool:
+    """Pass a barrier of the whole grid: let the other blocks run until they arrive (sim.native.run.grid).
+
+    Return False if the block must stop.
+    """
+    if barrier(state) and not call_python(state.switch):
+        state.stopped = INTERRUPTED
+    return state.stopped == 0
+
+
+@int64_helper
+def arrive_at_grid(state, workspace, address):
+    """Record that a thread of a PTX kernel arrives at a grid barrier on behalf of its block.
+
+    workspace: the address of the word that counts arrivals.
+    address: the address to which the thread adds.
+    """
+    state.arrived += 1
+    if address != workspace:
+        diverge(state)
+
+
+@int64_helper(inline=False)
+def barrier_after_arrival(state) -> bool:
+    """Pass a block-wide barrier of a PTX kernel that synchronises the grid (sim.ptx.grid_sync).
+
+    If a thread of the block has arrived at the grid barrier, all threads wait for it here. Return False if
+    the block must stop.
+    """
+    arrived = state.arrived
+    state.arrived = 0
+    if arrived == 0:
+        return barrier(state)
+    if arrived > 1:
+        diverge(state)
+    return grid_barrier(state)
 
 
 @int64_helper

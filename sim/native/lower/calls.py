@@ -83,8 +83,17 @@ class Calls(Names):
             return self.call(in_text(name), [self.visit(argument) for argument in node.args], node)
         return self.generic_visit(node)
 
+    def call_cuda(self, node):
+        """Lower a call to another function of numba.cuda. A launch has only one grid, so any number can
+        represent it."""
+        if node.func.referent.name.endswith("this_grid"):
+            return ast.copy_location(ast.Constant(0), node)
+        return self.generic_visit(node)
+
     def call_member(self, node):
         """Lower a method call, such as `x.reshape(a, b)`."""
+        if self.module.is_grid_sync(node):
+            return self.sync_point("this_grid", [], node)
         if not isinstance(node.func, ast.Attribute):
             raise self.cannot_lower(f"a call of {ast.unparse(node.func)} has no compiled form", node)
         # Python's `int.bit_count` has the semantics of `popc`.
@@ -114,10 +123,18 @@ class Calls(Names):
         # Without an argument, `syncwarp` synchronises all lanes.
         if called == "syncwarp" and not arguments:
             arguments = [ast.Constant(0xFFFFFFFF)]
-        function = ast.Name(called.replace(".", "_"), ast.Load())
+        return self.sync_point(called, arguments, node)
+
+    def sync_point(self, name, arguments, node):
+        """Return the call of a synchronising instruction.
+
+        name: the name of the instruction.
+        arguments: its lowered arguments.
+        """
+        function = ast.Name(name.replace(".", "_"), ast.Load())
         made = ast.copy_location(ast.Call(function, arguments, []), node)
-        made.sync, made.site = called, self.number("call", node).value
-        self.module.operations[made.site] = called
+        made.sync, made.site = name, self.number("call", node).value
+        self.module.operations[made.site] = name
         return made
 
     # --- device functions -----------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ class Hoisting:
             and len(node.targets) == 1
             and isinstance(node.targets[0], ast.Name)
             and not count_results(node.value)
+            and node.value.sync != "this_grid"
         ):
             node.value = self.arguments(node.value, before)
             return node
@@ -150,6 +151,9 @@ class Hoisting:
             return node
         if hasattr(node, "inlined_function"):
             return self.inline(node, before)
+        if getattr(node, "sync", "") == "this_grid":
+            before.append(ast.Expr(node))
+            return ast.Constant(0)  # the barrier returns cudaSuccess
         if hasattr(node, "sync"):
             names = ", ".join(self.module.fresh_name("got") for _ in range(count_results(node) or 1))
             made = ast.parse(f"{names} = None").body[0]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sim.frontend.names import MISSING, is_number
-from sim.frontend.resolve import DECLARATION, DEVICE, WAIT, Source
+from sim.frontend.resolve import DECLARATION, DEVICE, MEMBER, WAIT, Source
 from sim.frontend.tree import indent_columns, simplify, tree_of
 from sim.native.codegen.scalars import HALVES
 from sim.native.codegen.symbols import RESERVED, home_of
@@ -88,7 +88,10 @@ class GeneratedModule:
     logs: whether the generated code writes the access log.
     prints: whether the kernel calls `print`.
     unset: a list of (site, variable) for the reads to which some path leads without an assignment.
+    block_barrier: the name of the runtime function for a block-wide barrier.
     """
+
+    block_barrier = "barrier"
 
     def __init__(self, taken, logs=False):
         self.logs = logs
@@ -200,6 +203,7 @@ class Module(GeneratedModule):
         source, seen = self.reachable[function], seen | {function}
         return (
             bool(source.calls(WAIT))
+            or any(map(self.is_grid_sync, source.calls(MEMBER)))
             or any(call.func.referent.name == "shared.array" for call in source.calls(DECLARATION))
             or any(
                 self.must_inline(call.func.referent.function, seen)
@@ -207,6 +211,11 @@ class Module(GeneratedModule):
                 if call.func.referent.function not in seen
             )
         )
+
+    def is_grid_sync(self, node):
+        """Return whether a call such as `grid.sync()` is a barrier of the whole grid."""
+        of_value = node.calls == MEMBER and isinstance(node.func, ast.Attribute)
+        return of_value and node.func.attr == "sync" and "this_grid" in self.used
 
     def value(self, node):
         """Return the value of the generated file's constant named by a node, or MISSING."""

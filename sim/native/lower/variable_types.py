@@ -106,5 +106,5 @@ def sync_stub(entry):
 def sync_stubs():
     """Return {name: stub} for all synchronising instructions that a Python kernel can call. An instruction
     whose name contains a dot exists only in PTX."""
-    names = [name for name in WARP_WIDE | BLOCK_WIDE if name.isidentifier()]
+    names = [name for name in {"this_grid", *WARP_WIDE, *BLOCK_WIDE} if name.isidentifier()]
     return {name: sync_stub(INSTRUCTIONS[name]) for name in names}

@@ -47,6 +47,7 @@ class PtxAttempt(Attempt):
             launch.function.function, "compiled", lambda: compile_kernel(launch.function)
         )
         self.lay_out()
+        self.used = self.source.used
         if not all(piece.freed for piece in self.layout.heap.pieces.values()):
             raise CannotLower("an earlier launch has not freed all of its heap memory")
 
@@ -93,9 +94,11 @@ class PtxAttempt(Attempt):
 
     def arguments(self):
         """Build the table of memory regions. Return the arguments of the grid function that follow
-        `state`."""
+        `spill_buffer`."""
         # A kernel can wait for copies without sending any.
         copies = any(operation in OF_COPIES for operation, *_ in self.source.calls.values())
+        if copies and self.is_cooperative:
+            raise CannotLower("it has asynchronous copies and barriers of the whole grid")
         self.rings = make_rings(self.launch.threads) if copies else None
         mixed = len(self.source.atomic_widths) > 1
         table = Table(self.source.site_count, self.layout.memory.space, mixed, self.rings)
@@ -109,7 +112,7 @@ class PtxAttempt(Attempt):
         self.table, self.values["table"] = table, table.write()
         self.references.append(table)
         self.device = self.layout.store.device
-        return [self.spill_address(), *(self.values[name] for name in self.program.lowered.parameters)]
+        return [self.values[name] for name in self.program.lowered.parameters]
 
     def add_fixed(self, table, allocation):
         """Add a region of global or constant memory. Such a region exists once per launch."""
@@ -130,9 +133,11 @@ class PtxAttempt(Attempt):
             another.
         how: further arguments of Table.add.
         """
-        memory = np.full(allocation.root.size * copies, 0xFF, np.uint8)
+        memory = self.of_block(np.full(allocation.root.size * copies, 0xFF, np.uint8))
         itemsize = self.source.narrowest[allocation.space] // 8
-        table.add(allocation, memory, watch if self.watched else BARE, itemsize, **how)
+        shadows = table.add(allocation, memory, watch if self.watched else BARE, itemsize, **how)
+        for shadow in shadows:
+            self.of_block(shadow)
 
 
 def as_number(value, ptx_type):

@@ -248,7 +248,7 @@ class Table:
         self.rings = rings
 
     def add(self, allocation, memory, watch, itemsize, fixed=WRITABLE, stride=0):
-        """Add the region of an allocation.
+        """Add the region of an allocation, and return the arrays of its shadow memory.
 
         memory: all bytes of the region, as a uint8 array.
         watch: the kind of check.
@@ -267,6 +267,7 @@ class Table:
         addresses = self.address(memory), self.address(shadow)
         rest = shift, watch, fixed, stride, self.space.sure_alignment(allocation), self.address(widths)
         self.rows.append((allocation.base, allocation.root.size, *addresses, *rest))
+        return [array for array in (shadow, widths) if array is not None]
 
     def address(self, array):
         """Return the address of an array on the host, or 0 for None. Keep the array alive."""

@@ -162,6 +162,10 @@ class Lowering(Program):
 
         Raise Missing if the operation has no compiled form.
         """
+        if id(self.item) in self.grid_sync.arrivals:
+            workspace = self.shared_name("grid_workspace", lambda run: run.workspace_word())
+            self.ptx_types[workspace] = "u64"
+            return "u32", self.add_call("arrive", workspace)
         if access.type not in COMPILED_ATOMICS or access.reach == "block" and access.space != "shared":
             raise Missing
         ptx_type, *_ = atomics.atomic_semantics(access)
@@ -182,6 +186,8 @@ class Lowering(Program):
         (sim.ptx.memory). Decline any other strong access. Also decline a load in a loop that waits for its
         value to change: compiled threads run one after another, so the loop would never end."""
         loads = action == "load"
+        if id(self.item) in self.grid_sync.waits and self.grid_sync.is_followed_by_barrier(self.item):
+            return self.add_call("wait_for_grid")
         if not access.volatile or space != "shared" or loads and self.acts_on(space, access):
             raise Missing
         return (self.load if loads else self.store)(ptx_type, space, 1)
@@ -334,8 +340,10 @@ class Statements:
             inputs |= {v: ptx_types[v] for v in read if v in ptx_types}
             named = {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
             calls = {v: self.source.calls[v] for v in sorted(named & set(self.source.calls))}
-            # `renew` reads the base address of the variable, but does not receive the address as an argument.
+            # `renew` reads the base address of the variable, and `arrive` that of the workspace, but neither
+            # receives the address as an argument.
             bases = {call[2] for call in calls.values() if call[0] == "renew"}
+            bases |= {call[1] for call in calls.values() if call[0] == "arrive"}
             inputs |= {v: ptx_types[v] for v in sorted(bases)}
             text = "\n".join(map(ast.unparse, map(ast.fix_missing_locations, nodes)))
             self.module.imports["ptx_run"] = "sim.native.ptx.runs"
@@ -388,6 +396,8 @@ def compile_kernel(kernel):
     """
     source = Lowering(kernel.module.text, kernel.module.origin, kernel.function)
     made = Statements(source)
+    if source.grid_sync.arrivals:
+        made.module.block_barrier = "barrier_after_arrival"
     name = made.module.stem(re.sub(r"\W", "_", kernel.__name__))
     split = Fission(made.module, name, made.parameters, made.statements, made.numba_types())
     made.module.imports["reset_shared"] = "sim.native.ptx.memory"

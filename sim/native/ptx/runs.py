@@ -12,6 +12,7 @@ from sim.isa.registers import WIDTHS, find_operation
 from sim.isa.table import by_ptx
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.shadow import DIVERGED, UNWRITTEN, set_error, watch_atomic, watch_store
+from sim.native.codegen.synchronization import arrive_at_grid
 from sim.native.ptx.copies import commit, make_sender, receive
 from sim.native.ptx.evaluate import Evaluator, parse_expression
 from sim.native.ptx.memory import (
@@ -25,6 +26,7 @@ from sim.native.ptx.memory import (
 )
 from sim.native.ptx.values import FLOATS, HALF, I64, Integer, Predicate
 from sim.ptx.atomics import PACKED
+from sim.ptx.grid_sync import TOP
 from sim.ptx.regions import WINDOWS
 
 # PTX type -> Numba type. All integer registers are int64.
@@ -246,6 +248,18 @@ class RunCompiler(Evaluator):
         table, thread, _ = self.machine
         address = self.add(self.to_integer(address), self.to_integer(WINDOWS.get(space, 0)))
         return table, self.resize(address, 64), thread, I64(nbytes)
+
+    # --- barriers of the grid (sim.ptx.grid_sync) -----------------------------------------------------------
+
+    def do_arrive(self, workspace, address, added):
+        """Emit the arrival of a block at the grid barrier. The block waits at its next barrier."""
+        codes = [self.resize(self.to_integer(value), 64) for value in (self.names[workspace], address)]
+        self.call_helper(arrive_at_grid, self.machine[2], *codes)
+        return Integer(I64(0), 0, 0)
+
+    def do_wait_for_grid(self, address):
+        """Return the word of the grid barrier, whose highest bit differs from the result of `do_arrive`."""
+        return Integer(I64(TOP), TOP, TOP)
 
     def do_trap(self):
         """Emit `trap`, which sets an error flag. The interpreter produces the finding."""

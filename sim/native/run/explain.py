@@ -27,14 +27,16 @@ def interpret(launch, note, make_grid=Grid):
 
 
 def is_endless(attempt):
-    """Return whether the interpreter finds an endless loop in the block that exceeded a limit of iterations.
+    """Return whether the interpreter finds an endless loop in the block that exceeded a limit of iterations,
+    or in any block of a cooperative launch.
 
     attempt: the Attempt, after its `run`. Memory is not restored.
     """
     state, errors = attempt.state, attempt.block_errors.copy()
     stopped, block, pairs = state.stopped, state.position, state.pair_count
-    attempt.stop = block + 1
-    outcome = interpret_blocks(attempt, [block], PROBE_SECONDS)
+    blocks = [*range(attempt.launch.blocks)] if attempt.is_cooperative else [block]
+    attempt.stop = blocks[-1] + 1
+    outcome = interpret_blocks(attempt, blocks, PROBE_SECONDS)
     # `explain` needs what the run recorded.
     state.stopped, state.position, state.pair_count = stopped, block, pairs
     attempt.stop, attempt.block_errors[:] = attempt.launch.blocks, errors

@@ -13,6 +13,7 @@ from sim.engine.collector import pause_collector
 from sim.error_limit import SECONDS_AFTER_ERROR
 from sim.events import Access
 from sim.hooks import observer_class
+from sim.interpreted import resident_blocks
 from sim.memory.argument import arrays_of
 from sim.memory.snapshot import Snapshot
 from sim.native.codegen import shadow
@@ -21,6 +22,7 @@ from sim.native.lower import definite_assignment
 from sim.native.lower.module import CannotLower
 from sim.native.run.access_log import Replay, is_logged, replay_observers
 from sim.native.run.explain import MAX_RERUN_THREADS
+from sim.native.run.grid import run_grid
 from sim.native.run.memory import Memory, check_declared, check_writable
 from sim.native.split.program import NUMBA_ERRORS, first_line
 from sim.native.split.specialize import argument_type, compiled_program
@@ -64,6 +66,11 @@ class Attempt(Memory):
         first = launch.max_steps or replay_observers(launch.observers)
         self.while_limit = self.most_iterations if first else min(self.most_iterations, FIRST_LIMIT)
         self.prepare()
+        self.is_cooperative = "this_grid" in self.used
+        if self.is_cooperative:
+            resident_blocks(launch, self.used)
+            if replay_observers(launch.observers):
+                raise CannotLower("compiled code logs no accesses of kernels that synchronise the grid")
         if (
             self.watched
             and self.program.lowered.synchronizes
@@ -85,7 +92,7 @@ class Attempt(Memory):
         self.state.time_after_error = int(SECONDS_AFTER_ERROR / 2 * CLOCKS_PER_SECOND)
         if launch.max_steps:
             self.lift_time_limit()
-        self.compiled_arguments = self.arguments()
+        self.compiled_arguments, self.spill_buffer = self.arguments(), self.spill_address()
 
     def prepare(self):
         """Lower the kernel, determine which arrays it may write, and allocate shadow memory."""
@@ -93,6 +100,7 @@ class Attempt(Memory):
         self.arrays, numba_types = arrays_of(launch.arguments), tuple(map(argument_type, launch.arguments))
         self.program = compiled_program(launch.function, numba_types, is_logged(launch.observers))
         lowered = self.program.lowered
+        self.used = lowered.module.used
         if lowered.module.prints:
             raise CannotLower("it prints, and would print twice if a block with errors is run again")
         check_declared(lowered.module, launch)
@@ -165,7 +173,11 @@ class Attempt(Memory):
     @property
     def is_small(self):
         """True if the interpreter, after an error, reruns the whole launch instead of selected blocks."""
-        return self.launch.blocks * self.launch.threads <= MAX_RERUN_THREADS and not self.has_replayed
+        return (
+            self.is_cooperative
+            or self.launch.blocks * self.launch.threads <= MAX_RERUN_THREADS
+            and not self.has_replayed
+        )
 
     def enabled_flags(self):
         """Return the mask of the error flags that matter. These are the flags of subscribed observers, and
@@ -196,16 +208,19 @@ class Attempt(Memory):
             return
         try:
             with pause_collector():
-                run.compile(tuple(map(run.typeof_pyval, self.run_arguments(0))))
+                run.compile(tuple(map(run.typeof_pyval, self.run_arguments(0, 0, self.spill_buffer))))
         except NUMBA_ERRORS as error:
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
 
-    def run_arguments(self, stop):
-        """Return the arguments of the grid function for the blocks from index `next` up to but not including
-        `stop`."""
+    def run_arguments(self, first, stop, spill_buffer):
+        """Return the arguments of the grid function for the blocks from index `first` up to but not including
+        `stop`.
+
+        spill_buffer: the address of their spill buffer.
+        """
         launch = self.launch
-        loop = self.next, stop, launch.grid, launch.block, self.while_limit, FOR_LIMIT
-        return *loop, self.state.address, *self.compiled_arguments
+        loop = first, stop, launch.grid, launch.block, self.while_limit, FOR_LIMIT
+        return *loop, self.state.address, spill_buffer, *self.compiled_arguments
 
     def lift_time_limit(self):
         """Let compiled code continue after an error without a limit of time."""
@@ -226,7 +241,10 @@ class Attempt(Memory):
         it is LATE, the launch ends before the next block. Raise KeyboardInterrupt if the user pressed Ctrl-C.
         """
         while self.next < stop:
-            self.program.run(*self.run_arguments(stop))
+            if self.is_cooperative:
+                run_grid(self)
+            else:
+                self.run_blocks(self.next, stop, self.spill_buffer)
             self.next = stop
             if self.state.stopped in (shadow.FULL, shadow.LATE):
                 self.next = self.state.position + 1
@@ -237,6 +255,10 @@ class Attempt(Memory):
             # Run Python's own SIGINT handler first, because it may raise another exception.
             signal.raise_signal(signal.SIGINT)
             raise KeyboardInterrupt
+
+    def run_blocks(self, *given):
+        """Run blocks in compiled code. The parameters are those of `run_arguments`."""
+        self.program.run(*self.run_arguments(*given))
 
     def replay_log(self):
         """Replay the access log to the observers, and empty it.

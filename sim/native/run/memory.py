@@ -26,14 +26,14 @@ class Memory:
     def __init__(self, launch):
         self.launch, self.watched, self.state = launch, bool(launch.observers), State(launch.block)
         self.references = []  # compiled code has the raw addresses of these objects, so keep them alive
+        self.block_memory = []  # the arrays whose contents belong to the current block
 
     def arguments(self):
-        """Return all arguments that follow `state` in a call of the grid function, in order."""
+        """Return all arguments that follow `spill_buffer` in a call of the grid function, in order."""
         module, dynamic = self.program.lowered.module, self.dynamic_memory()
         return [
             *(self.guarded(np.ascontiguousarray(array), BOUNDED) for array in module.arrays.values()),
             *(self.declared(declared, dynamic) for declared in module.declared.values()),
-            self.spill_address(),
             *map(self.argument, self.launch.arguments),
         ]
 
@@ -73,6 +73,12 @@ class Memory:
             shadows |= {name: (watch, shadow + 16 * offset // size) for name, offset in offsets.items()}
         return shadows
 
+    def of_block(self, array):
+        """Return an array, and record that its contents belong to the current block."""
+        if array.size:
+            self.block_memory.append(array)
+        return array
+
     def keep_alive(self, array):
         """Keep an array alive for the whole launch, and return the address of its first byte."""
         self.references.append(array)
@@ -81,9 +87,8 @@ class Memory:
     def spill_address(self):
         """Return the address of a new spill buffer, which has one array over threads for each spilled
         variable."""
-        return self.keep_alive(
-            np.zeros(self.program.spill_count * spill_array_bytes(self.launch.threads), np.uint8)
-        )
+        nbytes = self.program.spill_count * spill_array_bytes(self.launch.threads)
+        return self.keep_alive(np.zeros(nbytes, np.uint8))
 
     def guarded(self, array, watch, shadow=None, sizes=None):
         """Return the Guarded for an array allocated by the engine, with new shadow memory.
@@ -96,10 +101,10 @@ class Memory:
         """
         if not self.watched:
             return Guarded(array, BARE, 0, self.state, sizes)
-        if watch == SHARED:
-            shadow = np.zeros(2 * array.size, np.int64) if shadow is None else shadow
+        if watch == SHARED and shadow is None:
+            shadow = self.of_block(np.zeros(2 * array.size, np.int64))
         elif watch == LOCAL:
-            shadow = np.zeros(array.size, np.uint8)
+            shadow = self.of_block(np.zeros(array.size, np.uint8))
         return Guarded(array, watch, 0 if shadow is None else self.keep_alive(shadow), self.state, sizes)
 
     def dynamic_memory(self):
@@ -118,7 +123,8 @@ class Memory:
         if len(functions) > len(set(functions)):
             raise CannotLower("the kernel views dynamic shared memory by several variables")
         count = self.launch.shared // types.pop().itemsize
-        return np.zeros(self.launch.shared, np.uint8), np.zeros(2 * count, np.int64)
+        memory = np.zeros(self.launch.shared, np.uint8), np.zeros(2 * count, np.int64)
+        return tuple(map(self.of_block, memory))
 
     def declared(self, declared, dynamic):
         """Return the Guarded for a shared or local array declared by the kernel.
@@ -128,9 +134,10 @@ class Memory:
         """
         dtype, shape, sizes = declared.dtype, declared.shape, sizes_of(declared)
         if declared.space == "local":
-            return self.guarded(np.empty((self.launch.threads, *shape), dtype), LOCAL, sizes=sizes)
+            array = self.of_block(np.empty((self.launch.threads, *shape), dtype))
+            return self.guarded(array, LOCAL, sizes=sizes)
         if shape is not None:
-            return self.guarded(np.empty(shape, dtype), SHARED, sizes=sizes)
+            return self.guarded(self.of_block(np.empty(shape, dtype)), SHARED, sizes=sizes)
         memory, shadow = dynamic
         whole = len(memory) // dtype.itemsize * dtype.itemsize
         return self.guarded(memory[:whole].view(dtype), SHARED, shadow)

@@ -17,7 +17,7 @@ import copy
 from numba import types
 
 from sim.frontend.tree import as_list
-from sim.isa.table import BLOCK_WIDE
+from sim.isa.table import WARP_WIDE
 from sim.native.codegen.symbols import GEOMETRY, home_of, in_text
 from sim.native.lower.hoisting import find_sync_call, result_names
 from sim.native.lower.liveness import (
@@ -44,7 +44,7 @@ def sync_level(node):
     """
     if not hasattr(node, "level"):
         sync = getattr(node, "sync", None)
-        own = THREAD if sync is None else BLOCK if sync in BLOCK_WIDE else WARP
+        own = THREAD if sync is None else WARP if sync in WARP_WIDE else BLOCK
         node.level = max([own, *map(sync_level, ast.iter_child_nodes(node))])
     return node.level
 
@@ -235,7 +235,8 @@ class Fission(Rematerializer):
         given = [*map(self.operand_text, [*call.args, *map(ast.Name, results)])]
         lines = self.rematerialize(names & self.uniform)
         if at == BLOCK:
-            lines += ["if not barrier(state):", "    return"]
+            barrier = "grid_barrier" if call.sync == "this_grid" else self.module.block_barrier
+            lines += [f"if not {barrier}(state):", "    return"]
             if self.module.logs:
                 lines += [f"log_barrier(state, {call.site})"]
             return [*lines, f"{in_text(call.sync, 'all')}(threads, {', '.join(given)})"] if given else lines

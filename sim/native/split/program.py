@@ -86,7 +86,7 @@ class CompiledKernel:
     """A compiled kernel.
 
     `run` is the grid function, which runs consecutive blocks: `run(first_position, end_position, grid, block,
-    while_limit, for_limit, state, *arrays, *declared, spill_buffer, *arguments)`. In this signature, `arrays`
+    while_limit, for_limit, state, spill_buffer, *arrays, *declared, *arguments)`. In this signature, `arrays`
     are global arrays, and `declared` are the kernel's shared and local arrays.
     """
 
@@ -297,7 +297,7 @@ def kernel_text(module, name, parameters, split, decorator="@compiled", renewing
     ]
     for text in split.functions:
         lines += ["", decorator, *text, ""]
-    given = [*GRID_PARAMETERS, "state", *module.arrays, *module.declared, "spill_buffer", *parameters]
+    given = [*GRID_PARAMETERS, "state", "spill_buffer", *module.arrays, *module.declared, *parameters]
     body = [
         "gridDim, blockDim = dim3(*grid_shape), dim3(*block_shape)",
         "threads = block_shape[0] * block_shape[1] * block_shape[2]",

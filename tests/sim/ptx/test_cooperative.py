@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from grid_programs import SHAPE, has_race, random_program
 from ptx.test_cuda_cpp import module
 from sim import DeviceSpec, LaunchError, load_cuda, load_ptx, simulate
 
@@ -132,3 +133,72 @@ def test_a_header_of_the_toolkit_is_found_and_one_that_is_missing_is_explained(t
     path.write_text("#include <no_such_header.h>\n")
     with pytest.raises(LaunchError, match="no_such_header.h(.|\n)*nvidia-cuda-runtime"):
         load_cuda(path)
+
+
+PROGRAM = """#include <cooperative_groups.h>
+namespace cg = cooperative_groups;
+
+extern "C" __global__ void run(const int2* accesses, const int* barriers, int steps, int* data) {
+    cg::grid_group grid = cg::this_grid();
+    __shared__ int own[4];
+    int b = blockIdx.x, t = threadIdx.x, total = 0;
+    own[2 * t] = own[2 * t + 1] = 0;
+    __syncthreads();
+    for (int step = 0; step < steps; step++) {
+        int2 access = accesses[(step * gridDim.x + b) * blockDim.x + t];
+        int i = access.y;
+        if (access.x == 1) total += data[i];
+        if (access.x == 2) data[i] = step + total;
+        if (access.x == 3) atomicAdd(&data[i], 1);
+        if (access.x == 5) total += own[i];
+        if (access.x == 6) own[i] = step + total;
+        if (access.x == 7) atomicAdd(&own[i], 1);
+        if (barriers[step] == 1) __syncthreads();
+        if (barriers[step] == 2) grid.sync();
+    }
+}
+"""
+
+
+def test_compiled_code_marks_exactly_the_programs_with_races(tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    (tmp_path / "program.cu").write_text(PROGRAM)
+    kernel = load_cuda(tmp_path / "program.cu")["run"]
+    for seed in range(30):
+        accesses, barriers = random_program(seed)
+        values = []
+        for engine in ("native", "fibers"):
+            data = np.zeros(4, np.int32)
+            how = simulate(kernel, engine=engine, on_finding="report")
+            report = how[SHAPE](accesses, barriers, np.int32(len(barriers)), data)
+            assert bool(report.findings) == has_race(accesses, barriers), seed
+            values.append((data.tolist(), report.counters))
+            if report.findings:
+                assert report.notes[0] == "compiled, then explained by the interpreter"
+                break
+        else:
+            assert values[0] == values[1]
+
+
+COPIES = """#include <cooperative_groups.h>
+extern "C" __global__ void copies(const int* x, int* y) {
+    __shared__ int own[32];
+    int t = threadIdx.x, i = blockIdx.x * 32 + t;
+    unsigned to = __cvta_generic_to_shared(own + t);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(x + i));
+    cooperative_groups::this_grid().sync();
+    if (blockIdx.x > 0) asm volatile("cp.async.wait_all;");
+    y[i] = blockIdx.x > 0 ? own[t] : 0;
+}
+"""
+
+
+def test_copies_across_a_grid_barrier_are_interpreted(tmp_path):
+    """Let one block end before its copies have arrived, so that nothing waits for them."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    (tmp_path / "copies.cu").write_text(COPIES)
+    y = np.zeros(64, np.int32)
+    kernel = load_cuda(tmp_path / "copies.cu")["copies"]
+    report = simulate(kernel, engine="native", on_finding="report")[2, 32](np.arange(64, dtype=np.int32), y)
+    assert report.notes == ("interpreted: it has asynchronous copies and barriers of the whole grid",)
+    assert y.tolist() == [0] * 32 + [*range(32, 64)]

@@ -21,8 +21,6 @@ pytest.importorskip("numba")
 # kernels of the corpus that run on fibers, and the reason
 LEFT = {
     "copy_at_barrier": "mbarrier|membar",
-    "grid_sync": "atom.add.release|envreg|ld.acquire",
-    "grid_sync_skipped": "atom.add.release|envreg|ld.acquire",
     "tile_of_warps": "reserved_smem",
     "groups": "results of atomics|call|redux|activemask|atom|fence",
     "heap_bounds": "call",

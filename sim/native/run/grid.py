@@ -1,0 +1,95 @@
+"""Execution of a cooperative launch in compiled code. Each block is a coroutine that returns control at each
+barrier of the grid.
+
+All blocks use the same addresses for shared and local memory and the launch state. These are copied when a
+block returns control, and restored when it continues. Each block has a spill buffer of its own. The variables
+of its compiled functions stay on its stack, which a greenlet preserves.
+"""
+
+import ctypes
+import functools
+
+import numpy as np
+from greenlet import getcurrent, greenlet
+
+from sim.native.codegen.shadow import DIVERGED, EXHAUSTED, OF_BLOCK, OF_LAUNCH
+
+SAVED = "position block_start errors while_left for_left".split()  # fields of the state that a block keeps
+# To continue a block takes as long as this number of iterations of a loop, or longer.
+ITERATIONS = 1 << 8
+
+
+class CompiledBlock:
+    """A block of a cooperative launch.
+
+    attempt: the Attempt.
+    position: the linear index of the block.
+    """
+
+    def __init__(self, attempt, position):
+        self.attempt, self.state, self.fields, self.memory = attempt, attempt.state, None, ()
+        run = functools.partial(attempt.run_blocks, position, position + 1, attempt.spill_address())
+        self.greenlet = greenlet(run)
+
+    @property
+    def ended(self):
+        return self.greenlet.dead
+
+    def resume(self):
+        """Run the block up to its end or to the next grid barrier. A block whose launch ends returns at
+        once."""
+        state = self.state
+        if self.fields:
+            for array, contents in zip(self.attempt.block_memory, self.memory):
+                np.copyto(array, contents)
+            for name, value in zip(SAVED, self.fields):
+                setattr(state, name, value)
+            ctypes.memset(state.returned, 0, ctypes.sizeof(state.returned))
+            state.returned_count = 0
+            state.epoch += 1
+            state.resume_epoch = state.epoch
+        self.greenlet.switch()
+        if not self.ended:
+            self.fields = [getattr(state, name) for name in SAVED]
+            self.memory = [array.copy() for array in self.attempt.block_memory]
+            self.attempt.block_errors[state.position] = state.errors
+
+
+def run_grid(attempt):
+    """Run all blocks of a cooperative launch. After an error, the launch ends at the next grid barrier."""
+    state, total = attempt.state, attempt.launch.blocks
+    switch = getcurrent().switch  # compiled code calls it at a grid barrier
+    state.switch = id(switch)
+    blocks = [CompiledBlock(attempt, position) for position in range(total)]
+    turns = attempt.while_limit // ITERATIONS
+    try:
+        while blocks and not (attempt.block_errors & attempt.enabled_flags()).any():
+            state.phase_epoch = state.epoch + 1
+            for block in blocks:
+                block.resume()
+                if state.stopped >= OF_LAUNCH:
+                    return
+            waiting = [block for block in blocks if not block.ended]
+            if 0 < len(waiting) < total:  # the other blocks never arrive at the grid barrier
+                attempt.block_errors[state.position] |= DIVERGED
+                return
+            blocks, turns = waiting, turns - total
+            if turns < 0:
+                attempt.block_errors[state.position] |= EXHAUSTED
+                state.stopped, state.while_left = OF_LAUNCH, -1
+                return
+    finally:
+        unwind(attempt, blocks)
+
+
+def unwind(attempt, blocks):
+    """End the blocks that wait at a grid barrier."""
+    state, errors = attempt.state, attempt.block_errors.copy()
+    kept = {name: getattr(state, name) for name in ("stopped", *SAVED)}
+    for block in blocks:
+        if block.fields and not block.ended:
+            state.stopped = max(kept["stopped"], OF_BLOCK)
+            block.greenlet.switch()
+    attempt.block_errors[:] = errors
+    for name, value in kept.items():
+        setattr(state, name, value)
