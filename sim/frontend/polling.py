@@ -1,7 +1,8 @@
 """Recognition of loops that can wait for another thread.
 
 Such a loop reads memory, or communicates in another way, and a decision in the loop depends on the value that
-it has read. Any other loop runs equally long, whatever other threads do.
+it has read. Any other loop runs equally long, whatever other threads do. A loop that passes a barrier of the
+whole grid in each iteration waits only there.
 """
 
 import ast
@@ -24,7 +25,16 @@ def can_poll(function, parameters):
     arrays = {one.arg for one in ast.walk(function) if isinstance(one, ast.arg)}
     arrays -= {node.id for node in ast.walk(function) if is_name(node, ast.Store)}
     arrays -= {name for name, type_ in parameters if isinstance(type_, Record)}
-    return any(isinstance(node, ast.While) and depends_on_memory(node, arrays) for node in ast.walk(function))
+    loops = [node for node in ast.walk(function) if isinstance(node, ast.While) and not waits_for_grid(node)]
+    return any(depends_on_memory(loop, arrays) for loop in loops)
+
+
+def waits_for_grid(loop):
+    """Return whether each iteration of a loop, except perhaps the last one, passes a barrier of the grid."""
+    values = [node.value for node in loop.body if isinstance(node, ast.Expr)]
+    calls = [call for call in values if isinstance(call, ast.Call) and call.calls == MEMBER]
+    continues = any(isinstance(node, ast.Continue) for node in ast.walk(loop))
+    return not continues and any(getattr(call.func, "attr", "") == "sync" for call in calls)
 
 
 def depends_on_memory(loop, arrays):

@@ -62,7 +62,8 @@ class Writer:
         self.blocks = blocks_of(self.function)
         parts = order_blocks(self.blocks)
         assign_homes(parts, None, self.home, self.heads)
-        self.module.polls |= any(can_poll(part) for part in parts if isinstance(part, Loop))
+        loops = [part for part in parts if isinstance(part, Loop)]
+        self.module.polls |= any(can_poll(loop, self.module.grid_sync) for loop in loops)
         self.emit_prologue()
         self.emit_region(parts, None)
         body = self.lines

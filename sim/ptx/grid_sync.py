@@ -77,19 +77,29 @@ class GridSync:
         strong = {"acquire", "volatile", "relaxed"} & set(item.names)
         return item.names[0] == "ld" and bool(strong) and self.at_workspace(item, self.pointers | self.given)
 
-    def is_followed_by_barrier(self, wait):
-        """Return whether a thread goes from the loop of a wait straight to a barrier of its block, and
-        accesses no memory except for parameters of the kernel in between."""
+    def barrier_after(self, wait):
+        """Return the barrier of the block that follows the loop of a wait, or None if a thread can leave the
+        straight path to it or access memory other than parameters of the kernel."""
         position = next(i for i, item in enumerate(self.body) if item is wait)
         loop = getattr(self.body[position - 1], "name", None)
         for item in self.body[position + 1 :]:
             if isinstance(item, Instruction):
-                if item.names[0] in ("bar", "barrier"):
-                    return True
+                if is_barrier(item):
+                    return item
                 repeats = item.names[0] == "bra" and item.operands[0].name == loop
                 reads_memory = address_of(item) is not None and item.names[:2] != ["ld", "param"]
                 if reads_memory or item.names[0] in LEAVING and not repeats:
-                    return False
+                    return None
+        return None
+
+    def is_passed_in(self, items):
+        """Return whether the two barriers of the block around a grid barrier are among these instructions."""
+        passed = {id(item) for item in items}
+        before = None  # the last barrier in the text
+        for item in self.items:
+            if id(item) in self.waits and {id(before), id(self.barrier_after(item))} <= passed:
+                return True
+            before = item if is_barrier(item) else before
         return False
 
     def uses_workspace(self, item):
@@ -106,6 +116,11 @@ class GridSync:
         """
         found = address_of(item)
         return found is not None and getattr(found.base, "name", None) in (pointers or self.pointers)
+
+
+def is_barrier(item):
+    """Return whether an instruction is a barrier of the block."""
+    return item.names[0] in ("bar", "barrier")
 
 
 def address_of(item):

@@ -1,12 +1,13 @@
 """Recognition of loops that can wait for another thread.
 
 Such a loop reads memory, or communicates in another way, and a jump in the loop depends on the value that it
-has read. Any other loop runs equally long, whatever other threads do.
+has read. Any other loop runs equally long, whatever other threads do. A loop that passes a barrier of the
+whole grid in each iteration waits only there.
 """
 
 from dataclasses import replace
 
-from sim.ptx.flow import blocks_in
+from sim.ptx.flow import Block, Loop, blocks_in
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Instruction
 from sim.ptx.timed import reads_clock
@@ -19,19 +20,81 @@ COMPUTING = set(
 )
 
 
-def can_poll(loop):
-    """Return whether a Loop can wait for another thread. False is certain."""
-    blocks = blocks_in(loop)
+def can_poll(loop, grid_sync):
+    """Return whether a Loop, or a Loop in it, can wait for another thread. False is certain.
+
+    grid_sync: the GridSync of the function.
+    """
+    blocks, items = blocks_in(loop), instructions_in(blocks_in(loop))
+    if len(blocks) == 1 and any(id(item) in grid_sync.waits for item in items):
+        return False  # the loop of a grid barrier, which becomes a single wait
+    if is_counted(loop) or grid_sync.is_passed_in(instructions_in(always_executed(loop))):
+        return any(can_poll(part, grid_sync) for part in loop.parts if isinstance(part, Loop))
     inside = {id(block) for block in blocks}
     if all(id(target) in inside for block in blocks for target in block.targets):
         return True  # The compiler may have moved the test of a value out of the loop (sim.ptx.hoisted).
-    items = [item for block in blocks for item in block.body if isinstance(item, Instruction)]
     read, before = set(), None  # registers that depend on a value read in the loop
     while read != before:
         before = set(read)
         for item in items:
             sources, _ = read_and_written(item)
-            if item.names[0] not in COMPUTING or reads_clock(item) or not read.isdisjoint(sources):
+            if not is_computing(item) or not read.isdisjoint(sources):
                 read |= read_and_written(replace(item, guard=None))[1]
     branches = [block.branch for block in blocks if block.branch is not None]
     return any(not read.isdisjoint(read_and_written(branch)[0]) for branch in branches)
+
+
+def instructions_in(blocks):
+    """Return the instructions of Blocks, without their jumps."""
+    return [item for block in blocks for item in block.body if isinstance(item, Instruction)]
+
+
+def is_counted(loop):
+    """Return whether the values at the start of a Loop determine how many iterations it has.
+
+    Each iteration then executes the same instructions to decide about the exits, and none of them reads
+    memory.
+    """
+    always, blocks = always_executed(loop), blocks_in(loop)
+    inside = {id(block) for block in blocks}
+    exits = [block for block in blocks if any(id(target) not in inside for target in block.targets)]
+    if not exits or any(block not in always or block.branch is None for block in exits):
+        return False
+    same = {id(item) for item in instructions_in(always) if item.guard is None and is_computing(item)}
+    setting = {}  # register -> the instructions in the loop that set it
+    for item in instructions_in(blocks):
+        for name in read_and_written(replace(item, guard=None))[1]:
+            setting.setdefault(name, []).append(item)
+    seen, waiting = set(), {name for block in exits for name in read_and_written(block.branch)[0]}
+    while waiting:
+        seen |= waiting
+        items = [item for name in waiting for item in setting.get(name, ())]
+        if any(id(item) not in same for item in items):
+            return False
+        waiting = {name for item in items for name in read_and_written(item)[0]} - seen
+    return True
+
+
+def is_computing(item):
+    """Return whether the operands of an instruction alone determine its results."""
+    return item.names[0] in COMPUTING and not reads_clock(item)
+
+
+def always_executed(loop):
+    """Return the Blocks that each iteration of a Loop executes exactly once, except perhaps for the last
+    iteration."""
+    return [part for part in loop.parts if isinstance(part, Block) and not can_be_skipped(part, loop)]
+
+
+def can_be_skipped(block, loop):
+    """Return whether a path through a Loop from its head back to its head avoids a block."""
+    inside, head = {id(one) for one in blocks_in(loop)}, blocks_in(loop)[0]
+    seen, waiting = {id(block)}, [] if block is head else [head]
+    while waiting:
+        for target in waiting.pop().targets:
+            if target is head:
+                return True
+            if id(target) in inside and id(target) not in seen:
+                seen.add(id(target))
+                waiting.append(target)
+    return False

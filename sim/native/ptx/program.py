@@ -186,7 +186,7 @@ class Lowering(Program):
         (sim.ptx.memory). Decline any other strong access. Also decline a load in a loop that waits for its
         value to change: compiled threads run one after another, so the loop would never end."""
         loads = action == "load"
-        if id(self.item) in self.grid_sync.waits and self.grid_sync.is_followed_by_barrier(self.item):
+        if id(self.item) in self.grid_sync.waits and self.grid_sync.barrier_after(self.item):
             return self.add_call("wait_for_grid")
         if not access.volatile or space != "shared" or loads and self.acts_on(space, access):
             raise Missing

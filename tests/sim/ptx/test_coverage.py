@@ -6,6 +6,7 @@ import pytest
 from numba import cuda, float32, int32
 
 from ptx.edited_kernels import Corpus
+from ptx.test_cuda_cpp import module as cuda_module
 from sim import load_ptx, reruns, simulate
 from sim.frontend.polling import can_poll
 from sim.frontend.resolve import source_of
@@ -265,9 +266,30 @@ def reads_before_the_loop(x, out):
         left -= 1
 
 
+def waits_for_the_grid(active, out):
+    while active[0] > 0:
+        cuda.atomic.add(active, 0, -1)
+        cuda.cg.this_grid().sync()
+
+
+def waits_for_the_grid_or_continues(active, out):
+    grid = cuda.cg.this_grid()
+    while active[0] > 0:
+        if active[1] > 0:
+            continue
+        grid.sync()
+
+
 @pytest.mark.parametrize(
     ("function", "polls"),
-    [(strides, False), (reads_before_the_loop, False), (waits, True), (waits_for_a_count, True)],
+    [
+        (strides, False),
+        (reads_before_the_loop, False),
+        (waits, True),
+        (waits_for_a_count, True),
+        (waits_for_the_grid, False),
+        (waits_for_the_grid_or_continues, True),
+    ],
 )
 def test_python_loops_that_can_poll(function, polls):
     assert can_poll(source_of(function).tree, ()) == polls
@@ -276,3 +298,54 @@ def test_python_loops_that_can_poll(function, polls):
 @pytest.mark.parametrize(("name", "polls"), [("last block", False), ("flag", True)])
 def test_ptx_loops_that_can_poll(name, polls):
     assert module(name)["k"].program()[0].polls == polls
+
+
+LOOPS = {
+    "inner loop with a bound that it has read": (
+        """
+L1: ld.global.u32 %r2, [%rd1];
+    mov.u32 %r3, 0;
+L2: add.u32 %r3, %r3, 1;
+    setp.lt.u32 %p1, %r3, %r2;
+    @%p1 bra L2;
+    add.u32 %r1, %r1, 1;
+    setp.lt.u32 %p2, %r1, 8;
+    @%p2 bra L1;
+    ret;""",
+        False,
+    ),
+    "limited number of attempts": (
+        """
+L1: ld.volatile.global.u32 %r2, [%rd1];
+    setp.ne.u32 %p1, %r2, 0;
+    @%p1 bra L2;
+    add.u32 %r1, %r1, 1;
+    setp.lt.u32 %p2, %r1, 8;
+    @%p2 bra L1;
+L2: ret;""",
+        True,
+    ),
+    "counts the iterations in which it has read a value": (
+        """
+L1: ld.volatile.global.u32 %r2, [%rd1];
+    setp.eq.u32 %p1, %r2, 0;
+    @%p1 bra L2;
+    add.u32 %r1, %r1, 1;
+L2: setp.lt.u32 %p2, %r1, 8;
+    @%p2 bra L1;
+    ret;""",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_ptx_loops_that_count_cannot_poll(name):
+    body, polls = LOOPS[name]
+    head = ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 x) {"
+    head += " .reg .pred %p<3>; .reg .b32 %r<4>; .reg .b64 %rd<2>; ld.param.u64 %rd1, [x]; mov.u32 %r1, 0;"
+    assert load_ptx(head + body + "\n}")["k"].program()[0].polls == polls
+
+
+def test_a_loop_around_a_barrier_of_the_grid_cannot_poll():
+    assert not cuda_module("grid_sync")[1]["mended"].program()[0].polls
