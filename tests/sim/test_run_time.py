@@ -16,7 +16,7 @@ from sim.errors import Stuck
 from sim.forecast import Numbers, directions
 from sim.native import source
 from sim.native.run import explain, launch
-from sim.observers import advice, order, pairs, probe, uninitialized
+from sim.observers import advice, pairs, probe, uninitialized
 from sim.observers.collisions import Collisions
 from sim.progress import ProgressCheck
 
@@ -262,16 +262,6 @@ def test_undecided_loop_names_the_remedy(monkeypatch):
     (finding,) = report.findings
     assert finding.kind == "undecided" and "max_steps" in finding.fix
     assert any(note.startswith("stopped before its end") and "max_steps" in note for note in report.notes)
-
-
-@pytest.mark.parametrize("contained", [True, False])
-def test_merge_skips_clocks_that_the_largest_contains(contained):
-    old = order.merge([{("block", thread): thread for thread in range(100)}, {"block": 1}])
-    acquired = order.merge([old, {("block", 1): 500}]) if contained else {("block", 1): 500, **old}
-    release = order.merge([acquired, {("block", 200): 3}])
-    assert release == {**acquired, ("block", 200): 3}
-    assert (order.merge([old, acquired]) is acquired) == contained
-    assert order.merge([old, release]) == release and order.merge([old, {"block": 7}]) == {**old, "block": 7}
 
 
 @cuda.jit
