@@ -167,6 +167,9 @@ class Origin:
             shape = [evaluate(part, constants) for part in re.findall(r"\[([^\]]*)\]", found[1])]
             if itemsize and variable.count is None:
                 return itemsize, None
+            if itemsize and shape.count(None) == 1:  # a size depends on a parameter of a template
+                known = prod(size for size in shape if size is not None) * itemsize
+                shape[shape.index(None)] = variable.bytes // max(known, 1)
             if itemsize and all(shape) and prod(shape) * itemsize == variable.bytes:
                 return itemsize, tuple(shape)
         size = np.dtype(f"u{min(variable.align, 8)}").itemsize if variable.align in (1, 2, 4, 8) else 4

@@ -208,6 +208,22 @@ def test_names_of_std_are_those_of_cuda_std(tmp_path):
     assert x.tolist() == [np.finfo(np.float32).max, 2, 2]
 
 
+def test_sizes_of_shared_arrays_that_depend_on_a_template(tmp_path):
+    (tmp_path / "sizes.cu").write_text("""template <int N> __global__ void k(double2* x) {
+        __shared__ double2 pairs[1 << N];
+        __shared__ float rows[N][8];
+        int i = threadIdx.x;
+        pairs[i + 1] = x[i];
+        rows[i / 8][i % 8] = 1;
+        x[i].x = rows[i / 8][(i + 3) % 8] + pairs[i].y;
+    }""")
+    kernel = load_cuda(tmp_path / "sizes.cu")["k<5>"]
+    findings = simulate(kernel, on_finding="report")[1, 32](np.zeros(64)).findings
+    verdicts = {finding.kind: finding.verdict for finding in findings}
+    assert verdicts["out-of-bounds"] == "pairs[32] is outside pairs, whose shape is 32"
+    assert verdicts["race-shared"].startswith("rows[0, 0] in shared memory")
+
+
 def test_kernels_may_start_early(tmp_path):
     (tmp_path / "early.cu").write_text("""__global__ void early(int* x) {
         cudaGridDependencySynchronize();
