@@ -12,8 +12,9 @@ FIRST_TRIAL, TRIAL_FACTOR = 1.0, 4.0
 class ErrorLimit:
     """The CPU time that a run may still take after an error. Setting `max_steps` disables this limit.
 
-    A read of unwritten shared memory is a doubtful error, because a rerun can turn it into a warning. Such an
-    error starts the limit only after a trial has confirmed it.
+    A read of unwritten shared memory is a doubtful error, because a rerun can turn it into a warning. A
+    shuffle from a lane that does not participate is a warning that a rerun can turn into an error. They start
+    the limit only after a trial has confirmed them.
     """
 
     def __init__(self, context):
@@ -32,8 +33,10 @@ class ErrorLimit:
             return False
         now, number = time.process_time(), len(context.findings)  # the watchdog calls this in its own thread
         if self.error_time is None and self.seen < number:
-            errors = [one for one in context.findings[self.seen : number] if one.severity == "error"]
-            if errors and self.doubt_time is None:
+            new = context.findings[self.seen : number]
+            errors = [one for one in new if one.severity == "error"]
+            context.has_errors |= bool(errors)
+            if self.doubt_time is None and (errors or any(map(reads_absent_lane, new))):
                 self.doubt_time = now
             if not all(map(reads_fresh_shared, errors)):
                 self.error_time = now
@@ -45,11 +48,13 @@ class ErrorLimit:
         overdue, context = self.is_overdue(), self.context
         if self.error_time is None and self.doubt_time is not None:
             began = time.process_time()
-            if began - self.doubt_time > self.trial_after:
+            # Without an error, there is only one trial: in correct kernels, such shuffles are common.
+            due = context.has_errors or self.trial_after == FIRST_TRIAL
+            if due and began - self.doubt_time > self.trial_after:
                 self.trial_after *= TRIAL_FACTOR
                 context.in_observer = True  # the watchdog must not end the trial
-                if self.trial is None or self.trial():
-                    self.error_time = self.doubt_time
+                if self.trial() if self.trial else context.has_errors:
+                    self.error_time, context.has_errors = self.doubt_time, True
                 context.in_observer = False
                 context.loops.restart()
                 self.doubt_time += time.process_time() - began
@@ -71,3 +76,8 @@ def reads_fresh_shared(finding):
     """Return whether a finding reports a read of unwritten shared memory. A rerun can turn it into a warning
     (sim.reruns)."""
     return finding.kind == "uninitialized-read" and finding.reason.startswith("Fresh shared")
+
+
+def reads_absent_lane(finding):
+    """Return whether a finding reports a shuffle that reads a lane that does not participate."""
+    return finding.kind == "warp-divergence" and finding.severity == "warning"

@@ -24,7 +24,7 @@ from math import inf, prod
 import numpy as np
 
 from sim.engine.schedules import FEW, Seeded, adversarial_schedules, schedules_of_first_part
-from sim.error_limit import reads_fresh_shared
+from sim.error_limit import reads_absent_lane, reads_fresh_shared
 from sim.errors import SimulatorError
 from sim.events import Observer
 from sim.isa.table import INSTRUCTIONS
@@ -103,6 +103,7 @@ class Reruns:
             Grid).
         run(grid, context, fiber): runs all of its blocks.
         """
+        self.is_confirmed = False  # whether a trial has shown an effect of the value of an inactive lane
         self.rerun, self.began = functools.partial(self.run_once, prepare, run), time.process_time()
         if self.possible:
             self.context.error_limit.trial = self.try_beginning
@@ -116,6 +117,8 @@ class Reruns:
     def run_all(self):
         """Perform the reruns that the first run's findings require, and update these findings. Return notes
         for the report."""
+        if self.is_confirmed:
+            self.context.findings[:] = confirmed(self.context.findings)
         if not self.possible or self.context.ended_early:
             return [format_undecided(int(self.possible))] if self.needs_schedules else []
         now, findings = time.process_time(), self.context.findings
@@ -241,7 +244,7 @@ class Reruns:
         return effects.digest.digest(), *(hashlib.blake2b(root).digest() for root, _ in self.before.saved)
 
     def try_beginning(self):
-        """Return whether the launch so far behaves differently for two values of unwritten memory.
+        """Return whether the launch so far behaves differently for two undefined values.
 
         The first run calls this function, and continues afterwards.
         """
@@ -250,7 +253,10 @@ class Reruns:
             effects = {self.effects_of(poison, self.context.findings, turns) for poison in TRIAL_POISONS}
         finally:
             after.restore()
-        return None in effects or len(effects) > 1
+        if any(map(reads_fresh_shared, self.context.findings)):
+            return None in effects or len(effects) > 1
+        self.is_confirmed = None not in effects and len(effects) > 1
+        return self.is_confirmed
 
 
 def confirmed(findings):
@@ -262,11 +268,6 @@ def confirmed(findings):
     if any(map(reads_fresh_shared, findings)):
         return findings
     return [replace(f, severity="error") if reads_absent_lane(f) else f for f in findings]
-
-
-def reads_absent_lane(finding):
-    """Return whether a finding reports a shuffle that reads a lane that does not participate."""
-    return finding.kind == "warp-divergence" and finding.severity == "warning"
 
 
 def format_few_poisons(tried, values):

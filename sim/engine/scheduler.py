@@ -145,7 +145,9 @@ class Scheduler:
     def enter(self, thread):
         """Make `thread` the current thread. Raise OutOfTime if the launch has to end."""
         context, index = self.context, self.thread_index
-        if context.has_errors and context.error_limit.must_end():
+        # Findings that are only warnings are examined less often.
+        examined = context.has_errors or context.findings and not context.entered & 63
+        if examined and context.error_limit.must_end():
             raise OutOfTime
         if thread.block is not self.block:
             self.enter_block(thread.block)

@@ -580,6 +580,28 @@ def test_a_launch_without_errors_does_not_end_early(monkeypatch):
 
 
 @cuda.jit
+def reads_a_missing_lane(x, scale):
+    t = cuda.threadIdx.x
+    value = t
+    if t % 32 != 31:
+        value = cuda.shfl_sync(0xFFFFFFFF, t, 31)
+    x[cuda.grid(1)] = value * scale + 1
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize("scale", [0, 1])
+def test_a_trial_decides_whether_a_missing_lane_ends_the_launch(monkeypatch, engine, scale):
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
+    monkeypatch.setattr(error_limit, "FIRST_TRIAL", 1e-4)
+    x = np.zeros(8 * THREADS, np.int32)
+    report = simulate(reads_a_missing_lane, engine=engine, on_finding="report")[8, THREADS](x, scale)
+    assert {(finding.kind, finding.severity) for finding in report.findings} == (
+        {("warp-divergence", "error")} if scale else set()
+    )
+    assert ended_early(report) == bool(scale) and x.all() == (not scale)
+
+
+@cuda.jit
 def leaves_a_barrier_out(x):
     if cuda.threadIdx.x % 2 == 0:
         cuda.syncthreads()
