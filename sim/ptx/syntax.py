@@ -1,5 +1,6 @@
 """The syntax tree of a PTX module. Functions, variables and instructions record their PTX line number."""
 
+import hashlib
 import itertools
 import re
 import struct
@@ -10,13 +11,20 @@ from sim.isa.registers import WIDTHS
 
 FORMATS = {16: "<e", 32: "<f", 64: "<d"}  # width in bits -> `struct` format of a float
 
+# The number of characters of a PTX name that its Python identifier keeps. LLVM refuses arguments of more than
+# 1,024 characters, and the mangled names of templates are longer.
+LONGEST_NAME = 200
+
 
 def python_name(name, stem="v"):
     """Return the Python identifier for a PTX name.
 
     stem: a prefix that distinguishes kinds of names. The default is for variables and parameters.
     """
-    return f"{stem}_" + re.sub(r"\W", "_", name)
+    text = re.sub(r"\W", "_", name)
+    if len(text) > LONGEST_NAME:
+        text = f"{text[:LONGEST_NAME]}_{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return f"{stem}_{text}"
 
 
 @dataclass(frozen=True)

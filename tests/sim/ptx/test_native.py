@@ -51,6 +51,19 @@ def test_an_endless_loop_is_found_at_the_first_limit(blocks, monkeypatch):
     assert [finding.kind for finding in report.findings] == ["no-progress"]
 
 
+def test_names_longer_than_llvm_accepts():
+    # Templates of CUTLASS have such names. The two names differ only in their last character.
+    first, second = (f"_Z{'9Iterators' * 130}{letter}" for letter in "ab")
+    body = f".shared .b32 {first}[64]; .shared .b32 {second}[64]; ld.global.u32 %r4, [%d3];"
+    for name, value in ((first, "%r4"), (second, "%r1")):
+        body += f"mov.u32 %r5, {name}; mad.lo.u32 %r5, %r1, 4, %r5; st.shared.u32 [%r5], {value};"
+    body += f"mov.u32 %r5, {first}; mad.lo.u32 %r5, %r1, 4, %r5; ld.shared.u32 %r6, [%r5];"
+    body += "st.global.u32 [%d4], %r6;"
+    x, out = np.arange(5, 69, dtype=np.int32), np.zeros(64, np.int32)
+    report = simulate(kernel(body), engine="native")[1, 64](x, out)
+    assert report.notes == ("compiled",) and (out == x).all()
+
+
 @pytest.mark.parametrize("wait", ["cp.async.wait_all;", "cp.async.commit_group; cp.async.wait_group 0;"])
 def test_a_kernel_may_wait_for_copies_without_sending_any(wait):
     # CuTe does so if the copy of a tile is an ordinary load. Compiled code then ended with SIGSEGV.
