@@ -52,6 +52,7 @@ class Context:
         self.synchronizes = False  # whether threads use the results of atomics, or fences
         self.stores = False  # whether the kernel stores to arrays that it does not declare itself
         self.counts_iterations = False  # whether loops around barriers count their iterations
+        self.loops_around_grid = True  # whether a `while` loop may contain a barrier of the whole grid
         self.cooperative = False  # whether all blocks must be resident, as for a grid barrier
         # Whether every `while` loop calls `tick`. The loops of a kernel without source do not.
         self.ticking = True

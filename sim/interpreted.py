@@ -115,7 +115,7 @@ class Interpreted:
         context.asynchronous = bool(binder.used & ASYNCHRONOUS)
         context.registers_at_launch = entry_registers(launch.registers, binder.used)
         context.views = binder.views()
-        for fact in ("synchronizes", "stores", "counts_iterations"):
+        for fact in ("synchronizes", "stores", "counts_iterations", "loops_around_grid"):
             setattr(context, fact, binder.any(fact))
         if context.synchronizes:
             context.coverage = Coverage(number for code in binder.codes for number in code.accessed)

@@ -309,6 +309,8 @@ class Grid:
                     thread.result = 0  # the barrier returns cudaSuccess
                 self.scheduler.open_barrier(block)
             self.context.announce("grid_barrier_opened")
+            if not self.context.loops_around_grid:
+                self.context.loops.restart()  # all threads have left their `while` loops
             return parked
         others, abandoned = self.blocks - len(parked), self.scheduler.abandoned
         elsewhere = ["have ended"] * (abandoned < others) + ["wait elsewhere"] * (abandoned > 0)

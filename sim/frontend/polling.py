@@ -7,7 +7,18 @@ whole grid in each iteration waits only there.
 
 import ast
 
-from sim.frontend.resolve import BUILTIN, DTYPE, FUNCTION, LANES, MEMBER, POSITION, referent_of
+from sim.frontend.resolve import (
+    BUILTIN,
+    DEVICE,
+    DTYPE,
+    FUNCTION,
+    LANES,
+    MEMBER,
+    OBJECT,
+    POSITION,
+    VARIABLE,
+    referent_of,
+)
 from sim.frontend.types import Record
 
 COMPUTING = {FUNCTION, DTYPE, POSITION, LANES}  # roles of calls whose results depend on their operands alone
@@ -27,6 +38,15 @@ def can_poll(function, parameters):
     arrays -= {name for name, type_ in parameters if isinstance(type_, Record)}
     loops = [node for node in ast.walk(function) if isinstance(node, ast.While) and not waits_for_grid(node)]
     return any(depends_on_memory(loop, arrays) for loop in loops)
+
+
+def has_loop_around_grid_barrier(function):
+    """Return whether a `while` loop of a function may contain a barrier of the whole grid, itself or in a
+    function that it calls. False is certain."""
+    loops = [node for node in ast.walk(function) if isinstance(node, ast.While)]
+    calls = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call)]
+    of_methods = {getattr(call.func, "attr", "") for call in calls if call.calls == MEMBER}
+    return "sync" in of_methods or any(call.calls in (DEVICE, OBJECT, VARIABLE) for call in calls)
 
 
 def waits_for_grid(loop):

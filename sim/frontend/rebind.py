@@ -32,7 +32,7 @@ from sim.frontend.names import (
     only_signature,
     python_function,
 )
-from sim.frontend.polling import can_poll
+from sim.frontend.polling import can_poll, has_loop_around_grid_barrier
 from sim.frontend.resolve import GEOMETRIES, referent_of, source_of
 from sim.frontend.rewrite import Rewriter
 from sim.frontend.tree import as_list, located
@@ -103,12 +103,14 @@ class Code:
         self.constants, self.calls, self.makers = {}, {}, {}
         self.used = set(names_in(function.__code__))
         self.code, self.polls, self.synchronizes, self.stores = function.__code__, True, False, False
+        self.loops_around_grid = True
         self.counts_iterations, self.as_generator, self.comparison_constants = False, None, set()
         self.accessed = set()  # numbers of the sites that access an element
         self.elements, self.dynamic = {}, set()  # see Accesses
         if self.rewritten:
             self.comparison_constants = comparison_constants(function, source.tree)
             self.polls = can_poll(source.tree, parameters)
+            self.loops_around_grid = has_loop_around_grid_barrier(source.tree)
             self.synchronizes, self.stores = source.acts_on_atomics, source.stores_elsewhere
             self.code = self.rewrite(function, source, parameters, enabled, block)
 

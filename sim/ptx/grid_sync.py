@@ -175,7 +175,7 @@ class GridBarrier:
         # these accesses.
         self.context.flush()
         self.context.announce("grid_barrier_opened")
-        self.context.loops.restart()
+        self.context.loops.barrier_opened()
         for thread in self.waiting:
             thread.result = self.word
             thread.block.ready.append(thread)

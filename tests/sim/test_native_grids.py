@@ -1,5 +1,7 @@
 """Tests of cooperative launches in compiled code: barriers of the whole grid, and races around them."""
 
+import time
+
 import numpy as np
 import pytest
 from numba import cuda, float64, int32
@@ -188,6 +190,26 @@ def test_barriers_that_some_threads_miss_have_the_findings_of_the_interpreter(ke
 def test_an_exception_after_a_grid_barrier_names_the_thread():
     with pytest.raises(Exception, match="thread 1 of block 1 raised ValueError"):
         simulate(raises, engine="native")[3, 4](np.zeros(12))
+
+
+def halves(x):
+    """Run short `while` loops between many grid barriers."""
+    grid = cuda.cg.this_grid()
+    for _ in range(60):
+        width = 1 << 10
+        while width > 0:
+            width //= 2
+        grid.sync()
+    x[cuda.grid(1)] = width
+
+
+def test_short_loops_between_grid_barriers_are_not_one_long_loop(monkeypatch):
+    """Let the threads run for longer than one loop may take."""
+    monkeypatch.setattr("sim.loop_limits.FIRST_PATIENCE", 0.01)
+    monkeypatch.setattr("sim.loop_limits.PATIENCE", 0.04)
+    began, x = time.process_time(), np.ones(512)
+    report = simulate(halves, engine="fibers", on_finding="report")[8, 64](x)
+    assert report.findings == () and not x.any() and time.process_time() - began > 0.08
 
 
 def waits_for_a_flag(x):

@@ -202,3 +202,24 @@ def test_copies_across_a_grid_barrier_are_interpreted(tmp_path):
     report = simulate(kernel, engine="native", on_finding="report")[2, 32](np.arange(64, dtype=np.int32), y)
     assert report.notes == ("interpreted: it has asynchronous copies and barriers of the whole grid",)
     assert y.tolist() == [0] * 32 + [*range(32, 64)]
+
+
+ENDLESS = """#include <cooperative_groups.h>
+extern "C" __global__ void endless(const int* flag, int* x) {
+    auto grid = cooperative_groups::this_grid();
+    x[grid.thread_rank()] = 1;
+    while (*flag == 0) grid.sync();
+}
+"""
+
+
+def test_an_endless_loop_around_a_grid_barrier_is_found(tmp_path, monkeypatch):
+    """Let compiled code end at its first limit, so that the interpreter examines the loop."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setattr("sim.native.run.launch.FIRST_LIMIT", 20_000)
+    monkeypatch.setattr("sim.loop_limits.FIRST_PATIENCE", 0.05)
+    (tmp_path / "endless.cu").write_text(ENDLESS)
+    kernel = load_cuda(tmp_path / "endless.cu")["endless"]
+    how = simulate(kernel, engine="native", on_finding="report")
+    report = how[2, 32](np.zeros(1, np.int32), np.zeros(64, np.int32))
+    assert [finding.kind for finding in report.findings] == ["no-progress"]
