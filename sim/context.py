@@ -96,9 +96,13 @@ class Context:
 
         # whether blocks have one thread, and no observer needs to know their epochs
         self.merges_epochs = prod(block_shape) == 1 and not any(
-            hook.__self__.lone_barriers
-            for hook in (*self.listeners["accesses"], *self.listeners["barrier_opened"])
+            getattr(hook.__self__, "lone_barriers", True)
+            for name in ("accesses", "barrier_opened", "block_ended")
+            for hook in self.listeners[name]
         )
+        # the blocks that have ended, but whose accesses are still in the log; the numbers of entries,
+        # values and segments of the log when the last one ended
+        self.ended, self.ended_log = [], (0, 0, 0)
 
         # --- numbers of sites with special atomics ----------------------------------------------------------
         self.overwriting = set()  # atomics such as exch, and loads, that do not use the old value
@@ -152,7 +156,8 @@ class Context:
             for listener in self.listeners[hook]:
                 self.findings.extend(listener(*facts) or ())
             return
-        began, known = time.process_time(), len(self.findings)
+        # Reading the clock takes longer than many a hook.
+        began, known = 0 if self.loops.since is None else time.process_time(), len(self.findings)
         self.in_observer = hook != "access_refused"
         for listener in self.listeners[hook]:
             self.findings.extend(listener(*facts) or ())
@@ -161,7 +166,7 @@ class Context:
         # Observer time does not count against the kernel, and the watchdog does not end it. There are two
         # exceptions: a loop that triggers `access_refused` forever must still end, and after an error the
         # launch has to end soon.
-        if hook != "access_refused":
+        if began and hook != "access_refused":
             self.loops.exclude(time.process_time() - began)
 
     def refuse(self, site, what, array, index):
@@ -243,12 +248,42 @@ class Context:
         self.earlier += len(self.owners)
         del self.starts[:]
         self.owners.clear()
+        ended, self.ended = self.ended, []
+        for block in ended:
+            self.announce("block_ended", block.index, block.epoch)
         if self.decisions:
             entries = np.array(self.decisions, np.int64)
             del self.decisions[:]
             block = self.thread.block
             decided = entries >> 1 & 4095, entries >> 13, entries & 1
             self.announce("branches", Decisions(block.index, block.epoch, *decided))
+
+    def end_block(self, block):
+        """Report that a block has ended.
+
+        Its accesses may stay in the log, if no other block runs, until they are passed to the observers
+        together with those of the next blocks.
+        """
+        if self.log is not None and self.may_merge_epochs() and len(self.live) <= 1:
+            self.ended.append(block)
+            self.ended_log = len(self.log), len(self.values), len(self.owners)
+        else:
+            self.flush()
+            self.announce("block_ended", block.index, block.epoch)
+
+    def flush_ended(self):
+        """Pass the logged accesses of blocks that have ended to the observers. Those of other blocks stay in
+        the log."""
+        if not self.ended:
+            return
+        entries, values, segments = self.ended_log
+        rest = self.log[entries:], self.values[values:], self.starts[segments:], self.owners[segments:]
+        del self.log[entries:], self.values[values:], self.starts[segments:], self.owners[segments:]
+        self.flush()
+        self.log.extend(rest[0])
+        self.values.extend(rest[1])
+        self.starts.extend(start - entries for start in rest[2])
+        self.owners.extend(rest[3])
 
     def may_merge_epochs(self):
         """Return whether the current epoch of a block may continue after a barrier.

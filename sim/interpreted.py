@@ -174,6 +174,7 @@ def run(fibers, grid, context, fiber):
             # If the watchdog fired between two threads, nothing has been reported for any thread yet.
             if all(finding.kind not in ENDLESS for finding in context.findings):
                 grid.scheduler.report_no_progress(context.thread, None, error.decided)
+        context.flush_ended()
     context.announce("launch_finished", context)
 
 

@@ -111,6 +111,7 @@ class Scheduler:
             if isinstance(error, OutOfTime):
                 barrier.report_missed(self, block, thread)
             # Accesses after an error are incomplete; no observer may see them.
+            self.context.flush_ended()
             log = self.context.log or []
             self.unwatched += len(log)
             del log[:]
@@ -180,6 +181,7 @@ class Scheduler:
     def handle_error(self, thread):
         """Raise the ThreadError for an exception in `thread`. Append a finding and raise Stuck if an operand
         is invalid or the thread made no progress."""
+        self.context.flush_ended()
         error = thread.error
         if isinstance(error, (SimulatorError, OutOfTime)):
             raise error
@@ -381,8 +383,7 @@ class Scheduler:
     def block_ended(self, block):
         for pending in block.in_flight:
             pending.arrive()
-        self.context.flush()
-        self.context.announce("block_ended", block.index, block.epoch)
+        self.context.end_block(block)
 
     def abandon(self, block):
         """End a block early by unwinding its threads."""
