@@ -159,7 +159,8 @@ def pairs_of_distinct(cells, order):
     row, bounds = cells.in_order()
     # Most cells have no such pair. Only the cells that may have one are searched for their first pair.
     has_atomics = np.logical_or.reduceat(atomic_mask(rows)[row], bounds[:-1])
-    suspect = has_atomics | has_unordered_plain(rows, party, row, bounds, has_atomics, order)
+    simple = ~has_atomics | (np.diff(bounds) == 2)
+    suspect = ~simple | has_unordered(rows, party, row, bounds, simple, order)
     # Thousands of cells of an array often have the same sequence of plain accesses. Only these columns
     # determine the result, so each sequence is examined once: `judged` maps it to the positions of its pair,
     # or to None.
@@ -194,11 +195,12 @@ def pairs_of_distinct(cells, order):
     return found
 
 
-def has_unordered_plain(rows, party, row, bounds, has_atomics, order):
-    """Return a mask of the cells without atomics that have an unordered pair in their `successive_pairs`.
+def has_unordered(rows, party, row, bounds, simple, order):
+    """Return a mask of the simple cells that have an unordered pair.
 
     row, bounds: the result of Cells.in_order.
-    has_atomics: a mask of the cells.
+    simple: a mask of the cells. Such a cell has no atomic accesses, so that its `successive_pairs` suffice,
+        or it has two accesses.
     """
     lengths, at = np.diff(bounds), np.arange(len(row))
     cell, writes = np.repeat(np.arange(len(lengths)), lengths), rows.action[row] != LOAD
@@ -208,7 +210,7 @@ def has_unordered_plain(rows, party, row, bounds, has_atomics, order):
     follows = at[before >= np.array(bounds[:-1])[cell]]
     precedes = at[~writes & (after < np.array(bounds[1:])[cell])]
     one, other = np.concatenate([before[follows], precedes]), np.concatenate([follows, after[precedes]])
-    keep = (party[row[one]] != party[row[other]]) & ~has_atomics[cell[one]]
+    keep = (party[row[one]] != party[row[other]]) & simple[cell[one]]
     cell, one, other = cell[one[keep]], row[one[keep]], row[other[keep]]
     key = rows.segment[one] << 32 | rows.segment[other]
     _, chosen, back = np.unique(key, return_index=True, return_inverse=True)
