@@ -212,6 +212,14 @@ def test_short_loops_between_grid_barriers_are_not_one_long_loop(monkeypatch):
     assert report.findings == () and not x.any() and time.process_time() - began > 0.08
 
 
+def test_many_grid_barriers_are_compiled_after_the_interpreter_has_examined_them(monkeypatch):
+    monkeypatch.setattr("sim.native.run.launch.FIRST_LIMIT", 1 << 12)
+    monkeypatch.setattr("sim.native.run.launch.WHILE_LIMIT", 1 << 13)
+    x = np.ones(8)
+    report = simulate(halves, engine="native")[2, 4](x)
+    assert report.notes == ("compiled",) and not x.any()
+
+
 def waits_for_a_flag(x):
     while x[0] == 0:
         cuda.cg.this_grid().sync()

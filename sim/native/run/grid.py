@@ -15,8 +15,9 @@ from greenlet import getcurrent, greenlet
 from sim.native.codegen.shadow import DIVERGED, EXHAUSTED, OF_BLOCK, OF_LAUNCH
 
 SAVED = "position block_start errors while_left for_left".split()  # fields of the state that a block keeps
-# To continue a block takes as long as this number of iterations of a loop, or longer.
-ITERATIONS = 1 << 8
+# Before the interpreter has examined whether a loop is endless, to continue a block counts as this number of
+# iterations. Afterwards, blocks continue at most MOST_TURNS times, which takes about 20 s.
+ITERATIONS, MOST_TURNS = 1 << 8, 1 << 22
 
 
 class CompiledBlock:
@@ -61,7 +62,8 @@ def run_grid(attempt):
     switch = getcurrent().switch  # compiled code calls it at a grid barrier
     state.switch = id(switch)
     blocks = [CompiledBlock(attempt, position) for position in range(total)]
-    turns = attempt.while_limit // ITERATIONS
+    is_first = attempt.while_limit < attempt.most_iterations
+    turns = attempt.while_limit // ITERATIONS if is_first else MOST_TURNS
     try:
         while blocks and not (attempt.block_errors & attempt.enabled_flags()).any():
             state.phase_epoch = state.epoch + 1
