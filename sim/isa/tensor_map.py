@@ -192,7 +192,7 @@ def check(tensor):
         f"a tensor map has 1 to 5 dimensions, got {rank}": 1 <= rank <= 5,
         f"the box has {len(box)} dimensions and the tensor {rank}": len(box) == len(steps) == rank,
         f"strides {strides} must be multiples of 16 bytes: pad the rows": all(
-            n % 16 == 0 and 0 < n < 1 << 40 for n in strides
+            n % 16 == 0 and 0 <= n < 1 << 40 for n in strides
         ),
         f"the box {box} must have 1 to 256 elements per axis": all(1 <= n <= 256 for n in box),
         f"element strides {steps} must be 1 to 8": all(1 <= n <= 8 for n in steps),

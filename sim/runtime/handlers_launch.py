@@ -7,6 +7,7 @@ Source: crt/host_runtime.h; CUDA Runtime API, "Execution Control" and "Occupancy
 
 import ctypes
 import struct
+from math import prod
 
 from sim.runtime.device import HostFunction, HostVariable
 from sim.runtime.errors import INVALID_DEVICE_FUNCTION, INVALID_VALUE, SUCCESS
@@ -122,16 +123,23 @@ cudaLaunchKernel_ptsz, __cudaLaunchKernel_ptsz = cudaLaunchKernel, __cudaLaunchK
 def cudaLaunchKernelExC(device, configuration, kernel, arguments):
     """Launch a kernel with a cudaLaunchConfig_t, which contains the grid, the block, the bytes of dynamic
     shared memory, the stream and attributes. Of these, only the size of the cluster has an effect."""
-    shared, stream, attributes, count = struct.unpack("<QQQI", ctypes.string_at(configuration + 24, 28))
-    for position in range(count):
-        kind, value = struct.unpack("<I4x12s", ctypes.string_at(attributes + ATTRIBUTE_BYTES * position, 20))
-        if kind == CLUSTER_DIMENSION:
-            device.cluster = struct.unpack("<3I", value)
+    shared, stream = struct.unpack("<QQ", ctypes.string_at(configuration + 24, 16))
+    device.cluster = cluster_of(configuration)
     grid, block = configuration, configuration + 12
     try:
         return cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream)
     finally:
         device.cluster = (1, 1, 1)
+
+
+def cluster_of(configuration):
+    """Return the size of the clusters of a cudaLaunchConfig_t."""
+    attributes, count = struct.unpack("<QI", ctypes.string_at(configuration + 40, 12))
+    for position in range(count):
+        kind, value = struct.unpack("<I4x12s", ctypes.string_at(attributes + ATTRIBUTE_BYTES * position, 20))
+        if kind == CLUSTER_DIMENSION:
+            return struct.unpack("<3I", value)
+    return 1, 1, 1
 
 
 def cudaLaunchHostFunc(device, stream, function, data):
@@ -208,4 +216,14 @@ def cudaOccupancyAvailableDynamicSMemPerBlock(device, nbytes, kernel, blocks, th
     spec = device.spec
     each = min(spec.shared_bytes_per_multiprocessor // max(blocks, 1), spec.shared_bytes_per_block)
     write_pointer(nbytes, max(each - static_shared(device.functions[kernel]), 0))
+    return SUCCESS
+
+
+def cudaOccupancyMaxActiveClusters(device, clusters, kernel, configuration):
+    function, threads = device.functions.get(kernel), prod(read_dim3(configuration + 12))
+    if function is None or not 1 <= threads <= device.spec.max_threads_per_block:
+        return INVALID_VALUE
+    (shared,) = struct.unpack("<Q", ctypes.string_at(configuration + 24, 8))
+    blocks = device.spec.resident_blocks(threads, shared + static_shared(function))
+    write_int(clusters, blocks // prod(cluster_of(configuration)))
     return SUCCESS

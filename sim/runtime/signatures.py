@@ -38,6 +38,7 @@ LAUNCHES = {
     "cudaOccupancyMaxActiveBlocksPerMultiprocessor": "ppip",
     "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": "ppipu",
     "cudaOccupancyAvailableDynamicSMemPerBlock": "ppii",
+    "cudaOccupancyMaxActiveClusters": "ppp",
 }
 MEMORY = {
     "cudaMalloc": "pp",

@@ -15,7 +15,7 @@ __global__ void columns(const __grid_constant__ CUtensorMap map, float *sums, in
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bar));
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(BOX * BOX * 4));
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}],"
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, 0}],"
                      " [%4];" ::"r"(to), "l"(&map), "r"(blockIdx.x * BOX), "r"(blockIdx.y * BOX), "r"(bar) : "memory");
     }
     __syncthreads();
@@ -45,14 +45,20 @@ int main(int argc, char **argv) {
         if (found != cudaDriverEntryPointSuccess) return 2;
     }
     CUtensorMap map;
-    cuuint64_t sizes[] = {COLUMNS, ROWS}, strides[] = {COLUMNS * 4};
-    cuuint32_t box[] = {variant == NARROW_BOX ? 12 / 4 : BOX, BOX}, steps[] = {1, 1};
-    int code = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, variant == OF_THE_HOST ? (void *)host : x, sizes, strides, box, steps,
+    // As in CUTLASS, a third dimension of one element has the stride 0.
+    cuuint64_t sizes[] = {COLUMNS, ROWS, 1}, strides[] = {COLUMNS * 4, 0};
+    cuuint32_t box[] = {variant == NARROW_BOX ? 12 / 4 : BOX, BOX, 1}, steps[] = {1, 1, 1};
+    int code = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, variant == OF_THE_HOST ? (void *)host : x, sizes, strides, box, steps,
                       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     int major = 0;
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    printf("%d %d\n", code, major);
+    cudaLaunchAttribute cluster = {cudaLaunchAttributeClusterDimension};
+    cluster.val.clusterDim = {2, 1, 1};
+    cudaLaunchConfig_t config = {8, BOX, 0, 0, &cluster, 1};
+    int clusters = 0;
+    cudaOccupancyMaxActiveClusters(&clusters, columns, &config);
+    printf("%d %d %d\n", code, major, clusters);
     if (code) return 1;
     columns<<<dim3(COLUMNS / BOX, (ROWS + BOX - 1) / BOX), BOX>>>(map, sums, variant);
     cudaMemcpy(result, sums, sizeof result, cudaMemcpyDeviceToHost);
