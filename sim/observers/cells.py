@@ -258,6 +258,22 @@ def only_atomic(rows):
     return atomic & ~is_among(rows.address >> 3, others) if len(others) else atomic
 
 
+def near_writes(rows):
+    """Return a mask that includes all accesses to bytes that stores and atomics access.
+
+    A search in a long table makes millions of loads, and almost none of them can race. Granules of 16 bytes
+    are compared, because an access touches at most two of them. Larger accesses are not filtered.
+    """
+    if (rows.size > 16).any():
+        return np.ones(len(rows.size), bool)
+    first, last = rows.address >> 4, rows.address + rows.size - 1 >> 4
+    writes = np.flatnonzero((rows.action == STORE) | (rows.action == ATOMIC))
+    written = sorted_distinct(np.concatenate([first[writes], last[writes]]))
+    if not len(written):
+        return np.zeros(len(first), bool)
+    return is_among(first, written) | is_among(last, written)
+
+
 def racy_cells(rows, party):
     """Return the Cells accessed by two parties if at least one of the accesses is a write and they are not
     both atomic."""
@@ -266,6 +282,8 @@ def racy_cells(rows, party):
     # For accesses of mixed sizes, or unaligned ones, a cell is a byte.
     are_bytes = len(sorted_distinct(rows.size)) > 1 or bool((rows.address & rows.size - 1).any())
     if are_bytes:
+        origin = origin[near_writes(rows)[origin]]
+        cell, size = rows.address[origin], rows.size[origin]
         origin = np.repeat(origin, size)
         cell = np.repeat(cell - np.cumsum(size) + size, size) + np.arange(len(origin))
     action = rows.action[origin]

@@ -4,6 +4,7 @@ differ."""
 import re
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from sim import context, empty, error_limit, idle_variables, loop_limits, progre
 from sim.engine import attempts, watchdog
 from sim.engine.scheduler import Scheduler
 from sim.errors import Stuck
+from sim.events import LOAD, STORE
 from sim.forecast import Numbers, directions
 from sim.native import source
 from sim.native.run import explain, launch
-from sim.observers import advice, pairs, probe, uninitialized
+from sim.observers import advice, cells, pairs, probe, uninitialized
 from sim.observers.collisions import Collisions
 from sim.progress import ProgressCheck
 
@@ -295,6 +297,15 @@ def test_long_cycle_is_found():
     report = simulate(misses_in_a_long_cycle, on_finding="report")[1, 1](np.zeros(1, np.int64))
     (finding,) = report.findings
     assert finding.kind == "no-progress" and "without end" in finding.verdict
+
+
+@pytest.mark.parametrize("size", [8, 32])
+def test_loads_far_from_writes_are_not_divided_into_bytes(size):
+    address = np.array([0, 12, 16, 24, 32, 44, 48, 160])
+    action = np.where(address == 24, STORE, LOAD)
+    rows = SimpleNamespace(address=address, size=np.where(action == STORE, size, 8), action=action)
+    near = address[cells.near_writes(rows)].tolist()
+    assert near == ([12, 16, 24] if size == 8 else address.tolist())
 
 
 @cuda.jit
