@@ -1,12 +1,15 @@
-"""Tests of the IR builder of compiled code: it emits no instruction for a value that is known."""
+"""Tests that compiled code begins with few LLVM instructions: known values need no instruction, and most
+variables need no stack slot."""
 
 import pytest
 
 pytest.importorskip("numba")
 
 from llvmlite import ir
+from numba.core.compiler import run_frontend
 
 from sim.native.codegen.builder import Builder
+from sim.native.codegen.lowering import dominating_variables
 
 I64 = ir.IntType(64)
 PAIR = ir.LiteralStructType([I64, ir.ArrayType(I64, 2)])
@@ -44,3 +47,20 @@ def test_extracting_from_zero(builder):
     assert builder.extract_value(value, [1, 1]).constant == 0
     assert builder.extract_value(ir.Constant(PAIR, ir.Undefined), 0).opname == "extractvalue"
     assert len(builder.block.instructions) == 2  # the insertion and the last extraction
+
+
+def some_variables(x, n):
+    before = x + 1
+    total = 0
+    if n:
+        sometimes = 2
+    for _ in range(n):
+        inside = before * 2
+        total = total + inside
+    return total + sometimes
+
+
+def test_variables_that_need_no_stack_slot():
+    found = dominating_variables(run_frontend(some_variables).blocks)
+    assert {"x", "n", "before", "inside"} <= found
+    assert not {"total", "sometimes"} & found
