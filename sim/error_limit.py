@@ -4,30 +4,30 @@ import time
 
 # CPU seconds that a launch may take after its first error. It then ends with incomplete results.
 SECONDS_AFTER_ERROR = 6.0
-# A trial decides whether a read of unwritten shared memory is an error. The first trial takes place
-# FIRST_TRIAL CPU seconds after the read. This time is multiplied by TRIAL_FACTOR for each further trial.
+# A trial decides whether a doubtful error counts, such as a read of unwritten shared memory. The first trial
+# takes place FIRST_TRIAL CPU seconds after the error. The time to the next trial grows by TRIAL_FACTOR.
 FIRST_TRIAL, TRIAL_FACTOR = 1.0, 4.0
 
 
 class ErrorLimit:
     """The CPU time that a run may still take after an error. Setting `max_steps` disables this limit.
 
-    A read of unwritten shared memory is a doubtful error, because a rerun can turn it into a warning. A
-    shuffle from a lane that does not participate is a warning that a rerun can turn into an error. They start
-    the limit only after a trial has confirmed them.
+    Some findings are doubtful. A read of unwritten shared memory is an error that a rerun can turn into a
+    warning, and a shuffle from a lane that does not participate is a warning that a rerun can turn into an
+    error. Doubtful findings start the limit only after a trial has confirmed that the value has an effect.
     """
 
     def __init__(self, context):
         self.context = context
-        # the CPU time of the first conclusive error; that of the first doubtful error; the number of findings
-        # already checked
+        # the CPU time of the first certain error; the CPU time of the first doubtful finding; the number of
+        # findings already checked
         self.error_time, self.doubt_time, self.seen = None, None, 0
-        # A function that decides by reruns whether a doubtful error counts, or None if the launch cannot run
-        # again; the CPU seconds between the doubtful error and the next call of this function.
+        # A function that decides by reruns whether a doubtful finding counts, or None if the launch cannot
+        # run again; the CPU seconds between the doubtful finding and the next call of this function.
         self.trial, self.trial_after = None, FIRST_TRIAL
 
     def is_overdue(self):
-        """Return whether the launch has run for longer than SECONDS_AFTER_ERROR after a conclusive error."""
+        """Return whether the launch has run for longer than SECONDS_AFTER_ERROR after a certain error."""
         context = self.context
         if context.max_steps:
             return False
@@ -44,11 +44,12 @@ class ErrorLimit:
         return self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
 
     def must_end(self):
-        """Return whether the launch is overdue. If a trial of doubtful errors is due, perform it."""
+        """Return whether the launch is overdue. If a trial of doubtful findings is due, perform it."""
         overdue, context = self.is_overdue(), self.context
         if self.error_time is None and self.doubt_time is not None:
             began = time.process_time()
-            # Without an error, there is only one trial: in correct kernels, such shuffles are common.
+            # If all findings are warnings, perform only one trial: shuffles that read missing lanes are
+            # common in correct kernels.
             due = context.has_errors or self.trial_after == FIRST_TRIAL
             if due and began - self.doubt_time > self.trial_after:
                 self.trial_after *= TRIAL_FACTOR

@@ -17,7 +17,8 @@ FIRST_PATIENCE, PATIENCE = 1.0, 8.0
 # numbers that it compares both rise and fall. The log cannot be flushed within a loop.
 PATIENCE_FACTOR, SEARCH_FACTOR, MAX_LOGGED = 8, 1.5, 1 << 23
 # Threads are not compared before each live thread has made LEAST_ITERATIONS iterations on average, or all
-# together MOST_ITERATIONS: a comparison of thousands of threads can take longer than a correct loop.
+# threads together have made MOST_ITERATIONS. A comparison of thousands of threads can take longer than a
+# correct loop.
 LEAST_ITERATIONS, MOST_ITERATIONS = 32, 1 << 18
 # CPU seconds for which the barriers that open in a loop can extend its time limit.
 BARRIER_PATIENCE = 300.0
@@ -30,8 +31,8 @@ class LoopLimits:
     """The budgets of a run for loop iterations and CPU seconds without progress.
 
     The end of a thread is progress, and restores both budgets. Once a budget is spent, the threads are
-    compared (sim.progress): a loop ends as stuck only if nothing that threads can see changes any more, or
-    if something has changed for too long.
+    compared (sim.progress). The launch then ends if nothing that threads can see changes any more, or if
+    something has kept changing for too long.
     """
 
     def __init__(self, context):
@@ -43,8 +44,8 @@ class LoopLimits:
         progress."""
         self.steps = self.context.max_steps or DEFAULT_STEPS
         self.progress_check = None  # a ProgressCheck while threads are being compared
-        # Whether sim.engine.attempts has proven that nothing changes any more; the steps below which it
-        # tries to; whether the comparison of threads has been postponed until then.
+        # Whether sim.engine.attempts has proven that nothing changes any more; the value of `steps` below
+        # which it tries again; whether the comparison of threads has been postponed for this test.
         self.is_endless, self.next_test, self.postponed = False, 1, False
         # since the last reset: a Forecast of the loops, and whether it predicts that one ends in time
         self.forecast, self.ends, self.leap = None, False, FIRST_LEAP
@@ -89,7 +90,7 @@ class LoopLimits:
             self.check_stuck(site, sys._getframe(1))
 
     def is_test_due(self):
-        """Return whether to test if all threads repeat failed attempts."""
+        """Return whether it is time to test with sim.engine.attempts if anything can still change."""
         if self.context.max_steps or self.is_endless:
             return False
         if self.steps > 0 and not self.steps & 1023 and self.is_slow():
@@ -97,8 +98,11 @@ class LoopLimits:
         return self.steps < self.next_test
 
     def tested(self, is_endless):
-        """Store the result of this test. If it is False, repeat the test when each thread may have run, and
-        then at growing intervals."""
+        """Store the result of the test by sim.engine.attempts.
+
+        If it is False, the next test takes place when each thread has had time for an iteration. The
+        intervals between tests grow.
+        """
         self.is_endless, self.next_test = is_endless, 2 * self.steps - self.alive()
         if is_endless:
             self.steps = -1  # the next iteration of a loop ends the launch
@@ -119,7 +123,7 @@ class LoopLimits:
     def start_clock(self, now):
         """Count CPU seconds from `now` on, if none have been counted since the last reset."""
         if self.since is None:
-            # `moved` is the time of the last progress; changes that are no progress reset only `since`
+            # `moved` is the time of the last progress. A change that is no progress resets only `since`.
             self.since = self.moved = self.began = now
             self.steps_then = self.steps
 
@@ -135,7 +139,8 @@ class LoopLimits:
         self.start_clock(now)
         self.forecast = self.forecast or Forecast(now)
         if context.thread.failed_atomic is not None and not self.postponed:
-            # First let each thread repeat its attempt. The test of attempts is faster than a comparison.
+            # Let each thread first repeat its atomic. The test by sim.engine.attempts is faster than a
+            # comparison of the threads.
             self.postponed, self.since = True, now
             self.steps = self.steps_then = min(self.steps, self.alive())
             return
@@ -165,8 +170,8 @@ class LoopLimits:
     def most_states(self):
         """Return the number of distinct states that the next comparison may record.
 
-        A comparison takes about a second if it records very many, so this happens once, and only if threads
-        search: their numbers rise and fall, and they do not wait for other threads.
+        A comparison that records EXHAUSTIVE states takes about a second. It is made only once, and only if
+        threads seem to search for something (see `searches`).
         """
         if self.searches() and not self.exhausted:
             self.exhausted = True
@@ -174,14 +179,14 @@ class LoopLimits:
         return MOST_STATES if self.patience >= PATIENCE / 4 else 0
 
     def searches(self):
-        """Return whether a number that threads compare rises and falls, although they do not wait for other
-        threads. They may reach the end of a search."""
+        """Return whether threads seem to search: a number that they compare rises and falls, and they do not
+        wait for other threads. A search may end, although the number does not approach a bound."""
         return self.forecast.wanders and not self.context.synchronizes
 
     def time_limit(self):
         """Return the number of seconds that a loop may run while something changes.
 
-        The limit is higher if the Forecast predicts that the loop ends. It is not after an error: on a GPU,
+        The limit is higher if the Forecast predicts that the loop ends, but not after an error: on a GPU,
         that error may have ended the launch or caused the endless loop.
         """
         if self.context.has_errors:

@@ -13,8 +13,8 @@ from sim.frames import is_simulator_frame
 from sim.idle_variables import idle_variables
 
 # A thread that passes through more than MAX_STATES distinct states is not in a short cycle, unless all
-# threads together have passed through at most MOST_STATES in a thorough check. An exhaustive check finds the
-# cycle of a thread that searches a full hash table for a missing key.
+# threads together have passed through at most MOST_STATES in a thorough check, or EXHAUSTIVE in an exhaustive
+# check. The exhaustive check finds the cycle of a thread that searches a full hash table for a missing key.
 MAX_STATES, MOST_STATES, EXHAUSTIVE = 64, 1 << 11, 1 << 16
 OUTERMOST_MODULE = "sim.engine.grid"  # the module that runs threads; frames further out belong to no thread
 # A loop counts as endless when its threads have each started this many iterations, on average, in a state

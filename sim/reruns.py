@@ -63,8 +63,8 @@ ENDLESS = {"no-progress", "undecided", "deadlock", "invalid-operand"}
 
 
 class Effects(Observer):
-    """A hash over all accesses in a launch. It excludes the values that they write, because only values that
-    reach global memory matter, and global memory is compared after the launch."""
+    """A hash over all accesses in a launch, without the values that they write. Only values in global memory
+    matter, and global memory is compared after the launch."""
 
     def launch_started(self, context):
         self.digest = hashlib.blake2b()
@@ -103,7 +103,7 @@ class Reruns:
             Grid).
         run(grid, context, fiber): runs all of its blocks.
         """
-        self.is_confirmed = False  # whether a trial has shown an effect of the value of an inactive lane
+        self.is_confirmed = False  # whether a trial has shown that the value of a missing lane has an effect
         self.rerun, self.began = functools.partial(self.run_once, prepare, run), time.process_time()
         if self.possible:
             self.context.error_limit.trial = self.try_beginning
@@ -244,7 +244,7 @@ class Reruns:
         return effects.digest.digest(), *(hashlib.blake2b(root).digest() for root, _ in self.before.saved)
 
     def try_beginning(self):
-        """Return whether the launch so far behaves differently for two undefined values.
+        """Return whether two undefined values lead to different effects of the launch up to now.
 
         The first run calls this function, and continues afterwards.
         """

@@ -43,8 +43,8 @@ EQUAL = [
 
 
 class Silent(Ring):
-    """A ring that sends nothing. Received tensors are random numbers: with the contents of uninitialised
-    memory, the forward pass in bfloat16 took up to twice as long."""
+    """A ring that sends nothing, and fills the tensors that it would receive with random numbers. With
+    uninitialised memory in their place, the forward pass in bfloat16 took up to twice as long."""
 
     def start(self, messages):
         for exchange, tensor, _ in messages:

@@ -9,6 +9,7 @@ is y (B, H, N, d). `multi_token_attention` in operators.py has the formulas. Rea
     kernels.py          the kernels for bands of float32 scores
     tensor_*.py         the kernels for bands of bfloat16 scores, on tensor cores
     decode.py           decoding of one token, in the four kernels of decode_scores.py and decode_values.py;
-                        for 16-bit tensors, tensor_decode.py replaces two of them, or hopper_scores.py and
-                        hopper_values.py three (compute capability 9.0), with the steps of hopper_decode.py
+                        for 16-bit tensors, tensor_decode.py replaces two of them. On compute capability 9.0,
+                        hopper_scores.py and hopper_values.py replace three; hopper_decode.py has the steps
+                        that these two kernels share
 """

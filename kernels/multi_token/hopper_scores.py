@@ -1,4 +1,5 @@
-"""The first kernel of `hopper_decode`: it computes T', and m and l of each range of keys."""
+"""The first of the two kernels for decoding on Hopper. It computes T', and m and l of each range of keys.
+`hopper_decode` explains the method."""
 
 import functools
 

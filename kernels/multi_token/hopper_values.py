@@ -1,4 +1,5 @@
-"""The second kernel of `hopper_decode`: it computes a part of O from T', m, l and V."""
+"""The second of the two kernels for decoding on Hopper. It computes a part of O from T', m, l and V.
+`hopper_decode` explains the method."""
 
 import functools
 import math
@@ -38,9 +39,9 @@ from kernels.tensor_cores.warpgroup import stmatrix_x4
 from kernels.tensor_cores.windows import swizzled
 
 TILE = 128  # keys per iteration
-SPAN = TILE + CARRIED  # keys whose P a block stores
+SPAN = TILE + CARRIED  # number of keys for which a block stores P
 PITCH = TILE + 8  # with this padding, eight rows start in different banks
-AHEAD = 8  # ranges whose m and l a thread loads at once
+AHEAD = 8  # number of ranges for which a thread loads m and l at once
 LOW_FACTOR = {"bfloat16": float32(1), "float16": float32(2**-11)}
 
 

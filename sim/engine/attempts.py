@@ -1,9 +1,9 @@
-"""Recognition of threads that repeat an attempt without end, such as an attempt to take a lock that no thread
-releases.
+"""Recognition of threads that repeat a failed atomic forever, such as an attempt to take a lock that no
+thread releases.
 
-The comparison of states (sim.progress) lets each thread run several iterations. With 256,000 threads, that
-takes longer than the launch may last. This test runs no thread: it examines the bytecode of the loop in which
-a thread waits, and the element of memory that its last attempt found.
+The comparison of states (sim.progress) runs several iterations of each thread. With 256,000 threads, that
+takes longer than the time limit of a loop. The test in this file runs no thread: it examines the bytecode of
+the loop in which each thread waits, and the element of memory that the thread's last atomic read.
 """
 
 import dis
@@ -24,13 +24,15 @@ JUMPS = "POP_JUMP", "JUMP_"
 # Instructions that load or store local variables. The last three are of Python 3.12 and later.
 LOCALS = {*LOADS, "STORE_FAST", "LOAD_FAST_CHECK", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"}
 MEMBERS = {"atomic", *ENTRIES, "threadfence", "threadfence_block", "threadfence_system"}
-FUNCTIONS_OF_PTX = "atomic_", "load_", "threadfence", "tick"  # beginnings of their names in generated code
+# Beginnings of the names of functions that code generated from PTX may call in such a loop.
+FUNCTIONS_OF_PTX = "atomic_", "load_", "threadfence", "tick"
 
 
 def nothing_changes(context):
-    """Return whether every thread that can run repeats an attempt that changes nothing. False if in doubt.
+    """Return whether every thread that can run repeats a failed atomic. Return False in case of doubt.
 
-    No thread may be running. Then no thread changes memory any more, and all attempts fail again.
+    If the result is True, no thread changes memory any more, so all these atomics fail again. Call this
+    function only while no thread is running.
     """
     if context.pending or context.asynchronous or context.clustered:
         return False
@@ -66,11 +68,11 @@ def kernel_frame(frame):
 
 
 def is_stateless(frame):
-    """Return whether all iterations of the loop around a frame's position do the same while memory does not
-    change. False if in doubt.
+    """Return whether all iterations of the loop around a frame's position do the same, as long as memory does
+    not change. Return False in case of doubt.
 
-    The loop consists of atomics, fences and arithmetic, and no iteration uses a value of an earlier one,
-    except for a count that influences nothing.
+    The result is True if the loop consists of atomics, fences and arithmetic, and no iteration uses a value
+    of an earlier one. A count that influences nothing else is allowed.
     """
     inside = [
         (first, last, idle) for first, last, idle in loops_of(frame.f_code) if first <= frame.f_lasti <= last
@@ -83,7 +85,7 @@ def is_stateless(frame):
 
 
 def is_harmless(instruction, frame):
-    """Return whether an instruction belongs to arithmetic, a jump, an atomic or a fence."""
+    """Return whether a bytecode instruction is part of arithmetic, a jump, an atomic or a fence."""
     name, opname = instruction.argval, instruction.opname
     if opname in LOCALS or opname == "LOAD_DEREF":
         return not any(callable(frame.f_locals.get(one)) for one in as_tuple(name))
@@ -99,9 +101,9 @@ def is_harmless(instruction, frame):
 
 
 def carried_variables(loop):
-    """Return the variables set in a loop that an iteration may read before it sets them.
+    """Return the variables that a loop assigns, and that an iteration may read before it assigns them.
 
-    loop: its instructions. The result is the set of such variables that are live at its start.
+    loop: the instructions of the loop. The function computes which of its variables are live at its start.
     """
     steps = [local_accesses(each) for each in loop]
     stored = {name for accesses in steps for is_store, name in accesses if is_store}
@@ -119,7 +121,7 @@ def carried_variables(loop):
 
 
 def local_accesses(instruction):
-    """Return (whether it is a store, name) for each access to a local variable, in order."""
+    """Return (whether the access is a store, name) for each access of an instruction to a local variable."""
     if instruction.opname not in LOCALS:
         return []
     actions = re.findall("(LOAD|STORE)_FAST", instruction.opname)

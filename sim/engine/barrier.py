@@ -67,7 +67,7 @@ def waiting_threads(block, running):
 def is_missed(scheduler, block, running):
     """Return whether a barrier can never open: some threads wait there, and others have returned.
 
-    With bar.arrive, a thread of PTX can arrive at a barrier and return.
+    If the block uses bar.arrive, the result is False, because a thread may then arrive and return.
     """
     counted = scheduler.counts_arrivals and block.named_barriers
     returned = block.alive < len(block.threads)
@@ -75,11 +75,11 @@ def is_missed(scheduler, block, running):
 
 
 def is_first_missed(scheduler, thread):
-    """Return whether a barrier can never open because `thread` has just ended.
+    """Return whether the barrier of a block can never open, when `thread` has just ended.
 
-    The finding is made when no thread of the block can run. Before that, the other threads may run for long,
-    so the limit on the time after an error has to begin. The test takes a time in proportion to the size of
-    the block, so it takes place only at the end of the first thread, the second, the fourth, and so on.
+    The finding is made only when no thread of the block can run, and the other threads may run for long. The
+    time limit after an error therefore begins at this test. The test takes a time proportional to the number
+    of threads in the block, so it is made only when the first, second, fourth, eighth ... thread ends.
     """
     block = thread.block
     ended = len(block.threads) - block.alive
@@ -87,8 +87,10 @@ def is_first_missed(scheduler, thread):
 
 
 def report_missed(scheduler, block, running):
-    """Append the finding about a barrier that can never open, because the launch ends while threads of its
-    block can still run."""
+    """Append the finding about the barrier of a block, if it can never open.
+
+    The launch ends while threads of the block can still run, so the finding would otherwise not be made.
+    """
     if is_missed(scheduler, block, running):
         seen = [*waiting_threads(block, running), *(thread for thread in block.threads if thread.done)]
         scheduler.context.findings.append(divergence_finding(scheduler, block, seen))
@@ -98,7 +100,8 @@ def divergence_finding(scheduler, block, threads=None):
     """Return the finding for a block in which some threads wait at a barrier, and others wait elsewhere or
     have returned.
 
-    threads: these threads, if the launch has ended before the others of the block have waited or returned.
+    threads: the threads that wait or have returned, if the launch ends while others can still run. By
+        default, all threads of the block.
     """
     threads = threads or block.threads
     waiting, all_of_them = sum(not thread.done for thread in threads), len(block.threads)

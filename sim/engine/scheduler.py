@@ -146,7 +146,7 @@ class Scheduler:
     def enter(self, thread):
         """Make `thread` the current thread. Raise OutOfTime if the launch has to end."""
         context, index = self.context, self.thread_index
-        # Findings that are only warnings are examined less often.
+        # If all findings are warnings, check the limit less often.
         examined = context.has_errors or context.findings and not context.entered & 63
         if examined and context.error_limit.must_end():
             raise OutOfTime

@@ -1,8 +1,8 @@
 """Recognition of loops that can wait for another thread.
 
 Such a loop reads memory, or communicates in another way, and a decision in the loop depends on the value that
-it has read. Any other loop runs equally long, whatever other threads do. A loop that passes a barrier of the
-whole grid in each iteration waits only there.
+it has read. Other threads cannot influence how long any other loop runs. A loop that passes a grid barrier in
+each iteration waits only at that barrier.
 """
 
 import ast
@@ -50,7 +50,7 @@ def has_loop_around_grid_barrier(function):
 
 
 def waits_for_grid(loop):
-    """Return whether each iteration of a loop, except perhaps the last one, passes a barrier of the grid."""
+    """Return whether each iteration of a loop, except perhaps the last one, passes a grid barrier."""
     values = [node.value for node in loop.body if isinstance(node, ast.Expr)]
     calls = [call for call in values if isinstance(call, ast.Call) and call.calls == MEMBER]
     continues = any(isinstance(node, ast.Continue) for node in ast.walk(loop))

@@ -245,7 +245,8 @@ UNARY = both_libraries(
 
 BINARY = both_libraries("atan2 copysign fmod pow") | {
     "fdim": (lambda x, y: nan if x != x or y != y else x - y if x > y else 0.0, np.subtract),
-    # Python's `abs` calls the C library, as compiled code does. math.hypot has an algorithm of its own.
+    # abs() of a complex number calls hypot of the C library, as compiled code does. math.hypot has its own
+    # algorithm, with other last bits.
     "hypot": (lambda x, y: abs(complex(x, y)), np.hypot),
     "remainder": (math.remainder, lambda x, y: nan),
 }
@@ -265,8 +266,8 @@ LIBRARY = """acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp expm1 
 
 
 def in_double(function):
-    """Return the compiled form of a function of the C library. It computes in double precision, as the
-    semantics does, because the library's results for a float can differ in the last bit."""
+    """Return the compiled form of a function of the C library. It computes in double precision, like the
+    reference implementation. The library's own functions for floats can differ in the last bit."""
 
     def compute(x):
         return function(float64(x))

@@ -305,10 +305,10 @@ for _count in (1, 2, 4):
 
 @instruction(name="movmatrix_trans", source="PTX ISA movmatrix", ptx=("movmatrix.sync.m8n8.trans.b16",))
 def movmatrix(lanes, a: uint32, *, d: uint32):
-    """Transpose a matrix in the registers of a warp, which has the layout of ldmatrix."""
+    """Transpose a matrix of 16-bit elements in the registers of a warp. Its layout is that of ldmatrix."""
     for lane in range(32):
         group, pair = lane // 4, lane % 4
-        first = 8 * pair + group // 2  # the lane with row 2 pair, columns 2 (group // 2) and the next
+        first = 8 * pair + group // 2  # lane with row 2 pair, columns 2 (group // 2) and 2 (group // 2) + 1
         d[lane] = half_word(a[first], group % 2) | half_word(a[first + 4], group % 2) << 16
 
 

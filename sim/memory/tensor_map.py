@@ -136,8 +136,8 @@ class Tile(NamedTuple):
 
 
 class Located:
-    """A tensor map whose address has been found in a launch: the TensorMap, the allocation of the tensor, and
-    the offset of the tensor in it."""
+    """A tensor map whose tensor has been found in a launch: the TensorMap, the allocation that contains the
+    tensor, and the offset of the tensor in this allocation."""
 
     __slots__ = ("map", "allocation", "offset")
 
@@ -169,5 +169,6 @@ def locate(address, space):
     raise InvalidOperand(
         f"the tensor map describes memory at {address:#x}, which belongs to no array of the launch",
         "A tensor map contains only the address of its array.",
-        "make the map of device memory, or with sim.tensor_map, or pass the array to the kernel too",
+        "make the map with sim.tensor_map, or from the address of device memory in a whole program; or also"
+        " pass the array to the kernel",
     )

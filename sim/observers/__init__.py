@@ -11,12 +11,12 @@ Read the files in this order:
     misuse         a launch without any effect, a value of the wrong type for an atomic
     uninitialized  reads of memory never written; written has the masks of written bytes
     order          happens-before between threads; clocks has the vector clocks and their unions, phases the
-                   clocks of barriers, invalidation the order for kernels that invalidate mbarriers, event_log
-                   passes events to orders computed on demand, and ordering is the base class of the observers
-                   that need the order
+                   clocks of barriers, and invalidation the order for kernels that invalidate mbarriers;
+                   event_log passes events to orders that are computed on demand; ordering has the base class
+                   of the observers that need the order
     races          unordered accesses to the same byte by two threads; quick_test settles most epochs, cells
-                   groups accesses by byte, pairs selects the pairs that race, copies checks asynchronous
-                   copies, and settled is a quick test for it
+                   groups accesses by byte, pairs selects the pairs that race; copies checks accesses near
+                   asynchronous copies, after the quick test in settled
     advice         the cause and the likely fix of a race: a table of patterns over facts; access_pair,
         extents, statements and tickets determine the facts, and fixes contains the sentences of the fixes
     poison         findings that are consequences of an earlier finding

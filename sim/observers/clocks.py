@@ -6,17 +6,17 @@ import numpy as np
 
 FEW = 64  # a union of clocks with at most this number of entries in total is a dict
 CHUNK_BITS = 8
-CHUNK = 1 << CHUNK_BITS  # the number of bounds in an array of a Clock
+CHUNK = 1 << CHUNK_BITS  # the number of bounds in each array of a Clock
 NOTHING = np.full(CHUNK, -1)
 
 
 class Clock:
-    """A vector clock with many entries, in arrays that many clocks share.
+    """A vector clock with many entries, stored in arrays that several clocks can share.
 
-    Its interface is that of a dict: it maps a thread or block to its bound. It is never modified.
+    Like a dict, it maps the key of a thread or block to a bound. It is never modified.
 
-    positions: {key: position of its bound} of the launch.
-    chunks: the arrays with CHUNK bounds each. The bound of a key without an entry is -1.
+    positions: {key: the position of its bound}, the same dict for all clocks of the launch.
+    chunks: arrays of CHUNK bounds each. The bound of a key without an entry is -1.
     """
 
     __slots__ = "positions", "chunks"
@@ -38,18 +38,18 @@ class Clock:
 class Clocks:
     """The vector clocks of a launch.
 
-    A clock maps threads and blocks to bounds: the last segment or epoch whose accesses are known to have
-    happened. It is a dict if it has few entries, and a Clock otherwise. Many threads release to one another,
-    so most unions differ from one of the united clocks in few entries. A Clock therefore shares its arrays
-    with the clocks from which it was made.
+    A clock maps each thread and block to a bound, which is the last segment or epoch whose accesses have
+    certainly happened. A clock with few entries is a dict, and any other is a Clock. If many threads release
+    and acquire, most unions differ from one of their operands in only a few entries. A Clock therefore shares
+    unchanged arrays with the clocks from which it was made.
     """
 
     def __init__(self):
         self.positions = {}  # key -> the position of its bound in each Clock, in the order of first use
 
     def merge(self, clocks):
-        """Return the union of several clocks: the maximum bound for each key. If the first Clock contains the
-        others, return this object."""
+        """Return the union of several clocks, which has the maximum bound for each key. If the first Clock
+        contains all others, return that same object."""
         distinct = {id(clock): clock for clock in clocks}.values()
         large = [clock for clock in distinct if clock.__class__ is Clock]
         small = [clock for clock in distinct if clock.__class__ is dict]
@@ -68,7 +68,7 @@ class Clocks:
         return self.positions.setdefault(key, len(self.positions))
 
     def bounds(self, clocks, positions):
-        """Return an array: the largest bound of several clocks at each position, or -1 if there is none."""
+        """Return an array with the largest bound of several clocks at each position, or -1 without any."""
         result = np.full(len(positions), -1)
         for clock in clocks:
             chunks = clock.chunks if clock.__class__ is Clock else self.put([], clock)
@@ -77,7 +77,7 @@ class Clocks:
         return result
 
     def put(self, chunks, clock):
-        """Return the union of the chunks of a Clock and a dict. If it has nothing new, return `chunks`."""
+        """Return the union of the chunks of a Clock and a dict. If the dict adds nothing, return `chunks`."""
         result, copied = chunks, set()
         for key, bound in clock.items():
             position = self.position(key)
@@ -106,7 +106,7 @@ def merge_dicts(clocks):
 
 
 def merge_chunks(mine, theirs):
-    """Return the union of the chunks of two Clocks. If the second one has nothing new, return the first."""
+    """Return the union of the chunks of two Clocks. If `theirs` adds nothing, return `mine`."""
     if mine is theirs:
         return mine
     union = [
@@ -121,7 +121,8 @@ def is_same(one, other):
 
 
 def merge_bounds(mine, theirs):
-    """Return the larger bounds of two arrays: one of these objects if it contains the other."""
+    """Return an array with the larger of two bounds at each position. If that is one of the given arrays,
+    return that same object."""
     if not np.count_nonzero(theirs > mine):
         return mine
     return np.maximum(mine, theirs) if np.count_nonzero(mine > theirs) else theirs

@@ -163,8 +163,8 @@ def note_case(cases, row, element, flight, place):
 
 
 def settled_lines(rows, chosen, lines, touched, by_line, order):
-    """Return a mask: for each chosen access, whether no copy to or from its bytes is under way. False is not
-    certain.
+    """Return a mask that says for each chosen access whether certainly no copy to or from its bytes is under
+    way. Where the mask is False, sim.observers.copies has to search.
 
     lines: the number of the 16-byte line of each access.
     touched: a mask of the bytes of the line, as an integer for each access.
@@ -175,7 +175,7 @@ def settled_lines(rows, chosen, lines, touched, by_line, order):
     counts = np.array([len(one) for one in places])
     places = [copies for one in places for copies in one]
     covered = np.array([byte_mask(copies.place.address, copies.place.size) for copies in places])
-    # one entry for each place in the line of each access
+    # From here on, arrays have one entry for each pair of an access and a place in its line.
     firsts, line = np.cumsum(counts) - counts, near.searchsorted(lines)
     access, before = np.repeat(np.arange(len(chosen)), counts[line]), np.cumsum(counts[line]) - counts[line]
     place = firsts[line[access]] + np.arange(len(access)) - before[access]

@@ -17,10 +17,10 @@ class Exchanges(HappensBefore):
 class Invalidation(HappensBefore):
     """The happens-before order for kernels that invalidate mbarriers.
 
-    An arrival, or a test of a phase, is complete once it returns. A lane that votes or matches afterwards no
-    longer uses the barrier, so a lane that receives the result of the vote is allowed to invalidate the
-    barrier. The destructor of cuda::pipeline relies on this rule. Such an exchange does not order plain
-    accesses to memory.
+    An arrival at an mbarrier, or a test of its phase, is complete once the instruction returns. A lane that
+    votes or matches afterwards no longer uses the mbarrier. A lane that receives the result of the vote may
+    therefore invalidate the mbarrier. The destructor of cuda::pipeline relies on this rule. Such an exchange
+    does not order plain accesses to memory.
 
     log: the EventLog of the launch.
     """
@@ -44,9 +44,9 @@ class Invalidation(HappensBefore):
         return self.follows_exchange(a, b) or self.performed.current().before(a, b)
 
     def follows_exchange(self, a, b):
-        """Return whether b comes after an access of a thread that took part in an exchange after a.
+        """Return whether the access b follows an exchange of values that followed the access a.
 
-        This is the usual case, and it can be decided without the order `performed`.
+        This is the usual reason for an order, and deciding it does not require the order `performed`.
         """
         segments, groups = self.exchanges.get((a.block, a.thread), NOTHING)
         first = bisect_left(segments, a.segment)

@@ -40,7 +40,8 @@ class HappensBefore:
 
     generous: whether to treat every atomic as if a grid-wide fence preceded it. Accesses ordered only in this
         mode lack a fence.
-    clocks: the Clocks of the order with which this one exchanges clocks, if there is one.
+    clocks: the Clocks object to use. Orders that exchange clocks must have the same one. The default is a new
+        one.
     """
 
     def __init__(self, generous=False, clocks=None):
@@ -55,8 +56,8 @@ class HappensBefore:
         # earlier ones, so it replaces them.
         self.acquired, self.acquirers = {}, {}  # block -> the threads with an entry in `acquired`
         # block -> {thread: {reach: clocks whose union is the thread's clock at its last fence}}. The key None
-        # has the union of those released by any thread before the last barrier. Clocks are not merged at a
-        # fence, because often all threads execute a fence, and a single one an atomic.
+        # has the union of the clocks that any thread released before the last barrier. Clocks are not merged
+        # at a fence, because often all threads execute a fence, but only one of them executes an atomic.
         self.released = {}
         # (element, GRID or a block) -> the clock published by atomics to all blocks or to this block
         self.published = {}
@@ -219,7 +220,7 @@ class HappensBefore:
                 acquired[place] = clock
             if released and (clocks := clocks_released(released, thread, GRID if home == GRID else BLOCK)):
                 clock = self.published[place] = self.union((clock, *clocks) if clock is not None else clocks)
-            # The thread knows everything that it publishes itself.
+            # A thread need not acquire what it has published itself.
             self.last_acquired[key] = clock
         if acquired:
             self.acquire(block, thread, segment, acquired)
@@ -326,10 +327,10 @@ NOTHING = (), ()
 
 
 def clocks_released(released, thread, reach):
-    """Return the clocks that the last fence of a thread released. The clock of the thread's own fence
-    contains everything released before the last barrier.
+    """Return the clocks that the last fence of a thread released. If the thread has executed no fence since
+    the last barrier, return those released by any thread before it.
 
-    released: an entry of HappensBefore.released.
+    released: the entry of HappensBefore.released for the thread's block.
     """
     for who in (thread, None):
         if who in released and reach in released[who]:

@@ -1,6 +1,7 @@
-"""A quick test that settles most accesses near asynchronous copies: the copies to their bytes have ended.
+"""A quick test that shows for most accesses near asynchronous copies that the copies have ended.
 
-The search of sim.observers.copies compares one access with one copy at a time. This test compares arrays.
+The search in sim.observers.copies compares one access with one copy at a time. This test compares arrays of
+accesses and copies. Accesses that it does not settle are left to the search.
 """
 
 from typing import NamedTuple
@@ -25,11 +26,11 @@ class Moments(NamedTuple):
 
 
 class Settled:
-    """The copies to and from some places in one block, as parallel arrays.
+    """The copies to and from several places in memory by one block, as parallel arrays.
 
-    block: the number of the block.
-    places: a list of Successive.
-    order: the HappensBefore.
+    block: the index of the block.
+    places: a list of Successive, one for each place.
+    order: the HappensBefore of the launch.
     """
 
     def __init__(self, block, places, order):
@@ -41,7 +42,8 @@ class Settled:
         self.keys = place << SEGMENT_BITS | self.begins.segment
         self.firsts = self.keys.searchsorted(np.arange(len(places)) << SEGMENT_BITS)
         self.add_ends([flight.ends for flight in flights])
-        # whether the copies to a place before each copy had ended when it was issued
+        # in_turn: for each copy, whether every copy to its place so far began after the previous one had
+        # ended
         later = np.flatnonzero(place[1:] == place[:-1]) + 1
         late = np.zeros(len(flights), int)
         late[later] = ~self.have_ended(later - 1, self.begins[later])
@@ -49,7 +51,7 @@ class Settled:
         self.in_turn = late == late[self.firsts[place]]
 
     def add_ends(self, ends):
-        """Store a list with the ends of each copy."""
+        """Store the ends of all copies. `ends` is a list with a collection of Moments for each copy."""
         find = self.order.clocks.position
         distinct = {id(at): at for one in ends for at in one}
         number = {key: number for number, key in enumerate(distinct)}
@@ -64,9 +66,9 @@ class Settled:
         self.ends = np.array(columns or [(0, 0, 0, 0)], np.int64).T
 
     def are_over(self, places, moments):
-        """Return a mask: whether all copies before a Moment to a place are over. False is not certain.
+        """Return a mask that says for each Moment whether certainly all earlier copies to a place have ended.
 
-        places: the number of the place for each Moment.
+        places: the index of the place for each Moment.
         moments: the Moments.
         """
         last = self.keys.searchsorted(places << SEGMENT_BITS | moments.segment) - 1
@@ -77,9 +79,9 @@ class Settled:
         return result
 
     def have_ended(self, copies, moments):
-        """Return a mask: whether a copy is over at a Moment.
+        """Return a mask that says for each Moment whether a copy has ended before it.
 
-        copies: the number of the copy for each Moment.
+        copies: the index of the copy for each Moment.
         moments: the Moments.
         """
         result, groups = np.zeros(len(copies), bool), {}
@@ -99,7 +101,7 @@ class Settled:
         return result
 
     def are_ended(self, copies, moments, clocks):
-        """Return the mask of `have_ended` for Moments with the same clocks."""
+        """Return the mask of `have_ended` for Moments of threads that have all acquired `clocks`."""
         result = np.zeros(len(copies), bool)
         known = max((clock.get(self.block, -1) for clock in clocks), default=-1)
         for number in range(self.counts[copies].max(initial=0)):

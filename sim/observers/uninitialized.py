@@ -298,9 +298,9 @@ class Uninitialized(OrderingObserver):
                 self.setters.setdefault(int(address[i]), set()).add(block)
 
     def is_certain(self, part, i):
-        """Return whether the load i, which no write of its block precedes, is an error in any case.
+        """Return whether the load at index i is certainly an error. No write of its own block precedes it.
 
-        If nothing orders the blocks, a write by another block can only be a race.
+        If nothing orders the blocks, a write by another block would be a race, so it cannot justify the load.
         """
         context, address = self.context, int(part.address[i])
         ordered = context.synchronizes or context.cooperative or context.clustered or len(context.live) > 1

@@ -22,7 +22,7 @@ HIGH, LOW = "envreg1", "envreg2"  # the special registers with the two halves of
 BYTES = 8  # the size of the workspace: a word that contains the size, then the barrier's word
 TOP = 1 << 31  # the bit that flips when the barrier opens
 WORD = (1 << 32) - 1  # the mask of a 32-bit word
-# instructions that leave the straight path, or end an asynchronous copy
+# Names of instructions that jump, end the thread, or copy asynchronously.
 LEAVING = {"bra", "brx", "call", "ret", "exit", "trap", "cp"}
 
 
@@ -78,8 +78,11 @@ class GridSync:
         return item.names[0] == "ld" and bool(strong) and self.at_workspace(item, self.pointers | self.given)
 
     def barrier_after(self, wait):
-        """Return the barrier of the block that follows the loop of a wait, or None if a thread can leave the
-        straight path to it or access memory other than parameters of the kernel."""
+        """Return the block-wide barrier that follows the loop of a wait.
+
+        Return None if a thread can jump or end before this barrier, or access memory other than parameters of
+        the kernel.
+        """
         position = next(i for i, item in enumerate(self.body) if item is wait)
         loop = getattr(self.body[position - 1], "name", None)
         for item in self.body[position + 1 :]:
@@ -93,9 +96,9 @@ class GridSync:
         return None
 
     def is_passed_in(self, items):
-        """Return whether the two barriers of the block around a grid barrier are among these instructions."""
+        """Return whether these instructions contain the two block-wide barriers around some grid barrier."""
         passed = {id(item) for item in items}
-        before = None  # the last barrier in the text
+        before = None  # the preceding barrier in the PTX text
         for item in self.items:
             if id(item) in self.waits and {id(before), id(self.barrier_after(item))} <= passed:
                 return True
@@ -119,7 +122,7 @@ class GridSync:
 
 
 def is_barrier(item):
-    """Return whether an instruction is a barrier of the block."""
+    """Return whether an instruction is a block-wide barrier."""
     return item.names[0] in ("bar", "barrier")
 
 

@@ -14,8 +14,9 @@ CPP_ONLY = """algorithm array atomic bitset chrono complex deque exception fstre
     vector""".split()
 POSIX = "fcntl.h getopt.h omp.h pthread.h sys/stat.h sys/time.h sys/types.h unistd.h".split()
 HEADERS = [*(f"{name}.h" for name in NAMES), *(f"c{name}" for name in NAMES), *CPP_ONLY, *POSIX]
-# Options of NVRTC. NVIDIA's headers define some of the same limits, with other texts. nvcc includes <math.h>
-# and others in every file. Files therefore use INFINITY or uint without a header.
+# Options of NVRTC. --diag-suppress: NVIDIA's headers define some of the same limits with another wording.
+# --pre-include: nvcc includes <math.h> and other headers in every file, so files use names such as INFINITY
+# and uint without including a header.
 OPTIONS = ["--diag-suppress=47", "--pre-include=math.h"]
 # a header that the message of NVRTC says it cannot find
 MISSING = re.compile(r'(?:cannot|could not) open source file "([^"]+)"')
@@ -98,8 +99,8 @@ DEFINED = {name for line in TEXT.splitlines() for name in re.findall(r"\w+", lin
 
 
 def help_after(log):
-    """Return whether the stand-ins help after an error: NVRTC stopped at a header for which there is one, or
-    at a name that they define.
+    """Return whether the stand-ins can fix an error of NVRTC: it did not find a header that has a stand-in,
+    or a name that the stand-ins define.
 
     log: NVRTC's messages.
     """
@@ -107,8 +108,8 @@ def help_after(log):
     return missing[1] in HEADERS if missing else not DEFINED.isdisjoint(UNDEFINED.findall(log))
 
 
-# nvcc accepts names of std in kernels, such as std::max and std::numeric_limits. NVIDIA's library defines
-# them in cuda::std. A name that NVRTC itself declares in std takes precedence.
+# nvcc accepts names of std in kernels, such as std::max and std::numeric_limits. NVRTC lacks them. NVIDIA's
+# library libcu++ defines them in cuda::std. A name that NVRTC itself declares in std takes precedence.
 STD = "sim_std.h"
 STD_OPTIONS = [f"--pre-include={STD}"]
 STD_HEADERS = "algorithm __algorithm_ array cmath complex cstdint functional limits tuple type_traits utility"
@@ -117,17 +118,18 @@ STD_TEXT += "".join(
     f"#if __has_include(<cuda/std/{name}>)\n#include <cuda/std/{name}>\n#endif\n"
     for name in STD_HEADERS.split()
 )
-# CUTLASS declares these names as an enumeration if NVRTC compiles it.
+# When NVRTC compiles CUTLASS, CUTLASS declares an enumeration with these names, so they must not be macros.
 STD_TEXT += "".join(f"#undef FP_{name}\n" for name in ("NAN", "INFINITE", "ZERO", "SUBNORMAL", "NORMAL"))
 TEXTS = dict.fromkeys(HEADERS, TEXT) | {STD: STD_TEXT}
 
 
 def help_with_std(log):
-    """Return whether `STD_TEXT` helps after an error: a name of std is missing."""
+    """Return whether `STD_TEXT` can fix an error of NVRTC: a name of std is missing."""
     return NO_MEMBER.search(log) is not None
 
 
-# nvcc declares these functions in every file. Kernels for Hopper call them if they may start early.
+# nvcc declares these functions in every file. Kernels for Hopper call them if they can start before the
+# previous kernel has ended (programmatic dependent launch).
 DEVICE_RUNTIME = re.compile(
     r'"cuda(GridDependencySynchronize|TriggerProgrammaticLaunchCompletion)" is undefined'
 )
@@ -135,11 +137,11 @@ DEVICE_RUNTIME_OPTIONS = ["--pre-include=cuda_device_runtime_api.h"]
 
 
 def help_with_device_runtime(log):
-    """Return whether the declarations of the device runtime help after an error."""
+    """Return whether the declarations of the device runtime can fix an error of NVRTC."""
     return DEVICE_RUNTIME.search(log) is not None
 
 
-# (whether these options help after an error, the options)
+# (function of the messages of NVRTC that decides whether options can fix the error, these options)
 REMEDIES = [
     (help_after, OPTIONS),
     (help_with_std, STD_OPTIONS),

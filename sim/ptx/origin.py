@@ -28,12 +28,12 @@ ITEMSIZES = {
 # a vector of more than eight registers, such as the accumulators of wgmma
 LONG_GROUP = re.compile(r"\{\s*([^,{}]+)(?:,[^,{}]+){7,},\s*([^,{}]+?)\s*\}")
 
-# Parts of an Itanium-mangled name: the length of an identifier, a literal, a substitution or template
-# parameter, a constructor, an array or vector type, a discriminator, or a letter
+# A part of an Itanium-mangled name: the length of an identifier, a literal, a substitution or template
+# parameter, a constructor, an array or vector type, a discriminator, or any other character
 MANGLED = re.compile(
     r"\d+|L[a-z]n?[\da-f]+E|[ST][\dA-Z]*_|[CD][0-5]|DF\d+[_bx]|Dv\d+_|D[a-z]|A\d+_|_\d+|.", re.DOTALL
 )
-OPENING = "NILXJF"  # letters that begin a part that an E ends
+OPENING = "NILXJF"  # letters that open a nested part, which the letter E closes
 
 
 class Origin:
@@ -167,7 +167,7 @@ class Origin:
             shape = [evaluate(part, constants) for part in re.findall(r"\[([^\]]*)\]", found[1])]
             if itemsize and variable.count is None:
                 return itemsize, None
-            if itemsize and shape.count(None) == 1:  # a size depends on a parameter of a template
+            if itemsize and shape.count(None) == 1:  # it depends on a template parameter
                 known = prod(size for size in shape if size is not None) * itemsize
                 shape[shape.index(None)] = variable.bytes // max(known, 1)
             if itemsize and all(shape) and prod(shape) * itemsize == variable.bytes:

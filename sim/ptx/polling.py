@@ -1,8 +1,8 @@
 """Recognition of loops that can wait for another thread.
 
 Such a loop reads memory, or communicates in another way, and a jump in the loop depends on the value that it
-has read. Any other loop runs equally long, whatever other threads do. A loop that passes a barrier of the
-whole grid in each iteration waits only there.
+has read. Other threads cannot influence how long any other loop runs. A loop that passes a grid barrier in
+each iteration waits only at that barrier.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ COMPUTING = set(
 
 
 def can_poll(loop, grid_sync):
-    """Return whether a Loop, or a Loop in it, can wait for another thread. False is certain.
+    """Return whether a Loop, or a Loop in it, can wait for another thread. Return True in case of doubt.
 
     grid_sync: the GridSync of the function.
     """
@@ -45,15 +45,15 @@ def can_poll(loop, grid_sync):
 
 
 def instructions_in(blocks):
-    """Return the instructions of Blocks, without their jumps."""
+    """Return the instructions of Blocks, except for the branches at their ends."""
     return [item for block in blocks for item in block.body if isinstance(item, Instruction)]
 
 
 def is_counted(loop):
-    """Return whether the values at the start of a Loop determine how many iterations it has.
+    """Return whether the values at the start of a Loop determine the number of its iterations.
 
-    Each iteration then executes the same instructions to decide about the exits, and none of them reads
-    memory.
+    This is the case if each iteration decides about all exits by the same instructions, and none of these
+    instructions reads memory.
     """
     always, blocks = always_executed(loop), blocks_in(loop)
     inside = {id(block) for block in blocks}
@@ -61,7 +61,7 @@ def is_counted(loop):
     if not exits or any(block not in always or block.branch is None for block in exits):
         return False
     same = {id(item) for item in instructions_in(always) if item.guard is None and is_computing(item)}
-    setting = {}  # register -> the instructions in the loop that set it
+    setting = {}  # register -> the instructions of the loop that write it
     for item in instructions_in(blocks):
         for name in read_and_written(replace(item, guard=None))[1]:
             setting.setdefault(name, []).append(item)
@@ -87,7 +87,7 @@ def always_executed(loop):
 
 
 def can_be_skipped(block, loop):
-    """Return whether a path through a Loop from its head back to its head avoids a block."""
+    """Return whether an iteration of a Loop can avoid a block and return to the head of the loop."""
     inside, head = {id(one) for one in blocks_in(loop)}, blocks_in(loop)[0]
     seen, waiting = {id(block)}, [] if block is head else [head]
     while waiting:

@@ -11,8 +11,8 @@ from sim.isa.registers import WIDTHS
 
 FORMATS = {16: "<e", 32: "<f", 64: "<d"}  # width in bits -> `struct` format of a float
 
-# The number of characters of a PTX name that its Python identifier keeps. LLVM refuses arguments of more than
-# 1,024 characters, and the mangled names of templates are longer.
+# Maximum number of characters that the Python identifier keeps of a PTX name. LLVM refuses arguments whose
+# names have more than 1,024 characters, and mangled names of templates can be longer.
 LONGEST_NAME = 200
 
 

@@ -39,8 +39,8 @@ class Uses:
                 self.jumps.append((at, [self.labels[name] for name in targets(item) if name in self.labels]))
 
     def relies_on(self, load):
-        """Return whether the program relies on a loaded value: the value reaches other memory, no loop waits
-        for it, and no compare-and-swap confirms it.
+        """Return whether the program relies on a loaded value. This is the case if the value reaches other
+        memory, no loop waits for it, and no compare-and-swap confirms it.
 
         A new value of the same element (`(*turn)++`) does not count. A value passed to a function or to the
         caller is not followed.
@@ -53,8 +53,8 @@ class Uses:
         return kept and not self.is_awaited(load, decisions) and not self.is_confirmed(load)
 
     def is_confirmed(self, load):
-        """Return whether a compare-and-swap shows that a loaded value is still up to date, and the program
-        tests its result. A queue takes the element at its head in this way."""
+        """Return whether a compare-and-swap confirms that a loaded value is still up to date, and the program
+        tests the result. For example, a thread takes the element at the head of a queue in this way."""
         swap = self.swap_after(load)
         return swap is not None and self.acts_on(swap)
 
@@ -80,7 +80,7 @@ class Uses:
         return next((item for item in here if getattr(item.operands[2], "name", None) in copies), None)
 
     def copies_of(self, load):
-        """Return the registers of a loaded value, and those to which it is copied."""
+        """Return the registers that contain a loaded value: those of the load, and those with copies."""
         copies = [register.name for register in registers(load.operands[0])]
         for name in copies:
             items = (self.body[at] for at in self.readers.get(name, ()))
@@ -89,7 +89,8 @@ class Uses:
         return copies
 
     def element(self, address):
-        """Return (register or symbol, offset) of an Address, after constants that were added to its base."""
+        """Return (register or symbol, offset) of an Address. If an instruction computes the base by adding a
+        constant, the constant is a part of the offset."""
         base, offset = address.base, address.offset
         while len(writers := self.writers.get(getattr(base, "name", None), ())) == 1:
             item = self.body[writers[0]]

@@ -17,9 +17,9 @@ INSTALL = (
     " version, and the headers); or set CUDA_HOME to a CUDA 13 toolkit"
 )
 KERNELS_ALONE = "sim.load_cuda checks the kernels of a .cu file without its host code, on every system"
-# --no-compress: PTX as text. -cudart none: the stubs of sim.runtime.stubs replace the runtime library.
-# -lineinfo and -g: source lines of kernels and of host calls. --wrap: the stubs also replace some functions
-# of the C library.
+# --no-compress: store PTX as text. -cudart none: the stubs of sim.runtime.stubs replace the runtime library.
+# -lineinfo and -g: record source lines of kernels and host calls. --wrap: the stubs also replace some
+# functions of the C library.
 FLAGS = (
     "--no-compress", "-cudart", "none", "-lineinfo", "-g", "-shared",
     "-Xcompiler", "-fPIC", "-Xlinker", ",".join(f"--wrap={name}" for name in WRAPPED),
@@ -45,7 +45,7 @@ static inline cudaError_t cudaMemAdvise(const void *p, size_t n, cudaMemoryAdvis
 LIBRARIES = re.compile(
     r"-l(cuda|cublas|cudnn|cufft|curand|cusparse|cusolver|nccl|nvrtc|npp|nvidia-ml|nvToolsExt)\w*"
 )
-# Options of nvcc that choose architectures, and an architecture in them
+# The options of nvcc that choose architectures, and the name of an architecture in such an option
 ARCHITECTURE_OPTION = re.compile(
     r"(-arch|--gpu-architecture|-code|--gpu-code|-gencode|--generate-code)(=.*)?"
 )
@@ -106,10 +106,10 @@ def build(program: Path, library: Path, options: tuple[str, ...] = ()) -> Path:
 
 
 def only_ptx(options: list[str]) -> list[str]:
-    """Return options of nvcc that make PTX for one architecture, and no machine code.
+    """Return the options of nvcc, changed so that it produces PTX for one architecture and no machine code.
 
-    The architecture is the newest one in the options, such as 90a for -arch=sm_90a, and otherwise 80. The
-    compiler for machine code needs more time, and may be missing.
+    The architecture is the newest one in the options, such as 90a for -arch=sm_90a. If the options name none,
+    it is 80. Machine code is not needed: compiling it takes longer, and ptxas may not be installed.
     """
     kept, chosen = [], []
     for before, option in zip(["", *options], options):

@@ -42,7 +42,8 @@ STATIC_LIMIT = DeviceSpec.dynamic_shared_bytes
 WATCHED_LIMIT = 64 << 20  # largest size in bytes of host memory that each launch compares
 NOT_WATCHED = "host accesses to memory that a kernel may still use were not looked for"
 TARGET = re.compile(r"^\.target sm_(\d+)", re.MULTILINE)
-# The mangled names of kernels in CUB and Thrust. They have nothing to do for some sizes, which is no misuse.
+# The mangled names of kernels in CUB and Thrust. For some sizes, these libraries launch kernels that have
+# nothing to do, and a program cannot change that. Such a launch is no misuse.
 LIBRARY = re.compile(r"_ZN(3cub|6thrust)")
 SYSTEM_SCOPE = re.compile(r"\.(sys|mmio)\b|\.volatile\b(?!\.(shared|local))")
 OF_SIZE = "in some launches, because managed and pinned memory exceeds 64 MiB"

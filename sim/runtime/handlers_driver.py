@@ -31,7 +31,7 @@ from sim.runtime.streams import DEFAULT_STREAM
 
 CONTEXT = 1  # the handle of the only context
 ENTRY_POINT_FOUND, ENTRY_POINT_MISSING = 0, 1  # cudaDriverEntryPointQueryResult
-ADDRESS_ALIGNMENT = 16  # of the tensor that a tensor map describes
+ADDRESS_ALIGNMENT = 16  # alignment in bytes of the tensor that a tensor map describes
 INTERLEAVED = "an interleaved layout, or a type or swizzle that Hopper lacks"
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 
@@ -225,8 +225,8 @@ def cuMemsetD32_v2(device, address, value, count):
 def cuTensorMapEncodeTiled(
     device, pointer, kind, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill
 ):
-    """Store the 128 bytes that describe a tensor for tensor copies. All arrays begin with the innermost
-    dimension, and `strides` has no entry for it."""
+    """Store the 128 bytes of a tensor map, which describes a tensor for tensor copies. All arrays begin with
+    the innermost dimension, except for `strides`, which has no entry for it."""
     if interleave or kind >= len(TYPES) or swizzle >= len(SWIZZLES):
         return copies.unsupported(device, f"cuTensorMapEncodeTiled with {INTERLEAVED}")
     if not 1 <= rank <= 5:
@@ -253,12 +253,12 @@ def cuTensorMapEncodeTiled(
 
 
 def read_numbers(address, count, kind):
-    """Return the numbers of a C array."""
+    """Return the elements of a C array of integers."""
     return tuple((kind * count).from_address(address)) if count else ()
 
 
 def refuse_map(device, rule):
-    """Report a tensor map that the driver does not make."""
+    """Report a call with arguments for which the driver makes no tensor map."""
     device.report("invalid-operand", "error", f"cuTensorMapEncodeTiled refuses its arguments: {rule}")
     return INVALID_VALUE
 
@@ -267,7 +267,7 @@ def refuse_map(device, rule):
 
 
 def cudaGetDriverEntryPoint(device, symbol, pointer, flags, status):
-    """Store the address of a function of the driver API, and whether there is one."""
+    """Store the address of a function of the driver API, and a status: whether it exists."""
     name = launches.read_text(symbol)
     address = device.entry_point(name) or device.entry_point(f"{name}_v2") or 0
     if not address:

@@ -65,7 +65,7 @@ class Properties(ctypes.Structure):
 
 
 def write_properties(spec: DeviceSpec, capability: int, address: int) -> None:
-    """Fill in the cudaDeviceProp at an address. `capability` is 90 for compute capability 9.0.
+    """Fill in the cudaDeviceProp at an address. The argument `capability` is 90 for compute capability 9.0.
 
     Fields that `DeviceSpec` does not determine have an H200's value or 0.
     """
@@ -95,7 +95,7 @@ PROPERTY_ATTRIBUTES = {
 
 
 def attribute_values(spec: DeviceSpec, capability: int) -> dict[int, int]:
-    """Return {cudaDeviceAttr: value}. `capability` is 90 for compute capability 9.0."""
+    """Return {cudaDeviceAttr: value}. The argument `capability` is 90 for compute capability 9.0."""
     return {
         1: spec.max_threads_per_block,
         **dict(zip((2, 3, 4), spec.max_block)),

@@ -219,7 +219,8 @@ DRIVER = {
     "cuEventElapsedTime": "ppp",
     "cuEventElapsedTime_v2": "ppp",
 }
-# functions that return the address of another function, which the program then calls without naming it
+# Functions that return the address of another function. The program calls that function by its address, so
+# the name of the function is not among the symbols of the library.
 ENTRY_POINTS = "cudaGetDriverEntryPoint", "cudaGetDriverEntryPointByVersion", "cuGetProcAddress_v2"
 BLAS = {
     "cublasCreate_v2": "p",

@@ -81,7 +81,8 @@ class GuardedType(types.Type):
         return GuardedType(**facts | changes, site=site)
 
 
-# the members of an array's structure: addresses, and arrays with one element per dimension
+# The members of an array's structure. `shape` and `strides` have one element per dimension; the others are
+# addresses.
 MEMBERS = ["data", "shape", "strides", "shadow", "state"]
 
 
@@ -121,7 +122,7 @@ def unbox_guarded(numba_type, value, c):
 
 
 class Members:
-    """The members of an array's structure, as LLVM values. Numba's own class would keep them in memory.
+    """The members of an array's structure, as LLVM values. Numba's own class would store them in stack slots.
 
     structure: the LLVM value of the structure.
     """
@@ -134,7 +135,7 @@ class Members:
         return self.builder.extract_value(self.structure, MEMBERS.index(name))
 
     def value(self):
-        """Return the structure with the assigned members."""
+        """Return the structure, with the members that have been assigned to this object."""
         value = self.structure
         for position, name in enumerate(MEMBERS):
             if name in vars(self):
@@ -254,8 +255,8 @@ def spill_pointer(context, builder, numba_type, spill_buffer, position, pitch, t
 
 @functools.cache
 def spill_load(name):
-    """Return the intrinsic (spill_buffer, position, pitch, thread) -> the thread's value of a spilled
-    variable.
+    """Return the intrinsic load(spill_buffer, position, pitch, thread), which returns the thread's value of a
+    spilled variable.
 
     name: the name of the variable's dtype.
     """
@@ -276,8 +277,8 @@ def spill_load(name):
 
 @functools.cache
 def spill_store(name):
-    """Return the intrinsic (spill_buffer, position, pitch, thread, value), which stores the thread's value of
-    a spilled variable.
+    """Return the intrinsic store(spill_buffer, position, pitch, thread, value), which stores the thread's
+    value of a spilled variable.
 
     name: the name of the variable's dtype.
     """
@@ -298,8 +299,8 @@ def spill_store(name):
 
 @functools.cache
 def spill_array(name):
-    """Return the intrinsic (spill_buffer, position, pitch) -> array, which selects an array in the spill
-    buffer by its index.
+    """Return the intrinsic select(spill_buffer, position, pitch), which returns an array of the spill buffer
+    by its index.
 
     name: the name of the element's dtype.
     """

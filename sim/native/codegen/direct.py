@@ -104,7 +104,7 @@ class Body:
 
     def __init__(self, function, typing, context, builder, signature):
         self.function, self.typing, self.context, self.builder = function, typing, context, builder
-        # `values` has the parameters and variables that need no stack slot.
+        # `cells` has the variables with a stack slot, and `values` those without.
         self.signature, self.cells, self.values, self.loops = signature, {}, {}, []
         self.depth = 0  # the number of enclosing `if` statements and loops
         self.assigned = Counter(
@@ -136,14 +136,17 @@ class Body:
         """Return (type, stack slot) of a variable. The slot is allocated on first use."""
         if name not in self.cells:
             numba_type = self.function.numba_types.get(name, numba_type)
-            # A variable not yet assigned on the executed path reads as 0, with which the slot begins.
+            # The slot begins as 0, which is the value of a variable that the executed path has not assigned.
             code = cgutils.alloca_once(self.builder, self.context.get_value_type(numba_type))
             self.cells[name] = numba_type, code
         return self.cells[name]
 
     def assign_name(self, name, value):
-        """Assign a value to a variable. If its only assignment precedes and dominates all reads, the variable
-        needs no stack slot. The array variables are parameters and spill arrays, and are assigned once."""
+        """Assign a value to a variable.
+
+        A variable needs no stack slot if its only assignment precedes and dominates all reads. This always
+        holds for arrays, because an array variable is a parameter or a spill array.
+        """
         once = self.assigned[name] == 1 and self.depth == 0 and name not in self.cells
         if once or isinstance(value[0], GuardedType):
             numba_type = self.function.numba_types.get(name, value[0])

@@ -20,15 +20,15 @@ FIELD_SIZES = {
     "own_entry": 1,  # shadow-memory entry of the current thread
     "block_start": 1,  # first epoch of the current block
     "resume_epoch": 1,  # epoch in which the current block began, or passed its last grid barrier
-    "phase_epoch": 1,  # first epoch after the last grid barrier; the epochs of all blocks before it are lower
+    "phase_epoch": 1,  # first epoch after the last grid barrier, higher than all epochs before it
     "while_left": 1,  # remaining iterations of `while` loops in the current block
     "for_left": 1,  # remaining iterations of `for` loops in the current block
     "ending_flags": 1,  # mask of the error flags that end the launch after some time
     "time_after_error": 1,  # CPU time for which a launch may run after such an error, in units of `clock`
     "deadline": 1,  # CPU time at which the launch ends, or 0 before the first error with one of these flags
     "returned_count": 1,  # number of threads of the current block that have returned
-    "arrived": 1,  # how often threads of the current block have arrived at a grid barrier of PTX
-    "switch": 1,  # address of the Python function that runs the other blocks up to the grid barrier
+    "arrived": 1,  # number of arrivals at a grid barrier of PTX by threads of the current block
+    "switch": 1,  # address of the Python function that lets the other blocks run to the grid barrier
     "barriers": 1,  # number of block-wide barriers that opened so far, in all blocks
     "epoch": 1,  # current epoch: increases with each block and each barrier
     "position": 1,  # linear index of the current block in the grid, x fastest

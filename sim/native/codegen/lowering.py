@@ -17,16 +17,17 @@ def bytes_of(llvm_type):
 
 
 class Lower(lowering.Lower):
-    """Numba's lowering to LLVM, with wrapping integers and changes that save compile time.
+    """Numba's lowering to LLVM, except that integers wrap around and fewer instructions are emitted.
 
     Reference counting is disabled in functions that do not need it. (A reference implementation that creates
-    a list needs it.) In these functions, a variable whose only assignment precedes all reads needs no stack
-    slot. The sizes of types are cached, because Numba asks LLVM for the size of every variable.
+    a list needs it.) In functions without reference counting, a variable whose only assignment precedes all
+    reads needs no stack slot. The sizes of types are cached, because Numba queries LLVM for the size of every
+    variable.
     """
 
     def init(self):
         super().init()
-        self.context.__class__ = Context  # a copy for this function
+        self.context.__class__ = Context  # this context is a copy that only this function uses
         models = self.context.data_model_manager
         self.context.enable_nrt = any(
             models[numba_type].contains_nrt_meminfo() for numba_type in set(self.fndesc.typemap.values())
@@ -36,7 +37,7 @@ class Lower(lowering.Lower):
             self._singly_assigned_vars |= dominating_variables(self.blocks)
 
     def storevar(self, value, name, argidx=None):
-        """Store the value of a variable. Numba also loads its old value, to count references."""
+        """Store the value of a variable. Without reference counting, do not load its old value first."""
         if self.context.enable_nrt or name in self._singly_assigned_vars:
             super().storevar(value, name, argidx)
         else:
@@ -64,7 +65,7 @@ def dominating_variables(blocks):
     for label, names in used.items():
         for name in names:
             readers.setdefault(name, []).append(label)
-    # Blocks are lowered in the order of their labels.
+    # A read must also be lowered after the assignment. Blocks are lowered in the order of their labels.
     return {
         name
         for name, home in assigned

@@ -19,9 +19,10 @@ In global memory, a read or atomic by a later block does not overwrite the entry
 earlier block. Any access that races with the later block also races with the earlier block, and the entry
 identifies the earlier block.
 
-In a cooperative launch, each block runs up to a grid barrier before the next block runs. Each part of a block
-has epochs of its own. An entry from before the last grid barrier is ordered before all current accesses. Any
-other entry that is older than the current part belongs to another block.
+In a cooperative launch, each block runs until it reaches a grid barrier, and then the next block runs.
+Whenever a block continues, it uses new epochs, which begin with `resume_epoch`. The epochs of accesses
+before the last grid barrier are lower than `phase_epoch`; these accesses are ordered before all current
+ones. Any other entry with an epoch lower than `resume_epoch` belongs to another block.
 
 A false positive only costs an unnecessary rerun of a block. A false negative is an undetected error, and is
 not acceptable.
@@ -167,17 +168,17 @@ def is_from_earlier_block(written, state):
 
 @int64_helper
 def is_from_other_block(before, state):
-    """Return whether a shadow entry of global memory belongs to another block, and no grid barrier is between
-    its access and the current one."""
+    """Return whether the access in a shadow entry of global memory was made by another block, with no grid
+    barrier between it and the current access."""
     return before >> EPOCH_SHIFT < state.resume_epoch and before >> EPOCH_SHIFT >= state.phase_epoch
 
 
 @int64_helper
 def is_unwritten(written, watch, state):
-    """Return whether memory that was not written before the launch has no value yet, or an earlier block's
-    value in shared memory.
+    """Return whether an element has not been written by this launch, or, in shared memory, only by an earlier
+    block. In memory that was initialised before the launch, the result is False.
 
-    written: the shadow entry of its last write.
+    written: the shadow entry of the element's last write.
     """
     if watch == SHARED:
         return is_from_earlier_block(written, state)

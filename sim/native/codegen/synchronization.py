@@ -88,7 +88,7 @@ def barrier(state) -> bool:
 
 @int64_helper
 def grid_barrier(state) -> bool:
-    """Pass a barrier of the whole grid: let the other blocks run until they arrive (sim.native.run.grid).
+    """Wait at a grid barrier: let the other blocks run until they arrive there (sim.native.run.grid).
 
     Return False if the block must stop.
     """
@@ -111,10 +111,10 @@ def arrive_at_grid(state, workspace, address):
 
 @int64_helper(inline=False)
 def barrier_after_arrival(state) -> bool:
-    """Pass a block-wide barrier of a PTX kernel that synchronises the grid (sim.ptx.grid_sync).
+    """Pass a block-wide barrier of a PTX kernel with grid barriers (sim.ptx.grid_sync).
 
-    If a thread of the block has arrived at the grid barrier, all threads wait for it here. Return False if
-    the block must stop.
+    If a thread of the block has arrived at a grid barrier before, the block waits here for the grid barrier.
+    Return False if the block must stop.
     """
     arrived = state.arrived
     state.arrived = 0

@@ -84,8 +84,8 @@ class Calls(Names):
         return self.generic_visit(node)
 
     def call_cuda(self, node):
-        """Lower a call to another function of numba.cuda. A launch has only one grid, so any number can
-        represent it."""
+        """Lower a call to a function of numba.cuda that no other method lowers. The result of `this_grid()`
+        can be any number, because a launch has only one grid."""
         if node.func.referent.name.endswith("this_grid"):
             return ast.copy_location(ast.Constant(0), node)
         return self.generic_visit(node)
@@ -126,10 +126,10 @@ class Calls(Names):
         return self.sync_point(called, arguments, node)
 
     def sync_point(self, name, arguments, node):
-        """Return the call of a synchronising instruction.
+        """Return the lowered call of a synchronising instruction.
 
         name: the name of the instruction.
-        arguments: its lowered arguments.
+        arguments: the lowered arguments.
         """
         function = ast.Name(name.replace(".", "_"), ast.Load())
         made = ast.copy_location(ast.Call(function, arguments, []), node)

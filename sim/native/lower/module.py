@@ -213,7 +213,7 @@ class Module(GeneratedModule):
         )
 
     def is_grid_sync(self, node):
-        """Return whether a call such as `grid.sync()` is a barrier of the whole grid."""
+        """Return whether a call, such as `grid.sync()`, is a grid barrier."""
         of_value = node.calls == MEMBER and isinstance(node.func, ast.Attribute)
         return of_value and node.func.attr == "sync" and "this_grid" in self.used
 

@@ -18,7 +18,7 @@ from sim.native.split.specialize import memoize
 from sim.observers import DEFAULT
 from sim.ptx.run import Run
 
-OF_COPIES = {"copy", *WAITS.values()}  # the operations that need the rings of asynchronous copies
+OF_COPIES = {"copy", *WAITS.values()}  # operations that need the ring buffers of asynchronous copies
 WHILE_LIMIT = 1 << 31  # a block counts as endless if its loops have more iterations than this in total
 
 
@@ -95,10 +95,10 @@ class PtxAttempt(Attempt):
     def arguments(self):
         """Build the table of memory regions. Return the arguments of the grid function that follow
         `spill_buffer`."""
-        # A kernel can wait for copies without sending any.
+        # A kernel can wait for copies although it sends none.
         copies = any(operation in OF_COPIES for operation, *_ in self.source.calls.values())
         if copies and self.is_cooperative:
-            raise CannotLower("it has asynchronous copies and barriers of the whole grid")
+            raise CannotLower("it has asynchronous copies and grid barriers")
         self.rings = make_rings(self.launch.threads) if copies else None
         mixed = len(self.source.atomic_widths) > 1
         table = Table(self.source.site_count, self.layout.memory.space, mixed, self.rings)

@@ -340,8 +340,8 @@ class Statements:
             inputs |= {v: ptx_types[v] for v in read if v in ptx_types}
             named = {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
             calls = {v: self.source.calls[v] for v in sorted(named & set(self.source.calls))}
-            # `renew` reads the base address of the variable, and `arrive` that of the workspace, but neither
-            # receives the address as an argument.
+            # `renew` uses the base address of its variable, and `arrive` the base address of the workspace,
+            # but neither function receives this address as an argument.
             bases = {call[2] for call in calls.values() if call[0] == "renew"}
             bases |= {call[1] for call in calls.values() if call[0] == "arrive"}
             inputs |= {v: ptx_types[v] for v in sorted(bases)}

@@ -252,13 +252,14 @@ class RunCompiler(Evaluator):
     # --- barriers of the grid (sim.ptx.grid_sync) -----------------------------------------------------------
 
     def do_arrive(self, workspace, address, added):
-        """Emit the arrival of a block at the grid barrier. The block waits at its next barrier."""
+        """Emit the arrival of a block at the grid barrier. The block waits at its next block-wide barrier."""
         codes = [self.resize(self.to_integer(value), 64) for value in (self.names[workspace], address)]
         self.call_helper(arrive_at_grid, self.machine[2], *codes)
         return Integer(I64(0), 0, 0)
 
     def do_wait_for_grid(self, address):
-        """Return the word of the grid barrier, whose highest bit differs from the result of `do_arrive`."""
+        """Return a word whose highest bit differs from that of `do_arrive`, so that the kernel's loop around
+        the wait ends at once."""
         return Integer(I64(TOP), TOP, TOP)
 
     def do_trap(self):

@@ -1,9 +1,10 @@
 """Execution of a cooperative launch in compiled code. Each block is a coroutine that returns control at each
-barrier of the grid.
+grid barrier.
 
-All blocks use the same addresses for shared and local memory and the launch state. These are copied when a
-block returns control, and restored when it continues. Each block has a spill buffer of its own. The variables
-of its compiled functions stay on its stack, which a greenlet preserves.
+All blocks use the same addresses for shared memory, local memory and the launch state. When a block returns
+control, its memory and its fields of the state are copied, and they are restored when the block continues.
+Each block has a spill buffer of its own. The local variables of its compiled functions stay on its stack,
+which a greenlet preserves.
 """
 
 import ctypes
@@ -14,9 +15,9 @@ from greenlet import getcurrent, greenlet
 
 from sim.native.codegen.shadow import DIVERGED, EXHAUSTED, OF_BLOCK, OF_LAUNCH
 
-SAVED = "position block_start errors while_left for_left".split()  # fields of the state that a block keeps
-# Before the interpreter has examined whether a loop is endless, to continue a block counts as this number of
-# iterations. Afterwards, blocks continue at most MOST_TURNS times, which takes about 20 s.
+SAVED = "position block_start errors while_left for_left".split()  # fields of the launch state of one block
+# Until the interpreter has examined whether a loop is endless, continuing a block counts as ITERATIONS
+# iterations of a loop. Afterwards, blocks continue at most MOST_TURNS times in total, which takes about 20 s.
 ITERATIONS, MOST_TURNS = 1 << 8, 1 << 22
 
 
@@ -37,8 +38,8 @@ class CompiledBlock:
         return self.greenlet.dead
 
     def resume(self):
-        """Run the block up to its end or to the next grid barrier. A block whose launch ends returns at
-        once."""
+        """Run the block to its next grid barrier or to its end. If the launch has stopped, the block returns
+        at once."""
         state = self.state
         if self.fields:
             for array, contents in zip(self.attempt.block_memory, self.memory):
@@ -57,9 +58,10 @@ class CompiledBlock:
 
 
 def run_grid(attempt):
-    """Run all blocks of a cooperative launch. After an error, the launch ends at the next grid barrier."""
+    """Run all blocks of a cooperative launch. After an error, the launch ends at the next grid barrier, so
+    that the interpreter can explain the error."""
     state, total = attempt.state, attempt.launch.blocks
-    switch = getcurrent().switch  # compiled code calls it at a grid barrier
+    switch = getcurrent().switch  # compiled code calls this method at a grid barrier
     state.switch = id(switch)
     blocks = [CompiledBlock(attempt, position) for position in range(total)]
     is_first = attempt.while_limit < attempt.most_iterations
@@ -85,7 +87,7 @@ def run_grid(attempt):
 
 
 def unwind(attempt, blocks):
-    """End the blocks that wait at a grid barrier."""
+    """Let the blocks that wait at a grid barrier return. Keep the state and the errors of the launch."""
     state, errors = attempt.state, attempt.block_errors.copy()
     kept = {name: getattr(state, name) for name in ("stopped", *SAVED)}
     for block in blocks:

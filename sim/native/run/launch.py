@@ -70,7 +70,9 @@ class Attempt(Memory):
         if self.is_cooperative:
             resident_blocks(launch, self.used)
             if replay_observers(launch.observers):
-                raise CannotLower("compiled code logs no accesses of kernels that synchronise the grid")
+                raise CannotLower(
+                    "an observer needs the access log, which compiled code with grid barriers does not write"
+                )
         if (
             self.watched
             and self.program.lowered.synchronizes

@@ -74,7 +74,7 @@ class Memory:
         return shadows
 
     def of_block(self, array):
-        """Return an array, and record that its contents belong to the current block."""
+        """Record that the contents of an array belong to the current block, and return the array."""
         if array.size:
             self.block_memory.append(array)
         return array

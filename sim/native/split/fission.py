@@ -332,7 +332,7 @@ class Fission(Rematerializer):
     def spill_function(self, what, dtype):
         """Return the name of an intrinsic for spilled variables of this dtype.
 
-        what: "load" or "store", for one thread's value, or "array".
+        what: "load" or "store" for the value of one thread, or "array" for the values of all threads.
         """
         self.module.imports[f"spill_{what}"] = "sim.native.codegen.arrays"
         return self.module.constant(f"{what}_{dtype}", f'spill_{what}("{dtype}")')

@@ -200,7 +200,7 @@ def test_copies_across_a_grid_barrier_are_interpreted(tmp_path):
     y = np.zeros(64, np.int32)
     kernel = load_cuda(tmp_path / "copies.cu")["copies"]
     report = simulate(kernel, engine="native", on_finding="report")[2, 32](np.arange(64, dtype=np.int32), y)
-    assert report.notes == ("interpreted: it has asynchronous copies and barriers of the whole grid",)
+    assert report.notes == ("interpreted: it has asynchronous copies and grid barriers",)
     assert y.tolist() == [0] * 32 + [*range(32, 64)]
 
 
