@@ -656,7 +656,7 @@ def adds_after_another_block(x, flag):
 def test_unwritten_global_memory_ends_the_launch(monkeypatch, engine):
     monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
     blocks = 8
-    report = simulate(adds_to_one, engine=engine, on_finding="report")[blocks, 1](empty(blocks, np.int32))
+    report = simulate(adds_to_one, engine=engine, on_finding="report")[blocks, 2](empty(2 * blocks, np.int32))
     (finding,) = report.findings
     assert finding.kind == "uninitialized-read" and ended_early(report)
 
