@@ -52,7 +52,7 @@ class Context:
         self.synchronizes = False  # whether threads use the results of atomics, or fences
         self.stores = False  # whether the kernel stores to arrays that it does not declare itself
         self.counts_iterations = False  # whether loops around barriers count their iterations
-        self.loops_around_grid = True  # whether a `while` loop may contain a barrier of the whole grid
+        self.loops_around_grid = True  # whether a `while` loop may contain a grid barrier
         self.cooperative = False  # whether all blocks must be resident, as for a grid barrier
         # Whether every `while` loop calls `tick`. The loops of a kernel without source do not.
         self.ticking = True
@@ -100,8 +100,8 @@ class Context:
             for name in ("accesses", "barrier_opened", "block_ended")
             for hook in self.listeners[name]
         )
-        # the blocks that have ended, but whose accesses are still in the log; the numbers of entries,
-        # values and segments of the log when the last one ended
+        # The blocks that have ended, but whose accesses are still in the log; the numbers of entries, values
+        # and segments that the log had when the last of these blocks ended.
         self.ended, self.ended_log = [], (0, 0, 0)
 
         # --- numbers of sites with special atomics ----------------------------------------------------------
@@ -156,7 +156,7 @@ class Context:
             for listener in self.listeners[hook]:
                 self.findings.extend(listener(*facts) or ())
             return
-        # Reading the clock takes longer than many a hook.
+        # Read the clock only if a loop is being timed, because reading it takes longer than many a hook.
         began, known = 0 if self.loops.since is None else time.process_time(), len(self.findings)
         self.in_observer = hook != "access_refused"
         for listener in self.listeners[hook]:
@@ -261,8 +261,8 @@ class Context:
     def end_block(self, block):
         """Report that a block has ended.
 
-        Its accesses may stay in the log, if no other block runs, until they are passed to the observers
-        together with those of the next blocks.
+        If no other block runs, its accesses may stay in the log. They are then passed to the observers
+        together with the accesses of later blocks.
         """
         if self.log is not None and self.may_merge_epochs() and len(self.live) <= 1:
             self.ended.append(block)
@@ -272,8 +272,8 @@ class Context:
             self.announce("block_ended", block.index, block.epoch)
 
     def flush_ended(self):
-        """Pass the logged accesses of blocks that have ended to the observers. Those of other blocks stay in
-        the log."""
+        """Pass the logged accesses of ended blocks to the observers. The accesses of other blocks stay in the
+        log."""
         if not self.ended:
             return
         entries, values, segments = self.ended_log

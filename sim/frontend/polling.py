@@ -41,8 +41,8 @@ def can_poll(function, parameters):
 
 
 def has_loop_around_grid_barrier(function):
-    """Return whether a `while` loop of a function may contain a barrier of the whole grid, itself or in a
-    function that it calls. False is certain."""
+    """Return whether a `while` loop of a function may contain a grid barrier, directly or in a function that
+    the loop calls. Return True in case of doubt."""
     loops = [node for node in ast.walk(function) if isinstance(node, ast.While)]
     calls = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call)]
     of_methods = {getattr(call.func, "attr", "") for call in calls if call.calls == MEMBER}

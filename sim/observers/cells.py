@@ -259,10 +259,11 @@ def only_atomic(rows):
 
 
 def near_writes(rows):
-    """Return a mask that includes all accesses to bytes that stores and atomics access.
+    """Return a mask of the accesses near stores or atomics. The other accesses are loads that cannot race.
 
-    A search in a long table makes millions of loads, and almost none of them can race. Granules of 16 bytes
-    are compared, because an access touches at most two of them. Larger accesses are not filtered.
+    A search in a long table makes millions of loads, and almost none of them is near a write. "Near" means in
+    the same 16-byte line. An access of up to 16 bytes touches at most two lines. If there are larger
+    accesses, the mask contains all accesses.
     """
     if (rows.size > 16).any():
         return np.ones(len(rows.size), bool)

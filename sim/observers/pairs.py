@@ -199,8 +199,8 @@ def has_unordered(rows, party, row, bounds, simple, order):
     """Return a mask of the simple cells that have an unordered pair.
 
     row, bounds: the result of Cells.in_order.
-    simple: a mask of the cells. Such a cell has no atomic accesses, so that its `successive_pairs` suffice,
-        or it has two accesses.
+    simple: a mask of the cells for which `successive_pairs` suffice, because a cell has no atomic accesses or
+        only two accesses.
     """
     lengths, at = np.diff(bounds), np.arange(len(row))
     cell, writes = np.repeat(np.arange(len(lengths)), lengths), rows.action[row] != LOAD

@@ -133,7 +133,7 @@ def cudaLaunchKernelExC(device, configuration, kernel, arguments):
 
 
 def cluster_of(configuration):
-    """Return the size of the clusters of a cudaLaunchConfig_t."""
+    """Return the cluster dimensions in the attributes of a cudaLaunchConfig_t, or (1, 1, 1) without any."""
     attributes, count = struct.unpack("<QI", ctypes.string_at(configuration + 40, 12))
     for position in range(count):
         kind, value = struct.unpack("<I4x12s", ctypes.string_at(attributes + ATTRIBUTE_BYTES * position, 20))

@@ -39,7 +39,7 @@ def smooth(x):
 
 
 def rotate(x):
-    """Take the element of another block, after two barriers of the whole grid."""
+    """Load an element that another block has stored, after two grid barriers."""
     grid, i = cuda.cg.this_grid(), cuda.grid(1)
     for _ in range(4):
         other = x[(i + 40) % x.size]

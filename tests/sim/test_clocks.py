@@ -22,7 +22,7 @@ def merged_dicts(parts):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_union_has_the_largest_bound_of_each_key(seed):
-    """Merge random dicts and earlier unions, with few keys, with an array, and with several arrays."""
+    """Merge random dicts and earlier unions. The number of keys requires a dict, one array or several arrays."""
     random = np.random.default_rng(seed)
     every = Clocks()
     pool = [({}, {})]  # (clock, dict with the same bounds)
