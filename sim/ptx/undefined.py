@@ -14,7 +14,7 @@ from sim.isa.registers import WIDTHS
 from sim.ptx.accesses import Access, address_text, parts
 from sim.ptx.regions import WINDOWS
 from sim.ptx.register_kinds import read_and_written, registers_in
-from sim.ptx.syntax import Address, Instruction, Register, python_name
+from sim.ptx.syntax import Address, Instruction, Register, Symbol, python_name
 
 # The opcodes in translate.HANDLERS that only compute with registers.
 COMPUTING = {"setp", "mov", "cvta", "isspacep"}
@@ -69,8 +69,9 @@ class Origins:
             return False
         access = Access(item.opcode)
         if access.space == "param":
-            name = getattr(item.operands[1].base, "name", None)
-            return self.passing and not self.module.is_kernel_parameter(name)
+            base = item.operands[1].base  # a register contains the address of a parameter of the kernel
+            passed = isinstance(base, Symbol) and not self.module.is_kernel_parameter(base.name)
+            return self.passing and passed
         return access.space in UNDEFINED and not access.strong
 
     def computes(self, item):

@@ -221,3 +221,25 @@ def test_a_value_of_unwritten_shared_memory_that_selp_discards(engine):
     kernel = load_ptx(HEAD + FRESH_SHARED.replace("STEP", step))["k"]
     report = simulate(kernel, engine=engine, on_finding="report")[1, 4](out)
     assert [(f.kind, f.severity) for f in report.findings] == [("uninitialized-read", "error")]
+
+
+def test_a_parameter_is_loaded_through_a_register():
+    # CUTLASS loads a kernel's parameter so, in kernels that also call functions.
+    text = """.version 8.0
+.target sm_80
+.address_size 64
+.func set(.param .b64 p) { .reg .u64 %a; ld.param.u64 %a, [p]; st.u32 [%a], 7; ret; }
+.visible .entry k(.param .u64 x) {
+    .local .b32 kept[1]; .reg .u64 %d<6>; .reg .u32 %r<4>;
+    mov.b64 %d1, x;
+    ld.param.u64 %d2, [%d1];
+    mov.u64 %d3, kept;
+    cvta.local.u64 %d4, %d3;
+    { .param .b64 p0; st.param.b64 [p0], %d4; call.uni set, (p0); }
+    ld.local.u32 %r1, [%d3];
+    st.global.u32 [%d2], %r1;
+    ret;
+}"""
+    x = np.zeros(1, np.int32)
+    simulate(load_ptx(text)["k"], engine="fibers")[1, 1](x)
+    assert x[0] == 7
