@@ -19,15 +19,16 @@ class ErrorLimit:
 
     def __init__(self, context):
         self.context = context
-        # the CPU time of the first certain error; the CPU time of the first doubtful finding; the number of
-        # findings already checked
+        # the CPU time of the first error that counts; the CPU time of the first doubtful finding; the number
+        # of findings already checked
         self.error_time, self.doubt_time, self.seen = None, None, 0
         # A function that decides by reruns whether a doubtful finding counts, or None if the launch cannot
         # run again; the CPU seconds between the doubtful finding and the next call of this function.
         self.trial, self.trial_after = None, FIRST_TRIAL
 
     def is_overdue(self):
-        """Return whether the launch has run for longer than SECONDS_AFTER_ERROR after a certain error."""
+        """Return whether the launch has run for longer than SECONDS_AFTER_ERROR after an error that
+        counts."""
         context = self.context
         if context.max_steps:
             return False
@@ -62,7 +63,7 @@ class ErrorLimit:
         return overdue
 
     def expect_error(self):
-        """Start the limit, because an observer will report an error at the end of the launch."""
+        """Start the limit now, because an observer will report an error at the end of the launch."""
         self.context.has_errors = True
         if self.error_time is None:
             self.error_time = time.process_time()

@@ -129,7 +129,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
 
     @cuda.jit(device=True, forceinline=True)
     def clear_masked(s, row, column):
-        """Set the scores to 0 that the causal mask hides."""
+        """Set to 0 the scores that the causal mask hides."""
         for z in range(NUMBERS):
             if masked(row + row_of(z), column + column_of(z)):
                 s[z] = float32(0)

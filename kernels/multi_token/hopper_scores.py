@@ -121,7 +121,7 @@ def scores_kernel(width, kind, most, c_q, c_k, after, taps_kind):
 
     @cuda.jit(device=True)
     def store_scores(scores, s, key):
-        """Store the parts of S of 16 keys, the first of them in row `key`."""
+        """Store the high and low parts of S for 16 keys in the rows from `key` on."""
         lane = cuda.threadIdx.x & 31
         row = key + (lane & 15)
         high0, low0 = split(s[0], s[1])

@@ -140,7 +140,7 @@ def values_kernel(width, kind, most, c_k, after, taps_kind):
         ms, ls = cuda.local.array(AHEAD, float32), cuda.local.array(AHEAD, float32)
         m, l = MINUS_INFINITY, float32(0)
         for first in range(team, ranges, teams * AHEAD):
-            if first + (AHEAD - 1) * teams < ranges:  # all loads are inside: compare none of them
+            if first + (AHEAD - 1) * teams < ranges:  # all of these ranges exist: no load needs a test
                 for x in range(AHEAD):
                     ms[x] = own_m[(first & PLACE) + x * teams]
                     ls[x] = own_l[(first & PLACE) + x * teams]
@@ -176,8 +176,8 @@ def values_kernel(width, kind, most, c_k, after, taps_kind):
 
     @cuda.jit(device=True, forceinline=True)
     def load_rows(held, t, row_of_t, begin, n, seen):
-        """Load two rows of T' of the keys begin, begin + 8, ..., as pairs. If not all of these keys are
-        `seen`, replace the number of a key outside 0 ... n - 1 by the nearest of these."""
+        """Load pairs of T' in two rows, for the keys begin, begin + 8, .... `seen` says that all rows of the
+        window see these keys. If it is False, load the nearest key in 0 ... n - 1 in place of any other."""
         if seen:
             place = (row_of_t + begin * 4) & PLACE
             for x in range(2 * groups):
@@ -188,8 +188,8 @@ def values_kernel(width, kind, most, c_k, after, taps_kind):
 
     @cuda.jit(device=True, forceinline=True)
     def store_weights(ps, held, offset0, offset1, begin, last, seen):
-        """Store the parts of P. Row r of the window sees the keys 0 ... last + r; if not all are `seen`, P of
-        the others is 0."""
+        """Store the parts of P. Row r of the window sees the keys 0 ... last + r. Unless all of the keys are
+        `seen` by all rows, set P of the other keys to 0."""
         lane = cuda.threadIdx.x & 31
         for x in range(groups):
             p0, p1 = floats_of(held[2 * x])

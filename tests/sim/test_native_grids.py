@@ -1,4 +1,4 @@
-"""Tests of cooperative launches in compiled code: barriers of the whole grid, and races around them."""
+"""Tests of cooperative launches in compiled code: grid barriers, and races around them."""
 
 import time
 

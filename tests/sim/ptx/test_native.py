@@ -66,7 +66,8 @@ def test_names_longer_than_llvm_accepts():
 
 @pytest.mark.parametrize("wait", ["cp.async.wait_all;", "cp.async.commit_group; cp.async.wait_group 0;"])
 def test_a_kernel_may_wait_for_copies_without_sending_any(wait):
-    # CuTe does so if the copy of a tile is an ordinary load. Compiled code then ended with SIGSEGV.
+    # CuTe generates such code if the copy of a tile is an ordinary load. Compiled code then ended with
+    # SIGSEGV.
     x, out = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
     copies = kernel(f"ld.global.u32 %r4, [%d3]; {wait} st.global.u32 [%d4], %r4;")
     report = simulate(copies, engine="native")[1, 64](x, out)

@@ -224,7 +224,7 @@ def test_a_value_of_unwritten_shared_memory_that_selp_discards(engine):
 
 
 def test_a_parameter_is_loaded_through_a_register():
-    # CUTLASS loads a kernel's parameter so, in kernels that also call functions.
+    # Kernels of CUTLASS that also call functions load a parameter in this way.
     text = """.version 8.0
 .target sm_80
 .address_size 64
