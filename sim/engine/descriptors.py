@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.events import SITES, Access, Finding
-from sim.isa.matrix_descriptor import ADDRESS_MASK, CHUNK, ROWS, swizzled
+from sim.isa.matrix_descriptor import ADDRESS_MASK, CHUNK, ROWS, row_mask, swizzled
 
 NONE = "no swizzle"
 
@@ -19,13 +19,13 @@ def check_descriptor(context, descriptor, of, addresses, found, site):
     addresses: the addresses of its chunks within shared memory.
     found: the same addresses in the simulated address space, or -1 outside all arrays.
     """
-    finding = (
-        outside(context, of, addresses, found, site)
-        if (found < 0).any()
-        else out_of_phase(context, descriptor, of, found, site)
-        if descriptor.phase
-        else aligned_by_luck(context, descriptor, of, found, site)
-    )
+    finding = None
+    if (found < 0).any():
+        finding = outside(context, of, addresses, found, site)
+    elif not descriptor.phase:
+        finding = aligned_by_luck(context, descriptor, of, found, site)
+    elif not is_copied_in_phase(context, descriptor, found):
+        finding = out_of_phase(context, descriptor, of, found, site)
     if finding is not None:
         context.findings.append(finding)
 
@@ -45,6 +45,21 @@ def outside(context, of, addresses, found, site):
         reason="Its start address, offsets and swizzle determine the bytes that wgmma reads.",
         fix="compare the start address and the two offsets with the layout of the tile",
     )
+
+
+def is_copied_in_phase(context, descriptor, found):
+    """Return whether tensor copies have written a matrix with its swizzle, into boxes that start in the same
+    row of the swizzle pattern as the matrix.
+
+    A tensor copy counts the pattern from address 0, like wgmma without a base offset, so both agree. CUTLASS
+    places its tiles in this way, after its mbarriers.
+    """
+    written = np.zeros(found.shape, bool)
+    for tile in context.thread.block.tiles.values():
+        row = tile.base >> 7 & row_mask(tile.swizzle)
+        if tile.swizzle == descriptor.swizzle and row == descriptor.phase and not descriptor.base_offset:
+            written |= (tile.base <= found) & (found < tile.base + tile.room)
+    return written.all()
 
 
 def out_of_phase(context, descriptor, of, found, site):

@@ -68,6 +68,11 @@ KERNELS = {
         "",
         PRODUCTS.replace("tile_a + k, 16, 1024", "tile_a + k, 16, 2048"),
     ),
+    "a tile that starts in row 3 of the pattern": (
+        BOTH.replace("tile_a", "tile_a + 192"),
+        "",
+        PRODUCTS.replace("tile_a", "tile_a + 192"),
+    ),
     "transposed": (
         BOTH.replace("load_box(tile_b", "load_box(tile_a + 2048, &a, 32, 0, &full); load_box(tile_b"),
         "",
@@ -90,6 +95,7 @@ MAPS = {
         tensor_map(A, (8, 64), swizzle=128),
         tensor_map(B, (16, 64), swizzle=128),
     ),
+    "a tile that starts in row 3 of the pattern": lambda: MAPS["rows of 128 bytes"](),
     "transposed": lambda: (
         tensor_map(A.T.copy(), (64, 32), swizzle=64),
         tensor_map(B.T.copy(), (64, 16), swizzle=32),
@@ -156,6 +162,14 @@ def test_the_finding_names_the_copy_and_the_layouts(bug):
     assert not right and says in finding.message
     assert [access.what for access in finding.accesses] == ["written", "read"]
     assert {found.kind for found in report.findings} <= {"wgmma", "uninitialized-read"}
+
+
+def test_a_matrix_must_start_in_the_row_of_its_box():
+    report, right = run("a tile that starts in row 3 of the pattern")
+    assert right and not report.findings
+    report, right = run("rows of 128 bytes", "describe(tile_a + k", "describe(tile_a + 192 + k")
+    finding = next(finding for finding in report.errors if finding.kind == "wgmma")
+    assert not right and "in row 3 of a 128-byte swizzle pattern" in finding.message
 
 
 # (leading, stride, swizzle of the descriptor; mn_major; count; room, pitch, swizzle, flat of the box; result)
