@@ -44,8 +44,8 @@ class LoopLimits:
         progress."""
         self.steps = self.context.max_steps or DEFAULT_STEPS
         self.progress_check = None  # a ProgressCheck while threads are being compared
-        # Whether sim.engine.attempts has proven that nothing changes any more; the value of `steps` below
-        # which it tries again; whether the comparison of threads has been postponed for this test.
+        # For the test of sim.engine.attempts: whether it has proven that nothing changes any more; the value
+        # of `steps` below which it runs again; whether the comparison of threads was postponed for it.
         self.is_endless, self.next_test, self.postponed = False, 1, False
         # since the last reset: a Forecast of the loops, and whether it predicts that one ends in time
         self.forecast, self.ends, self.leap = None, False, FIRST_LEAP

@@ -66,7 +66,8 @@ class Settled:
         self.ends = np.array(columns or [(0, 0, 0, 0)], np.int64).T
 
     def are_over(self, places, moments):
-        """Return a mask that says for each Moment whether certainly all earlier copies to a place have ended.
+        """Return a mask: for each Moment, whether all earlier copies to a place have certainly ended. False
+        means that the copies have to be examined one by one.
 
         places: the index of the place for each Moment.
         moments: the Moments.
@@ -79,7 +80,7 @@ class Settled:
         return result
 
     def have_ended(self, copies, moments):
-        """Return a mask that says for each Moment whether a copy has ended before it.
+        """Return a mask: for each Moment, whether a copy has ended before it.
 
         copies: the index of the copy for each Moment.
         moments: the Moments.
