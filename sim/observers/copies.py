@@ -101,6 +101,7 @@ class ByteRange(NamedTuple):
 class Successive:
     """The copies of one block that write, or read, exactly the same bytes, in the order of their issue.
 
+    mask: these bytes in their line, as from `byte_mask`.
     begins: the segments of their issues.
     in_turn: for each of the first copies, whether all copies before it had ended when it was issued. By
         transitivity, an access after its issue then also comes after the ends of those earlier copies.
@@ -108,6 +109,7 @@ class Successive:
 
     def __init__(self, place):
         self.place, self.flights, self.begins, self.in_turn = place, [], [], [True]
+        self.mask = byte_mask(place.address, place.size)
 
     def add(self, flight):
         self.flights.append(flight)
@@ -174,7 +176,7 @@ def settled_lines(rows, chosen, lines, touched, by_line, order):
     places = [by_line[line] for line in near.tolist()]
     counts = np.array([len(one) for one in places])
     places = [copies for one in places for copies in one]
-    covered = np.array([byte_mask(copies.place.address, copies.place.size) for copies in places])
+    covered = np.array([copies.mask for copies in places])
     # From here on, arrays have one entry for each pair of an access and a place in its line.
     firsts, line = np.cumsum(counts) - counts, near.searchsorted(lines)
     access, before = np.repeat(np.arange(len(chosen)), counts[line]), np.cumsum(counts[line]) - counts[line]
@@ -274,7 +276,8 @@ class Flights:
 
     @staticmethod
     def near_copies(rows, chosen, lines, by_line, order, known):
-        """Return an array: for each chosen access, whether a copy to or from its line is under way.
+        """Return an array: for each chosen access, whether a copy is under way to or from bytes of its line
+        that its segment accesses.
 
         The value is the same for all accesses of one segment to a line, so it is computed once for them.
         """
@@ -289,8 +292,10 @@ class Flights:
         near = ~settled_lines(rows, chosen[first], lines[first], touched, by_line, order)
         left = np.flatnonzero(near)
         near[left] = [
-            any(copies.under_way(row, order, known) for copies in by_line[line])
-            for row, line in zip(rows.listed(chosen[first[left]]), lines[first[left]].tolist())
+            any(copies.under_way(row, order, known) for copies in by_line[line] if copies.mask & mask)
+            for row, line, mask in zip(
+                rows.listed(chosen[first[left]]), lines[first[left]].tolist(), touched[left].tolist()
+            )
         ]
         return near[group]
 

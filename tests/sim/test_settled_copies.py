@@ -93,3 +93,15 @@ def test_ordered_reads_need_no_search(monkeypatch):
     monkeypatch.setattr(Successive, "under_way", None)
     chosen = np.arange(len(accesses))
     assert not Flights.near_copies(rows, chosen, 0 * chosen, {0: [*places.values()]}, order, {}).any()
+
+
+def test_copies_to_other_bytes_of_a_line_are_not_compared():
+    """Let two threads copy one word each to one line, and let the second read its own word before a wait."""
+    order, places = HappensBefore(), [Successive(ByteRange(4 * thread, 4, True)) for thread in range(2)]
+    for thread, copies in enumerate(places):
+        copies.add(Flight((0, 0, 0), Copy(4 * thread, 4, 0), Moment(0, 0, thread, thread)))
+    places[0].under_way = None
+    columns = np.array([[0, 0, 1, 2, LOAD, 4, 4, 2]]).T
+    rows = Rows(*columns, np.zeros(1, object), columns[4])
+    zeros = np.zeros(1, int)
+    assert Flights.near_copies(rows, zeros, zeros, {0: places}, order, {}).tolist() == [True]
