@@ -2,14 +2,15 @@
 
 from kernels.common.arguments import MAX_HEAD_DIM, MOST_TAPS
 from kernels.common.launch import width_for
-from kernels.common.splits import MERGING_WARPS
+from kernels.common.splits import LANES, MERGING_WARPS
 from kernels.common.strips import TAPS
 from kernels.conv import backward as conv_backward
 from kernels.conv import decode as conv_decode
 from kernels.conv import forward as conv_forward
 from kernels.conv.tiles import PADDING
-from kernels.multi_token import decode as multi_token_decode
+from kernels.multi_token import decode_scores, decode_values
 from kernels.multi_token import kernels as multi_token_kernels
+from kernels.multi_token.decode import class_of
 
 
 def conv_forward_shared(d, **_):
@@ -71,14 +72,14 @@ def multi_token_row_shared(heads, c_q, **_):
     values   P, U, O and the statistics
     merge    partial sums and a row
     """
-    its, rows, most = multi_token_decode, 2 * c_q - 1, multi_token_decode.class_of(heads)
+    scores, values, rows, most = decode_scores, decode_values, 2 * c_q - 1, class_of(heads)
     slots, tap_slots = (-(-count // 4) * 4 for count in (rows, c_q))
-    pieces = its.WINDOW_WARPS * (its.KEYS * its.PITCH + rows * its.TILE)
+    pieces = scores.WINDOW_WARPS * (scores.KEYS * scores.PITCH + rows * scores.TILE)
     return (
         4 * (pieces + MAX_HEAD_DIM * slots + MOST_TAPS * tap_slots),
-        4 * most * (most + its.MIX_THREADS + 2),
-        4 * (min(its.VALUE_WARPS, most) * c_q * its.SPAN + most * (its.LANES + MAX_HEAD_DIM + 2 * c_q)),
-        4 * (its.MERGE_THREADS + MAX_HEAD_DIM),
+        4 * most * (most + scores.mixed_keys(most) * scores.MIX_THREADS + 2),
+        4 * (min(values.VALUE_WARPS, most) * c_q * values.SPAN + most * (LANES + MAX_HEAD_DIM + 2 * c_q)),
+        4 * (values.MERGE_THREADS + MAX_HEAD_DIM),
     )
 
 

@@ -18,10 +18,8 @@ KEYS, COLUMNS = 64, 16  # keys and columns per sub-tile of K
 PITCH = COLUMNS + 1  # with this padding, a column of a sub-tile lies in 32 different banks
 CARRIED = 16  # scores kept from the previous keys; a convolution reads fewer to its left
 TILE = CARRIED + KEYS
-WINDOW_WARPS, WINDOW_BLOCKS = (
-    2,
-    8,
-)  # warps per block; resident blocks per multiprocessor at 128 registers per thread
+WINDOW_WARPS = 2  # per block
+WINDOW_BLOCKS = 8  # resident blocks per multiprocessor at 128 registers per thread
 MIX_WARPS, MIX_THREADS = 4, 128
 PARTS = 64  # maximum number of parts of a row, each with its own m and l
 
@@ -170,6 +168,11 @@ def window_kernel(c_q, after):
 # The first map, and the softmax's statistics ----------------------------------------------------------------
 
 
+def mixed_keys(most):
+    """Return the keys per thread and iteration, for groups of at most `most` heads."""
+    return 2 if most <= 32 else 1
+
+
 @functools.cache
 def mix_rows_kernel(most, kind="float32"):
     """Return the kernel for maps within groups of at most `most` heads.
@@ -178,7 +181,7 @@ def mix_rows_kernel(most, kind="float32"):
     """
     widened = widener(kind)
 
-    each = 2 if most <= 32 else 1  # keys per thread and iteration
+    each = mixed_keys(most)
     rows, keys_at_once = -(-most // MIX_WARPS), each * MIX_THREADS
     numbers, loads = each * most, keys_at_once // LANES
 

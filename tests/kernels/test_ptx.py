@@ -98,6 +98,13 @@ def variants():
             )
 
 
+def test_every_launch_of_a_case_states_its_shared_memory_and_its_spills():
+    """The tests of the long cases run at night only, so their numbers are at least evaluated here."""
+    for case in CASES.values():
+        for size in case.compiled or case.sizes:
+            assert len(case.shared(**size)) == len(case.spills(**size))
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 @pytest.mark.parametrize(("case", "size"), list(variants()))
 def test_kernels(compiler, monkeypatch, case, size, architecture):
