@@ -187,16 +187,20 @@ def consumer(width, kind, block):
                 mbarrier_arrive(empty[0], q_slot)
             store_sums(log_sum, batch, head, i, m0, m1, l0, l1, factor)
             batch_before, head_before, i_before = batch, head, i
-            # 4. the tiles that only later groups need
+            # 4. the tiles that only later groups need. Without `syncwarp`, lane 0 could arrive, and the next
+            # phase could end, before another lane of its warp has observed the end of this phase. In parts 1
+            # and 2, wgmma orders the lanes.
             for _ in range(own, count):
                 if ordered:
                     wait(order, group, mine)
                     mine ^= uint32(1)
+                    cuda.syncwarp()
                     if lane == 0:
                         mbarrier_arrive(order, other)
                 slot, odd = slot_of(t, slots)
                 wait(full[1], slot, odd)
                 wait(full[2], slot, odd)
+                cuda.syncwarp()
                 if lane == 0:
                     mbarrier_arrive(empty[1], slot)
                     mbarrier_arrive(empty[2], slot)
