@@ -194,7 +194,8 @@ def test_what_compiled_code_counts_is_what_fibers_count(name):
     ours, wanted = (
         launched(name, engine=engine, observers=[*DEFAULT, *COUNTERS])[0] for engine in ("native", "fibers")
     )
-    assert ours.notes[0].startswith("compiled") == CASES[name][-1]
+    # Counters need the access log, which compiled code with grid barriers does not write.
+    assert ours.notes[0].startswith("compiled") == (CASES[name][-1] and name != "a barrier of the grid")
     assert ours.counters == wanted.counters
 
 
