@@ -173,6 +173,20 @@ def test_it_replaces_what_runs_on_a_gpu(engine):
     assert np.array_equal(x, np.arange(32)[::-1])
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_device_function_can_have_the_name_of_an_instruction(engine):
+    @cuda.jit(device=True)
+    def mirrored(t):
+        return 31 - t
+
+    def kernel(x):
+        x[cuda.threadIdx.x] = mirrored(cuda.threadIdx.x)
+
+    x = np.zeros(32, np.int32)
+    simulate(kernel, engine=engine)[1, 32](x)
+    assert np.array_equal(x, np.arange(32)[::-1])
+
+
 @instruction(mask=GIVEN, reads=lambda lane, value: 31 - lane, source="here")
 def mirrored_sum(lanes, value, *, result: Like("value")):
     for lane in range(32):

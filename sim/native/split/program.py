@@ -257,9 +257,10 @@ def types_in(module, name, parameters, numba_types):
     """
     names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
     cache.run_text("\n".join(file_head(module, name)), names)
-    # Only type inference runs here, so the synchronising instructions and device functions need no code.
-    names.update(variable_types.sync_stubs())
-    names.update({device: variable_types.type_stub(names[device].py_func) for device in devices})
+    # Only type inference runs here, so the synchronising instructions and device functions need no code. An
+    # instruction of the user can have the name of a device function of a kernel that does not use it.
+    stubs = {device: variable_types.type_stub(names[device].py_func) for device in devices}
+    names.update(variable_types.sync_stubs() | stubs)
 
     def types_of(statements):
         cache.run_text("\n".join(thread_lines(module, name, parameters, statements)), names)
