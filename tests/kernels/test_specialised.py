@@ -12,6 +12,8 @@ import torch
 from numba import cuda
 from numba.cuda import dispatcher, types
 from numpy import float32, int32
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import kernels
 import kernels.reference
@@ -238,9 +240,41 @@ def test_in_one_process_a_kernel_is_loaded_once_for_all_shapes(gpu):
     assert len(gpu.compiled) == len(gpu.loaded) == 2
 
 
+class Allocations(TorchDispatchMode):
+    """Record the storages of all tensors that operations return. The tensors stay alive."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.alive = {}, []  # sizes: {address: bytes}
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        found = function(*arguments, **named or {})
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                self.sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+                self.alive.append(tensor)
+        return found
+
+    def names(self, launched, known):
+        """Return the 64-bit words of each launch's arguments, with (number, offset) in place of an address.
+
+        launched: the arguments of each launch as bytes.
+        known: the tensors with the numbers 0, 1, ... The other storages are numbered as they appear.
+        """
+        numbers = {tensor.untyped_storage().data_ptr(): number for number, tensor in enumerate(known)}
+
+        def named(word):
+            for first, size in self.sizes.items():
+                if first <= word < first + size:
+                    return numbers.setdefault(first, len(numbers)), word - first
+            return word
+
+        return [[named(word) for word in memoryview(data).cast("Q")] for data in launched]
+
+
 @pytest.mark.parametrize("banded, launches", [(False, 4), (True, 5)])
 def test_a_repeated_backward_pass_launches_the_same_with_other_tensors(gpu, monkeypatch, banded, launches):
-    """Compare the launches of two calls, with a name in place of each address."""
+    """Compare the launches of two calls, with names in place of addresses."""
     monkeypatch.setitem(launching.RUNNERS, "cpu", on_gpu)
     monkeypatch.setattr(backward, "suits", lambda *_: banded)
     monkeypatch.setattr(launching, "remembered", repeated := {})
@@ -249,18 +283,14 @@ def test_a_repeated_backward_pass_launches_the_same_with_other_tensors(gpu, monk
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     calls = []
     for _ in range(2):
-        q, k, v, o, d_o = (torch.zeros(1, 2, 40, 64, dtype=torch.float16) for _ in range(5))
-        given = q, k, v, torch.zeros(2, 3, 3), o, torch.zeros(1, 2, 40), d_o
         gpu.launched.clear()
-        found = backward.backward(*given, True, float32(1), (True,) * 4, False)
+        with Allocations() as allocations:
+            q, k, v, o, d_o = (torch.zeros(1, 2, 40, 64, dtype=torch.float16) for _ in range(5))
+            given = q, k, v, torch.zeros(2, 3, 3), o, torch.zeros(1, 2, 40), d_o
+            found = backward.backward(*given, True, float32(1), (True,) * 4, False)
         assert [x.shape for x in found] == [x.shape for x in given[:4]]
-        names = {x.data_ptr(): number for number, x in enumerate((*given, *found))}
-        words = [[*memoryview(data).cast("Q")] for *_, data in gpu.launched]
-        # the other addresses are those of D and of the parts of dW, in one buffer
-        addresses = {word for word in itertools.chain(*words) if 2**40 < word < 2**48 and word not in names}
-        names |= {word: word - min(addresses) for word in addresses}
-        named = [[names.get(word, word) for word in each] for each in words]
-        calls.append([(*rest, each) for (*rest, _), each in zip(gpu.launched, named)])
+        names = allocations.names([data for *_, data in gpu.launched], (*given, *found))
+        calls.append([(*rest, each) for (*rest, _), each in zip(gpu.launched, names)])
     assert len(repeated) == 1 and len(calls[0]) == launches and calls[0] == calls[1]
     assert gpu.graphs == [launches]
 
