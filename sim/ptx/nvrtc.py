@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sim.errors import LaunchError
@@ -21,6 +21,15 @@ INSTALL = (
 HEADERS = (
     "The toolkit's headers come with: pip install nvidia-cuda-runtime nvidia-cuda-cccl (numba-cuda[cu13]"
     ' brings both); folders of your own by load_cuda(path, "-Ifolder")'
+)
+
+# cooperative_groups.h includes parts of cuda::std, which take NVRTC 1 to 2 s. With this option, the header
+# defines the few type traits that it needs itself, and the PTX of a kernel is the same.
+OWN_TRAITS = "-D_CG_LIMIT_INCLUDED_DEPENDENCIES"
+# A source that contains one of these texts may depend on cuda::std, or on a type that the header's own traits
+# do not count as an integer or a float.
+NEEDS_STD = re.compile(
+    r"cuda::|cuda/|\b_CG_|\bsigned\s+char|int8|int128|wchar_t|char(8|16|32)_t|bf16|bfloat16|float8|fp8"
 )
 
 
@@ -40,8 +49,7 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
     """
     path = Path(path)
     source, options = path.read_text(encoding="utf-8"), (*options, f"-I{path.parent}")
-    folders = [Path(option[2:]) for option in options if option.startswith("-I") and len(option) > 2]
-    return CudaModule(path, source, options, architecture, tuple(own_headers(source, folders, set())))
+    return CudaModule(path, source, options, architecture, tuple(own_headers(source, options)))
 
 
 class CudaModule(Module):
@@ -80,16 +88,21 @@ class CudaModule(Module):
         return kernel
 
 
-def own_headers(text: str, folders: list[Path], seen: set[Path]) -> Iterator[str]:
+def own_headers(source: str, options: Iterable[str]) -> Iterator[str]:
     """Yield the contents of every header included by a source through #include "name", directly or
-    indirectly."""
-    for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M):
-        path = next((folder / name for folder in folders if (folder / name).is_file()), None)
-        if path is not None and path not in seen:
-            seen.add(path)
-            header = path.read_text(encoding="utf-8", errors="replace")
-            yield header
-            yield from own_headers(header, folders, seen)
+    indirectly.
+
+    options: the options of NVRTC, which name the folders of headers.
+    """
+    folders = [Path(option[2:]) for option in options if option.startswith("-I") and len(option) > 2]
+    seen, texts = set(), [source]
+    while texts:
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', texts.pop(), re.M):
+            path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+            if path is not None and path not in seen:
+                seen.add(path)
+                texts.append(path.read_text(encoding="utf-8", errors="replace"))
+                yield texts[-1]
 
 
 def compile_ptx(source: str, name: str, *options: str, architecture: str = "compute_80") -> str:
@@ -119,11 +132,11 @@ def compile_program(
     flags = [] if given else [f"--gpu-architecture={architecture}"]
     flags += ["-lineinfo", "--std=c++17", *options]
     flags += [f"-I{folder}" for folder in header_folders()]
-    program, done = run_nvrtc(nvrtc, source, name, flags, expressions, {})
-    for helps, more in host_headers.REMEDIES:
-        if not done and helps(read_result(nvrtc, "ProgramLog", program)):
-            flags += more
-            program, done = run_nvrtc(nvrtc, source, name, flags, expressions, host_headers.TEXTS)
+    program, done = None, False
+    if can_use_own_traits(source, options):
+        program, done = try_remedies(nvrtc, source, name, [*flags, OWN_TRAITS], expressions)
+    if not done:
+        program, done = try_remedies(nvrtc, source, name, flags, expressions)
     if not done:
         log = read_result(nvrtc, "ProgramLog", program)
         hint = f"\n  {HEADERS}" if "open source file" in log else ""
@@ -131,6 +144,27 @@ def compile_program(
         raise LaunchError(f"NVRTC does not compile {what}:\n{log}{hint}")
     lowered = {each: nvrtc.nvrtcGetLoweredName(program, each.encode())[1].decode() for each in expressions}
     return strip_folder(read_result(nvrtc, "PTX", program), name), lowered
+
+
+def can_use_own_traits(source, options):
+    """Return whether to compile a source with OWN_TRAITS first. If it then fails, it is compiled without."""
+    texts = [source, *own_headers(source, options)]
+    uses_groups = any("cooperative_groups" in text for text in texts)
+    return uses_groups and not any(NEEDS_STD.search(text) for text in [*texts, *options])
+
+
+def try_remedies(nvrtc, source, name, flags, expressions):
+    """Compile a source. If that fails for a reason that has a remedy, compile it again with the remedy's
+    options.
+
+    Return (program, whether NVRTC has compiled it).
+    """
+    program, done = run_nvrtc(nvrtc, source, name, flags, expressions, {})
+    for helps, more in host_headers.REMEDIES:
+        if not done and helps(read_result(nvrtc, "ProgramLog", program)):
+            flags = [*flags, *more]
+            program, done = run_nvrtc(nvrtc, source, name, flags, expressions, host_headers.TEXTS)
+    return program, done
 
 
 def run_nvrtc(nvrtc, source, name, flags, expressions, headers):

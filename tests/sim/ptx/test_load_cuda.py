@@ -1,11 +1,13 @@
 """Tests of load_cuda: compiler options, headers, templates, module variables and pointers in memory."""
 
+import re
 import time
 
 import numpy as np
 import pytest
 
 from sim import LaunchError, load_cuda, load_ptx, simulate
+from sim.ptx import nvrtc
 from sim.ptx.origin import plain_name
 
 SOURCE = """
@@ -233,6 +235,56 @@ def test_kernels_may_start_early(tmp_path):
     x = np.zeros(4, np.int32)
     simulate(load_cuda(tmp_path / "early.cu", architecture="sm_90")["early"])[1, 4](x)
     assert x.tolist() == [1] * 4
+
+
+GROUPS = """#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+namespace cg = cooperative_groups;
+extern "C" __global__ void total(TYPE* x) {
+    auto tile = cg::tiled_partition<32>(cg::this_thread_block());
+    STATEMENT;
+}
+"""
+REDUCE = GROUPS.replace("STATEMENT", "x[threadIdx.x] = cg::reduce(tile, x[threadIdx.x], cg::plus<TYPE>())")
+UPDATE = GROUPS.replace("STATEMENT", "cg::reduce_update_async(tile, x[0], 1, cg::plus<int>())")
+
+
+@pytest.mark.parametrize("of", ["int", "double", "unsigned char"])
+def test_cooperative_groups_without_cuda_std_give_the_same_ptx(of, monkeypatch):
+    source, own = REDUCE.replace("TYPE", of), []
+    monkeypatch.setattr(nvrtc, "run_nvrtc", recording_runs(own))
+    lean = entry_of(nvrtc.compile_ptx(source, "total.cu"))
+    assert own == [True]
+    monkeypatch.setattr(nvrtc, "can_use_own_traits", lambda source, options: False)
+    assert entry_of(nvrtc.compile_ptx(source, "total.cu")) == lean
+
+
+def test_cooperative_groups_that_need_cuda_std(monkeypatch):
+    own = []
+    monkeypatch.setattr(nvrtc, "run_nvrtc", recording_runs(own))
+    # The header's own traits do not count a signed char as an integer.
+    assert "redux.sync.add" in nvrtc.compile_ptx(REDUCE.replace("TYPE", "signed char"), "total.cu")
+    # Without cuda::std, the header does not define reduce_update_async.
+    assert "atom" in nvrtc.compile_ptx(UPDATE.replace("TYPE", "cuda :: atomic<int>"), "total.cu")
+    assert own == [False, True, False]
+
+
+def recording_runs(own):
+    """Return run_nvrtc, except that it appends to `own` whether the headers use their own traits."""
+    run = nvrtc.run_nvrtc
+
+    def recorded(compiler, source, name, flags, *others):
+        own.append(nvrtc.OWN_TRAITS in flags)
+        return run(compiler, source, name, flags, *others)
+
+    return recorded
+
+
+def entry_of(ptx):
+    """Return the instructions of the only kernel in a PTX text, without debug information and labels."""
+    (body,) = re.findall(r"\.entry.*?\n\}", ptx, re.S)
+    lines = [re.sub(r"\$L__\w+", "L", line.strip()) for line in body.splitlines()]
+    return [line for line in lines if line and not line.startswith((".loc", "//", "L:"))]
 
 
 def test_a_header_without_stand_in_is_named(tmp_path):
