@@ -99,7 +99,7 @@ def variants():
 
 
 def test_every_launch_of_a_case_states_its_shared_memory_and_its_spills():
-    """The tests of the long cases run at night only, so their numbers are at least evaluated here."""
+    """Evaluate the numbers of all cases, because only the nightly run tests the long ones."""
     for case in CASES.values():
         for size in case.compiled or case.sizes:
             assert len(case.shared(**size)) == len(case.spills(**size))
