@@ -159,12 +159,13 @@ def run(fibers, grid, context, fiber):
     """
     context.announce("launch_started", context)
     # numpy warns about overflow and division by zero, which are not errors on a GPU
-    with np.errstate(all="ignore"), Watchdog(context), collect_rarely():
+    with np.errstate(all="ignore"), collect_rarely():
         try:
-            if fiber is None:
-                grid.run_without_waiting()
-            else:
-                grid.run(fiber, fibers.of(fiber))
+            with Watchdog(context):
+                if fiber is None:
+                    grid.run_without_waiting()
+                else:
+                    grid.run(fiber, fibers.of(fiber))
         except OutOfTurns:
             pass
         except OutOfTime:

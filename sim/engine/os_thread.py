@@ -13,8 +13,10 @@ from sim.errors import Abandoned, LaunchError
 
 
 def throw_into(ident, exception):
-    """Raise `exception` in the operating-system thread `ident`, at its next bytecode instruction."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(exception))
+    """Raise `exception` in the operating-system thread `ident`, at its next bytecode instruction. If it is
+    None, withdraw an exception that has not been raised yet."""
+    raised = ctypes.py_object() if exception is None else ctypes.py_object(exception)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), raised)
 
 
 class OSThread:

@@ -23,13 +23,24 @@ class Watchdog:
     def __init__(self, context):
         self.context = context
         self.over, self.launcher = threading.Event(), threading.get_ident()
+        self.lock, self.interrupted = threading.Lock(), set()  # the idents of the threads with an exception
         self.thread = threading.Thread(target=self.watch, daemon=True)
 
     def __enter__(self):
         self.thread.start()
 
     def __exit__(self, *_):
-        self.over.set()
+        try:
+            self.stop()
+        except Stuck:  # an exception that was thrown just before, when the launch ended by itself
+            self.stop()
+
+    def stop(self):
+        """Throw no further exception, and withdraw those that have not been raised yet."""
+        with self.lock:
+            self.over.set()
+            for ident in self.interrupted:
+                throw_into(ident, None)
 
     def watch(self):
         context, last, changed, entered, pause = self.context, None, 0.0, 0, 0
@@ -58,4 +69,8 @@ class Watchdog:
         # launcher's thread.
         running = self.context.thread
         thread = getattr(running.fiber, "thread", None) if running else None
-        throw_into(thread.ident if thread else self.launcher, exception)
+        ident = thread.ident if thread else self.launcher
+        with self.lock:
+            if not self.over.is_set():
+                self.interrupted.add(ident)
+                throw_into(ident, exception)
