@@ -70,8 +70,15 @@ def is_missed(scheduler, block, running):
     If the block uses bar.arrive, the result is False, because a thread may then arrive and return.
     """
     counted = scheduler.counts_arrivals and block.named_barriers
-    returned = block.alive < len(block.threads)
-    return returned and not counted and len(waiting_threads(block, running)) > 0
+    if counted or block.alive == len(block.threads):
+        return False
+    return len(returned_threads(block)) > 0 and len(waiting_threads(block, running)) > 0
+
+
+def returned_threads(block):
+    """Return the threads that have returned from the kernel. An exception, such as the end of the time after
+    an error, ends a thread without a return."""
+    return [thread for thread in block.threads if thread.done and thread.error is None]
 
 
 def is_first_missed(scheduler, thread):
@@ -92,7 +99,7 @@ def report_missed(scheduler, block, running):
     The launch ends while threads of the block can still run, so the finding would otherwise not be made.
     """
     if is_missed(scheduler, block, running):
-        seen = [*waiting_threads(block, running), *(thread for thread in block.threads if thread.done)]
+        seen = [*waiting_threads(block, running), *returned_threads(block)]
         scheduler.context.findings.append(divergence_finding(scheduler, block, seen))
 
 
