@@ -68,6 +68,11 @@ class ErrorLimit:
         if self.error_time is None:
             self.error_time = time.process_time()
 
+    def exclude(self, seconds):
+        """Do not count these CPU seconds, in which compiled code ran, unless an error precedes them."""
+        if self.error_time is not None and not self.context.findings:
+            self.error_time += seconds
+
     def end_after(self, seconds):
         """Let the launch end in this many seconds of CPU time, as if it had had an error."""
         self.context.has_errors = True

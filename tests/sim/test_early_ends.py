@@ -5,13 +5,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from numba import cuda
+from numba import cuda, float32, int32
 
-from sim import error_limit, simulate
+from sim import empty, error_limit, simulate
 from sim.engine import watchdog
 from sim.engine.os_thread import throw_into
 from sim.engine.watchdog import Watchdog
 from sim.errors import OutOfTime
+from sim.native.run import explain
 
 
 class LateEvent(threading.Event):
@@ -50,3 +51,137 @@ def test_a_thread_that_is_ended_has_not_missed_a_barrier(monkeypatch, engine):
     monkeypatch.setattr(watchdog, "INTERVAL", 0.02)
     report = simulate(fails_before_a_barrier, engine=engine, on_finding="report")[1, 2](np.zeros(4), 10**8)
     assert [finding.kind for finding in report.findings] == ["out-of-bounds"]
+
+
+# --- errors that only compiled code reaches in time ---------------------------------------------------------
+
+
+@cuda.jit
+def races_in_shared(x):
+    tile = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    tile[t] = x[cuda.grid(1)]
+    x[cuda.grid(1)] = tile[63 - t]
+
+
+@cuda.jit
+def races_after_a_warp_barrier(x):
+    tile = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    tile[t] = t
+    cuda.syncwarp()
+    x[cuda.grid(1)] = tile[t ^ 1] + tile[t ^ 32]
+
+
+@cuda.jit
+def races_between_blocks(x):
+    x[cuda.threadIdx.x] = cuda.blockIdx.x
+
+
+@cuda.jit
+def races_with_an_atomic(x):
+    if cuda.threadIdx.x == 3:
+        x[0] += 1
+    else:
+        cuda.atomic.add(x, 0, 1)
+
+
+@cuda.jit
+def leaves_an_array(x):
+    x[cuda.grid(1) + (x.size if cuda.threadIdx.x == 5 else 0)] = 1
+
+
+@cuda.jit
+def leaves_a_row(x):
+    rows = cuda.shared.array((2, 64), float32)
+    rows[0, cuda.threadIdx.x] = 1
+    rows[1, cuda.threadIdx.x] = 1
+    x[cuda.grid(1)] = rows[0, cuda.threadIdx.x + 60]
+
+
+@cuda.jit
+def reads_unwritten_shared(x):
+    tile = cuda.shared.array(128, int32)
+    tile[cuda.threadIdx.x] = 0
+    cuda.syncthreads()
+    x[cuda.grid(1)] = tile[cuda.threadIdx.x + 64]
+
+
+@cuda.jit
+def reads_unwritten_local(x):
+    own = cuda.local.array(4, int32)
+    for i in range(3):
+        own[i] = i
+    x[cuda.grid(1)] = own[3]
+
+
+@cuda.jit
+def reads_unwritten_global(x):
+    x[cuda.grid(1)] += 1
+
+
+@cuda.jit
+def misses_a_barrier(x):
+    if cuda.threadIdx.x % 3 == 1:
+        return
+    x[cuda.grid(1)] = 1
+    cuda.syncthreads()
+
+
+@cuda.jit
+def reads_unwritten_shared_without_effect(x):
+    tile = cuda.shared.array(128, int32)
+    tile[cuda.threadIdx.x] = 0
+    cuda.syncthreads()
+    x[cuda.grid(1)] = tile[cuda.threadIdx.x + 64] * 0
+
+
+@cuda.jit
+def stores_equal_values(x):
+    x[0] = 7
+
+
+LATE_ERRORS = (
+    races_in_shared,
+    races_after_a_warp_barrier,
+    races_between_blocks,
+    races_with_an_atomic,
+    leaves_an_array,
+    leaves_a_row,
+    reads_unwritten_shared,
+    reads_unwritten_local,
+    reads_unwritten_global,
+    misses_a_barrier,
+)
+HARMLESS = reads_unwritten_shared_without_effect, stores_equal_values
+
+
+def report_of(kernel, engine, blocks):
+    unwritten = kernel is reads_unwritten_global
+    x = empty(64 * blocks, np.int32) if unwritten else np.zeros(64 * blocks, np.int32)
+    return simulate(kernel, engine=engine, on_finding="report")[blocks, 64](x)
+
+
+def facts(finding):
+    places = {(access.what, access.site and access.site.line) for access in finding.accesses}
+    return finding.kind, finding.severity, finding.array, finding.fix, frozenset(places)
+
+
+@pytest.mark.parametrize("blocks", [2, 140])
+@pytest.mark.parametrize("kernel", LATE_ERRORS)
+def test_compiled_code_describes_errors_that_the_interpreter_does_not_reach(monkeypatch, kernel, blocks):
+    expected = report_of(kernel, "fibers", blocks)
+    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
+    report = report_of(kernel, "native", blocks)
+    assert {*map(facts, report.findings)} <= {*map(facts, expected.findings)}
+    assert len(report.errors) > 0 and explain.UNEXPLAINED in report.notes
+
+
+@pytest.mark.parametrize("blocks", [2, 140])
+@pytest.mark.parametrize("kernel", HARMLESS)
+def test_the_interpreter_continues_if_compiled_code_finds_no_error(monkeypatch, kernel, blocks):
+    expected = report_of(kernel, "fibers", blocks)
+    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
+    report = report_of(kernel, "native", blocks)
+    assert [*map(facts, report.findings)] == [*map(facts, expected.findings)]
+    assert not report.errors and explain.UNEXPLAINED not in report.notes

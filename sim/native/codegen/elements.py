@@ -15,6 +15,7 @@ from numba.extending import intrinsic, models, register_model
 from sim.memory.spaces import fresh_memory as fresh_bytes
 from sim.native.codegen.access_log import DTYPES, SITE_SHIFT, SIZE_SHIFT, VALUE, VALUE_BITS, append
 from sim.native.codegen.arrays import Array, GuardedType, is_record
+from sim.native.codegen.error_records import MOST_AXES, note_access, note_refused
 from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.scalars import convert, dtype_of, numba_type_of
 from sim.native.codegen.shadow import BARE, BOUNDED, resolve_index, watch_load, watch_store
@@ -149,14 +150,21 @@ class Element:
         state, wraps = self.array.members.state, I64(int(self.x.watch == BARE))
         positions = [self.array.call(resolve_index, *of, state, wraps) for of in zip(self.given, extents)]
         negative = [builder.icmp_signed("<", at, I64(0)) for at in positions]
-        builder.cbranch(reduce(builder.or_, negative), missing, merge)
-        self.slow_path = builder.block
+        if self.x.site is None:
+            builder.cbranch(reduce(builder.or_, negative), missing, merge)
+            resolved = self.refused = builder.block
+        else:
+            resolved, self.refused = builder.block, builder.append_basic_block("refused")
+            builder.cbranch(reduce(builder.or_, negative), self.refused, merge)
+            builder.position_at_end(self.refused)
+            self.note_refused()
+            builder.branch(missing)
         builder.position_at_end(merge)
         for axis in axes:
             # Merge the original position with the position resolved by the slow path.
             at = builder.phi(I64)
             at.add_incoming(self.given[axis], before)
-            at.add_incoming(positions[axis], self.slow_path)
+            at.add_incoming(positions[axis], resolved)
             positions[axis] = at
         return self.flat(positions)
 
@@ -173,8 +181,9 @@ class Element:
         """
         builder, state, dtype = self.builder, self.array.members.state, dtype_of(self.x.dtype)
         address = builder.ptrtoint(self.array.pointer(flat), I64)
-        header = I64(self.x.site << SITE_SHIFT | dtype.itemsize.bit_length() - 1 << SIZE_SHIFT)
-        self.array.call(append, state, builder.or_(header, address))
+        entry = builder.or_(self.header(), address)
+        self.array.call(append, state, entry)
+        self.array.call(note_access, state, entry)
         if not writes:
             return
         header = I64(VALUE << SITE_SHIFT | DTYPES.index(dtype.name) << VALUE_BITS)
@@ -184,6 +193,20 @@ class Element:
             part = builder.inttoptr(builder.add(address, I64(offset)), part_type.as_pointer())
             bits = builder.zext(builder.load(part, align=1), I64)
             self.array.call(append, state, builder.or_(header, bits))
+
+    def header(self):
+        """Return the bits of a log entry that do not depend on the address."""
+        size = dtype_of(self.x.dtype).itemsize.bit_length() - 1
+        return I64(self.x.site << SITE_SHIFT | size << SIZE_SHIFT)
+
+    def note_refused(self):
+        """Record an access whose index is out of range."""
+        given, extents = self.given, self.array.each_axis(self.array.extent)
+        if len(given) <= MOST_AXES:
+            rest = [I64(0)] * (MOST_AXES - len(given))
+            entry = self.builder.or_(self.header(), self.array.members.data)
+            codes = entry, I64(len(given)), *given, *rest, *extents, *rest
+            self.array.call(note_refused, self.array.members.state, *codes)
 
     def access(self, check, do, otherwise=None):
         """Emit a checked access: call `do(flat)` if the element exists.
@@ -211,7 +234,7 @@ class Element:
             return None
         result = builder.phi(value.type)
         result.add_incoming(value, after)
-        result.add_incoming(otherwise, self.slow_path)
+        result.add_incoming(otherwise, self.refused)
         return result
 
     def read(self):

@@ -37,6 +37,13 @@ FIELD_SIZES = {
     "pairs": 1,  # address of an array of pairs: linear index of a block, epoch of a block it races with
     "pair_count": 1,  # number of pairs of racing blocks recorded so far
     "pair_room": 1,  # capacity of `pairs`
+    "noted": 1,  # the error flags of the current block that have been recorded
+    "records": 1,  # address of the rows of sim.native.codegen.error_records, or 0
+    "record_count": 1,  # number of rows recorded so far, including those that were overwritten
+    "trap": 1,  # address on the host whose accesses are recorded, or 0
+    "flipped": 1,  # the bits to invert in the bytes that fill unwritten shared memory
+    "missed_barrier": 1,  # 1 if threads of the block wait at a barrier, and others have returned
+    "barrier_site": 1,  # index of the site of the block's last barrier, if accesses are logged
     "log": 1,  # address of the access log (sim.native.codegen.access_log)
     "log_count": 1,  # number of entries, including those that did not fit
     "log_room": 1,  # capacity of `log`, in entries

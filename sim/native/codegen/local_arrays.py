@@ -6,10 +6,11 @@ from numba.extending import intrinsic
 
 from sim.native.codegen.arrays import Array
 from sim.native.codegen.elements import fresh_byte
+from sim.native.codegen.int64 import int64_helper
 from sim.native.codegen.int64_translation import I8, I64
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.scalars import dtype_of
-from sim.native.codegen.shadow import LOCAL
+from sim.native.codegen.shadow import LOCAL, SHARED
 from sim.native.codegen.subscripts import subarray_type
 
 # the names available to generated code
@@ -36,7 +37,15 @@ def poison(array):
     filled += [(array.members.shadow, 1, 0)] * (x.watch == LOCAL)
     for address, each, byte in filled:
         pointer = builder.inttoptr(address, I8.as_pointer())
+        if x.watch == SHARED:
+            byte = builder.trunc(array.call(fill_byte, array.members.state, I64(byte)), I8)
         cgutils.memset(builder, pointer, builder.mul(count, I64(each)), byte)
+
+
+@int64_helper
+def fill_byte(state, byte):
+    """Return the byte that fills unwritten shared memory whose usual fill byte is `byte`."""
+    return byte ^ state.flipped
 
 
 def make_row_intrinsic(name, is_fresh):

@@ -46,6 +46,8 @@ def begin_block(state, threads, position, while_limit, for_limit):
     state.position = position
     state.stopped = 0
     state.errors = 0
+    state.noted = 0
+    state.missed_barrier = 0
     state.returned_count = 0
     state.while_left = while_limit
     state.for_left = for_limit
@@ -80,6 +82,7 @@ def barrier(state) -> bool:
     and the interpreter produces the finding.
     """
     if state.returned_count:
+        state.missed_barrier = 1
         diverge(state)
     state.epoch += 1
     state.barriers += 1

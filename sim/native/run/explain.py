@@ -1,5 +1,7 @@
 """Explanation of the errors that compiled code has detected: the interpreter reruns the blocks concerned."""
 
+import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -9,14 +11,28 @@ from sim.engine.grid import Grid
 from sim.hooks import observer_class
 from sim.interpreted import Interpreted, format_ended_early
 from sim.native.codegen.shadow import BLOCK_RACE, BOUNDS, DIVERGED, ERROR_FLAGS, OF_LAUNCH
+from sim.native.run.error_records import recorded_findings
 from sim.nouns import plural
 from sim.observers import DEFAULT
 
 # The maximum number of threads that a rerun interprets. In a larger launch, only selected blocks are rerun.
 MAX_RERUN_THREADS = 1 << 13
+# The CPU seconds in which the interpreter has to reach the first error. Afterwards, compiled code records
+# errors.
+EXPLAIN_SECONDS = 6.0
+UNEXPLAINED = (
+    f"the interpreter needs more than {EXPLAIN_SECONDS:g} s to reach these errors, so the findings come from"
+    " compiled code: only the first errors of the first block are described, and the launch is incomplete. A"
+    " launch with shorter loops is described completely; simulate(kernel, max_steps=10**9) lets the"
+    " interpreter continue"
+)
 PROBE_SECONDS = 4.0  # CPU seconds in which the interpreter has to find that a loop is endless
 ENDLESS_LOOP = {"no-progress", "undecided"}  # kinds of findings that end a launch
 INCOMPLETE = BOUNDS | DIVERGED  # the flags of blocks whose results in compiled code are incomplete
+
+
+class Unexplained(Exception):
+    """Raised if the time limit ends the interpreter before it has found an error."""
 
 
 def interpret(launch, note, make_grid=Grid):
@@ -32,32 +48,79 @@ def is_endless(attempt):
 
     attempt: the Attempt, after its `run`. Memory is not restored.
     """
-    state, errors = attempt.state, attempt.block_errors.copy()
-    stopped, block, pairs = state.stopped, state.position, state.pair_count
+    block = attempt.state.position
     blocks = [*range(attempt.launch.blocks)] if attempt.is_cooperative else [block]
-    attempt.stop = blocks[-1] + 1
-    outcome = interpret_blocks(attempt, blocks, PROBE_SECONDS)
-    # `explain` needs what the run recorded.
-    state.stopped, state.position, state.pair_count = stopped, block, pairs
-    attempt.stop, attempt.block_errors[:] = attempt.launch.blocks, errors
+    with results_kept(attempt):
+        attempt.stop = blocks[-1] + 1
+        outcome = interpret_blocks(attempt, blocks, PROBE_SECONDS)
     return any(finding.kind in ENDLESS_LOOP for finding in outcome.findings)
+
+
+@contextmanager
+def results_kept(attempt):
+    """Let blocks of an Attempt run again in this context, and restore the results of its `run` afterwards."""
+    state, errors, stop = attempt.state, attempt.block_errors.copy(), attempt.stop
+    kept = {name: getattr(state, name) for name in ("stopped", "position", "pair_count")}
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(state, name, value)
+        attempt.stop, attempt.block_errors[:] = stop, errors
 
 
 def explain(attempt):
     """Return the Outcome of a launch with error flags.
 
-    The interpreter reruns a small launch from the start. In a large launch, it reruns only selected blocks.
+    The interpreter explains the errors. If it reaches none of them within EXPLAIN_SECONDS, compiled code
+    records the errors of the first block. If these are no errors for the observers, the interpreter continues
+    without a limit.
 
     attempt: the Attempt, after its `run`.
+    """
+    try:
+        with results_kept(attempt):
+            return explain_by_interpreter(attempt, None if attempt.launch.max_steps else EXPLAIN_SECONDS)
+    except Unexplained:
+        attempt.restore()
+    findings = recorded_findings(attempt)
+    if any(finding.severity == "error" for finding in findings):
+        return recorded_outcome(attempt, findings)
+    return explain_by_interpreter(attempt)
+
+
+def recorded_outcome(attempt, findings):
+    """Return the Outcome of a launch whose errors compiled code has recorded."""
+    notes = f"compiled; {format_errors(attempt)}", UNEXPLAINED, *attempt.logged.notes
+    outcome = replace(attempt.outcome(), findings=[*findings, *attempt.unassigned, *attempt.logged.findings])
+    return replace(outcome, notes=notes)
+
+
+def format_errors(attempt):
+    """Return the number of blocks with errors, as a clause."""
+    count, blocks = int(np.count_nonzero(flagged_blocks(attempt))), attempt.launch.blocks
+    return f"{count:,} of {plural(blocks, 'block')} {'has' if count == 1 else 'have'} errors"
+
+
+def explain_by_interpreter(attempt, seconds=None):
+    """Return the Outcome of a launch with error flags, with findings of the interpreter.
+
+    The interpreter reruns a small launch from the start. In a large launch, it reruns only selected blocks.
+
+    seconds: the CPU seconds after which it raises Unexplained if it has found no error, or None.
     """
     launch, blocks = attempt.launch, choose_blocks(attempt)
     if attempt.is_small:
         attempt.restore()
-        return interpret(launch, "compiled, then explained by the interpreter")
+        limited = LimitedGrids(seconds)
+        outcome = interpret(launch, "compiled, then explained by the interpreter", limited.make)
+        limited.check(outcome)
+        return outcome
     count = int(np.count_nonzero(flagged_blocks(attempt)))
+    note = f"compiled; {format_errors(attempt)}"
     incomplete = np.flatnonzero(attempt.block_errors & INCOMPLETE).tolist()
     exhausted = attempt.state.stopped == OF_LAUNCH
-    outcome = interpret_blocks(attempt, blocks)
+    outcome = interpret_blocks(attempt, blocks, seconds, must_find=True)
     if exhausted and not any(finding.kind in ENDLESS_LOOP for finding in outcome.findings):
         # The loop that exceeded the iteration limit is not endless, but compiled code did not run the blocks
         # after it.
@@ -73,7 +136,6 @@ def explain(attempt):
         blocks = sorted({*blocks, *incomplete})
         outcome = interpret_blocks(attempt, blocks)
     explained = sum(block < attempt.stop for block in blocks)
-    note = f"compiled; {count:,} of {plural(launch.blocks, 'block')} {'has' if count == 1 else 'have'} errors"
     note += (
         f", and {explained:,} of them are explained by the interpreter: findings are counted in those"
         if count > explained
@@ -83,16 +145,44 @@ def explain(attempt):
     return outcome
 
 
+class LimitedGrids:
+    """A factory of grids, the first of which ends after some CPU time.
+
+    seconds: the CPU seconds, or None.
+    make_grid: a function with Grid's parameters.
+    """
+
+    def __init__(self, seconds, make_grid=Grid):
+        self.seconds, self.make_grid, self.grids = seconds, make_grid, []
+
+    def make(self, *given):
+        self.grids.append(self.make_grid(*given))
+        if self.seconds is not None and len(self.grids) == 1:
+            self.grids[0].context.error_limit.end_after(self.seconds)
+        return self.grids[-1]
+
+    @property
+    def ended_early(self):
+        return self.grids[0].context.ended_early
+
+    def check(self, outcome):
+        """Raise Unexplained if the first run was ended before it had found an error."""
+        found = any(finding.severity == "error" for finding in outcome.findings)
+        if self.seconds is not None and self.ended_early and not found:
+            raise Unexplained
+
+
 def passes_divergent_barrier(outcome):
     """Return whether some barrier opened although its threads arrived from different sites in the code."""
     return any(f.kind == "barrier-divergence" and f.severity == "warning" for f in outcome.findings)
 
 
-def interpret_blocks(attempt, blocks, seconds=None):
+def interpret_blocks(attempt, blocks, seconds=None, must_find=False):
     """Return the Outcome of a rerun in which the interpreter runs some blocks and compiled code all others.
 
     blocks: the linear indices of the blocks to interpret.
     seconds: CPU seconds after which the rerun ends, or None.
+    must_find: whether to raise Unexplained if it ends in this way, and has found no error.
     """
     launch = attempt.launch
     attempt.restore()
@@ -101,16 +191,11 @@ def interpret_blocks(attempt, blocks, seconds=None):
         launch,
         observers=tuple(observer for observer in launch.observers if observer_class(observer) in DEFAULT),
     )
-    grids = []
-
-    def make_grid(*given):
-        grids.append(MixedGrid(attempt, blocks, not grids, *given))
-        if seconds is not None:
-            grids[-1].context.error_limit.end_after(seconds)
-        return grids[-1]
-
-    outcome = Interpreted(Fiber).run(watching, make_grid)
-    if grids[0].context.ended_early:
+    grids = LimitedGrids(seconds, lambda *given: MixedGrid(attempt, blocks, not grids.grids, *given))
+    outcome = Interpreted(Fiber).run(watching, grids.make)
+    if must_find:
+        grids.check(outcome)
+    if grids.ended_early:
         attempt.stop = attempt.next
     elif attempt.stop < launch.blocks:
         outcome.notes = *outcome.notes, format_ended_early(attempt.stop, launch.blocks)
@@ -151,8 +236,9 @@ class MixedGrid(Grid):
 
     def run_compiled_before(self, index):
         """Run the blocks between the last interpreted block and the block with this index."""
-        self.context.runs_compiled = True
+        self.context.runs_compiled, began = True, time.process_time()
         self.attempt.advance(self.positions[index])
+        self.context.error_limit.exclude(time.process_time() - began)
         self.ended = self.positions[index]
         self.context.runs_compiled, self.attempt.next = False, self.positions[index] + 1
         self.context.loops.restart()

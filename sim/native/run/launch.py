@@ -52,12 +52,15 @@ class Attempt(Memory):
     The constructor lowers the kernel and allocates memory, `compile` compiles it, and `run` executes the
     blocks. Each of them raises CannotLower if the interpreter has to run the launch instead. After `run`,
     `outcome` is final if `is_clean` is True. Otherwise, `sim.native.run.explain` reruns some of the blocks.
+
+    records: whether compiled code records the accesses with errors (sim.native.run.error_records).
     """
 
     may_raise = True  # whether the kernel can raise Python exceptions
 
-    def __init__(self, launch):
+    def __init__(self, launch, records=False):
         super().__init__(launch)
+        self.records = records
         self.observer_classes = set(map(observer_class, launch.observers))
         self.next = 0  # the linear index of the next block to run
         # the linear index of the block before which the launch ends, if it takes too long after an error
@@ -100,7 +103,9 @@ class Attempt(Memory):
         """Lower the kernel, determine which arrays it may write, and allocate shadow memory."""
         launch = self.launch
         self.arrays, numba_types = arrays_of(launch.arguments), tuple(map(argument_type, launch.arguments))
-        self.program = compiled_program(launch.function, numba_types, is_logged(launch.observers))
+        self.program = compiled_program(
+            launch.function, numba_types, self.records or is_logged(launch.observers)
+        )
         lowered = self.program.lowered
         self.used = lowered.module.used
         if lowered.module.prints:
@@ -124,15 +129,19 @@ class Attempt(Memory):
         exceeded = self.state.stopped == shadow.OF_LAUNCH and self.state.while_left < 0
         return exceeded and self.while_limit < self.most_iterations and not errors.any()
 
-    def run(self):
-        """Run the blocks in order, up to the last block or to a block that ends the launch."""
+    def begin(self):
+        """Copy the arrays that the kernel may write, and prepare the access log if an observer needs it."""
         self.before = Snapshot(self.written_arrays())
-        module = self.program.lowered.module
         self.replay, self.has_replayed, self.logged = None, False, Outcome()
         if replay_observers(self.launch.observers):
+            module = self.program.lowered.module
             self.replay = Replay(self.launch, module, *self.homes(), self.index_of)
-        self.log = np.empty(LOG_CAPACITY if module.logs else 0, np.int64)
+        self.log = np.empty(LOG_CAPACITY if self.replay else 0, np.int64)
         self.state.log, self.state.log_room = self.log.ctypes.data, len(self.log)
+
+    def run(self):
+        """Run the blocks in order, up to the last block or to a block that ends the launch."""
+        self.begin()
         try:
             self.advance(self.launch.blocks)
         except CannotLower:

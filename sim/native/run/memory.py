@@ -142,6 +142,11 @@ class Memory:
         whole = len(memory) // dtype.itemsize * dtype.itemsize
         return self.guarded(memory[:whole].view(dtype), SHARED, shadow)
 
+    def own_arrays(self):
+        """Return the Guardeds of the global arrays and of the arrays declared by the kernel."""
+        module = self.program.lowered.module
+        return self.compiled_arguments[: len(module.arrays) + len(module.declared)]
+
     def homes(self):
         """Return (simulated address space, {address of an array's first byte on the host: its
         Allocation})."""
@@ -153,7 +158,7 @@ class Memory:
             *((CONSTANT, "const") for _ in module.arrays),
             *((declared.name or declared.space, declared.space) for declared in module.declared.values()),
         ]
-        for (name, space_name), guarded in zip(named, self.compiled_arguments):
+        for (name, space_name), guarded in zip(named, self.own_arrays()):
             array, copies = guarded.references[0], 1
             if space_name == "local":
                 array, copies = array[0], len(array)

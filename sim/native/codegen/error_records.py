@@ -1,0 +1,87 @@
+"""Records of the first error of each kind in a block, from compiled code that knows the site of every access.
+
+A check only sets an error flag. The function that logs an access calls `note_access` after the check. If the
+check has set a new flag, the access becomes a row of an array, which sim.native.run.error_records turns into
+a finding. So does every access to one chosen address, the *trap*, which identifies the other access of a
+race.
+"""
+
+from sim.native.codegen.access_log import SIZE_SHIFT
+from sim.native.codegen.int64 import byte, int64_helper
+from sim.native.codegen.shadow import BLOCK_RACE, RACE
+
+EXPORTED = {"note_barrier"}
+ROOM = 1 << 10  # number of rows, a power of two; the newest rows overwrite the oldest
+MOST_AXES = 3  # the maximum number of dimensions of an array whose refused accesses are recorded
+ADDRESS_MASK = (1 << SIZE_SHIFT) - 1
+# Columns of a row:
+# ENTRY     the entry of the access in the access log; for a refused access, with the address of the array
+# OWN       shadow entry of the thread
+# POSITION  linear index of the block
+# FLAGS     the error flags that the access has set, which no earlier access of the block had set
+# VALUE     the bytes of the element after the access, at most eight
+# AXES      the number of dimensions of a refused access, else 0; then its index, then the array's shape
+ENTRY, OWN, POSITION, FLAGS, VALUE, AXES = range(6)
+COLUMNS = AXES + 1 + 2 * MOST_AXES
+
+
+@int64_helper
+def note_access(state, entry):
+    """Record an access if its check has set a new error flag, or if it accesses the trap."""
+    if state.errors != state.noted or entry & ADDRESS_MASK == state.trap:
+        record_access(state, entry)
+
+
+@int64_helper(inline=False)
+def record_access(state, entry):
+    """Append a row for an access."""
+    if state.records != 0:
+        row = append_row(state, entry)
+        value, address = 0, entry & ADDRESS_MASK
+        for offset in range(min(1 << (entry >> SIZE_SHIFT & 7), 8)):
+            value |= byte(address, offset) << 8 * offset
+        row[VALUE] = value
+        # The rows before a race on the trap are needed, so no later row may overwrite them.
+        if row[FLAGS] & (RACE | BLOCK_RACE) != 0 and address == state.trap:
+            state.trap = 0
+    state.noted = state.errors
+
+
+@int64_helper
+def append_row(state, entry):
+    """Append a row for the current thread, and return its address."""
+    row = state.records + 8 * COLUMNS * (state.record_count & ROOM - 1)
+    row[ENTRY] = entry
+    row[OWN] = state.own_entry
+    row[POSITION] = state.position
+    row[FLAGS] = state.errors - state.noted  # `noted` is a subset of `errors`
+    row[AXES] = 0
+    state.record_count += 1
+    return row
+
+
+@int64_helper(inline=False)
+def note_refused(state, entry, axes, x, y, z, length_x, length_y, length_z):
+    """Record an access with an index out of range, unless the block has had one before.
+
+    entry: the entry of the access, with the address of the array's first element.
+    axes: the number of dimensions, at most MOST_AXES.
+    x, y, z: the index.
+    length_x, length_y, length_z: the shape.
+    """
+    if state.errors != state.noted and state.records != 0:
+        row = append_row(state, entry)
+        row[AXES] = axes
+        row[AXES + 1] = x
+        row[AXES + 2] = y
+        row[AXES + 3] = z
+        row[AXES + 4] = length_x
+        row[AXES + 5] = length_y
+        row[AXES + 6] = length_z
+    state.noted = state.errors
+
+
+@int64_helper
+def note_barrier(state, site):
+    """Store the site of the block-wide barrier at which the block is about to wait."""
+    state.barrier_site = site

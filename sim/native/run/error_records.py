@@ -1,0 +1,298 @@
+"""Findings from compiled code, for errors that the interpreter takes too long to reach.
+
+The launch runs again in compiled code that knows the site of every access (sim.native.codegen.error_records),
+up to the first block with an error. This code records the accesses that set error flags. For a race, one more
+run records the earlier accesses to the same element. The observers then receive only the recorded accesses,
+and make the same findings as for an interpreted launch. An access that they accept causes no finding.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+
+from sim.engine.barrier import divergence_finding
+from sim.engine.fiber import Fiber
+from sim.engine.grid import Grid
+from sim.engine.schedules import Seeded
+from sim.events import ATOMIC, LOAD, LOCAL, SHARED, SITES, SPACE_SHIFT, Access, Batch
+from sim.hooks import observer_class
+from sim.interpreted import Interpreted
+from sim.isa.conversions import domain
+from sim.memory.array import array_at
+from sim.memory.declared import c_strides
+from sim.native.codegen.access_log import SITE_SHIFT, SIZE_SHIFT
+from sim.native.codegen.error_records import (
+    ADDRESS_MASK,
+    AXES,
+    COLUMNS,
+    ENTRY,
+    FLAGS,
+    MOST_AXES,
+    OWN,
+    POSITION,
+    ROOM,
+    VALUE,
+)
+from sim.native.codegen.shadow import (
+    BLOCK_RACE,
+    BOUNDS,
+    DIVERGED,
+    EPOCH_SHIFT,
+    RACE,
+    SEGMENT,
+    THREAD,
+    UNWRITTEN,
+    WARP,
+)
+from sim.native.lower.module import CannotLower
+from sim.observers import DEFAULT
+from sim.observers.copies import WORDS
+from sim.sites import thread_index
+
+# In three further runs, unwritten shared memory has other contents. Integers have the byte 0xA5 at first, and
+# floats 0xFF.
+FLIPS = 0xFF, 0xA5, 0x5A
+RECORDED = BOUNDS | UNWRITTEN | RACE | BLOCK_RACE  # the flags of errors that an access causes
+
+
+def recorded_findings(attempt):
+    """Return the findings about the first block with a recorded error, or [] if there are none.
+
+    attempt: an Attempt that has run and whose memory has been restored. Afterwards, memory is as before the
+        launch.
+    """
+    flagged = np.flatnonzero(attempt.block_errors & (RECORDED | DIVERGED))
+    findings = []
+    if len(flagged) and not attempt.program.lowered.synchronizes and not attempt.is_cooperative:
+        with suppress(CannotLower):
+            findings = findings_of_block(attempt, int(flagged[0]))
+    attempt.restore()
+    return findings
+
+
+def findings_of_block(attempt, position):
+    """Return the findings about the block at this linear index."""
+    run, findings = RecordedRun(attempt, position), []
+    for row in run.rows:
+        if row.position != position:
+            continue
+        if row.axes is not None:
+            findings += findings_of_accesses(run, (row,), {"out-of-bounds"})
+        if row.flags & UNWRITTEN and (row.address >> SPACE_SHIFT != SHARED or has_effect(run, position)):
+            rows = (row,) if row.address >> SPACE_SHIFT == LOCAL else same_epoch(attempt, row)
+            findings += findings_of_accesses(run, rows, {"uninitialized-read"})
+        if row.flags & (RACE | BLOCK_RACE):
+            pair = RecordedRun(attempt, position, row.address).pair_of(row)
+            findings += findings_of_accesses(run, pair, {"race-shared", "race-global"})
+    return findings + ([missed_barrier(run, position)] if run.attempt.state.missed_barrier else [])
+
+
+def same_epoch(attempt, row):
+    """Return the Rows of all accesses to the element of a Row by its block, in the same epoch."""
+    rows = RecordedRun(attempt, row.position, row.address).rows
+    return [
+        other
+        for other in rows
+        if (other.position, other.address, other.epoch) == (row.position, row.address, row.epoch)
+        and other.axes is None
+    ]
+
+
+def has_effect(run, position):
+    """Return whether the values of unwritten shared memory change the results or the errors of a block."""
+    flips = (RecordedRun(run.attempt, position, flipped=flipped) for flipped in FLIPS)
+    return any(other.effects != run.effects for other in flips)
+
+
+def missed_barrier(run, position):
+    """Return the finding about a block in which some threads wait at a barrier, and others have returned."""
+    state, block = run.attempt.state, run.attempt.index_of(position)
+
+    def witness(thread):
+        return Access("returned" if thread.done else "waits", block, thread.index, thread.site)
+
+    threads = []
+    for thread, done in enumerate(map(bool, state.returned[: run.launch.threads])):
+        site, index = None if done else run.sites[state.barrier_site], thread_index(thread, run.launch.block)
+        threads.append(SimpleNamespace(done=done, index=index, site=site, calls=(), frame=True))
+    return divergence_finding(SimpleNamespace(waiting_witness=witness), SimpleNamespace(threads=threads))
+
+
+class Row:
+    """One recorded access.
+
+    columns: its columns (sim.native.codegen.error_records).
+    address: the simulated address of the element, or of the array for a refused access.
+    """
+
+    def __init__(self, columns, address):
+        entry, rank, rest = columns[ENTRY], columns[AXES], columns[AXES + 1 :]
+        self.address, self.own = address, columns[OWN]
+        self.site, self.size = entry >> SITE_SHIFT, 1 << (entry >> SIZE_SHIFT & 7)
+        self.position, self.flags, self.value = columns[POSITION], columns[FLAGS], columns[VALUE]
+        # the index and the shape of a refused access, or None
+        self.axes = (rest[:rank], rest[MOST_AXES : MOST_AXES + rank]) if rank else None
+
+    @property
+    def thread(self):
+        """The linear index of the thread in its block."""
+        return self.own & THREAD
+
+    @property
+    def epoch(self):
+        """The epoch of the access, which no other block has."""
+        return self.own >> EPOCH_SHIFT
+
+    def is_unordered(self, earlier):
+        """Return whether nothing orders this access and an earlier one."""
+        changed = self.own ^ earlier.own
+        if self.position != earlier.position:
+            return True
+        together = self.epoch == earlier.epoch and self.thread != earlier.thread
+        return together and (changed & WARP != 0 or changed & SEGMENT == 0)
+
+
+class RecordedRun:
+    """A run of the blocks up to the one at a linear index, which records accesses.
+
+    attempt: the Attempt whose launch runs again.
+    trap: the simulated address of an element whose accesses are recorded, or None.
+    flipped: the bits to invert in the bytes that fill unwritten shared memory.
+    """
+
+    def __init__(self, attempt, position, trap=None, flipped=0):
+        attempt.restore()
+        self.launch = replace(
+            attempt.launch,
+            observers=tuple(each for each in attempt.launch.observers if observer_class(each) in DEFAULT),
+        )
+        self.attempt = again = type(attempt)(self.launch, records=True)
+        again.compile()
+        self.space, homes = again.homes()
+        self.homes = sorted((low, allocation.base) for low, allocation in homes.items())
+        rows, state = np.zeros((ROOM, COLUMNS), np.int64), again.state
+        state.records, state.trap = again.keep_alive(rows), 0 if trap is None else self.on_host(trap)
+        state.flipped = flipped
+        again.lift_time_limit()
+        again.begin()
+        again.advance(position + 1)
+        # a value that depends on the results of these blocks and on their errors
+        self.effects = [array.tobytes() for array in again.written_arrays()], again.block_errors.tolist()
+        again.restore()
+        newest = range(max(0, state.record_count - ROOM), state.record_count)
+        columns = [rows[number % ROOM].tolist() for number in newest]
+        self.rows = [Row(each, self.simulated(each[ENTRY] & ADDRESS_MASK)) for each in columns]
+        self.sites = again.program.lowered.module.sites
+        self.trap = trap
+
+    def simulated(self, address):
+        """Return the simulated address for an address on the host."""
+        low, base = max(home for home in self.homes if home[0] <= address)
+        return base + address - low
+
+    def on_host(self, address):
+        """Return the address on the host for a simulated address."""
+        base, low = max((base, low) for low, base in self.homes if base <= address)
+        return low + address - base
+
+    def number_of(self, row):
+        """Return the number of a Row's site in SITES. Its low bits are the action."""
+        return SITES.add(self.sites[row.site])
+
+    def pair_of(self, racing):
+        """Return the Rows of an earlier access and of the access that raced with it. Return () if the earlier
+        access is not known.
+
+        racing: the Row of the access, from another run.
+        """
+        rows = [row for row in self.rows if row.address == self.trap and row.axes is None]
+        is_later = [(row.own, row.flags & racing.flags) == (racing.own, racing.flags) for row in rows]
+        if True not in is_later:
+            return ()
+        later = rows[is_later.index(True)]
+        acquires = False  # whether the later thread has performed an atomic after the accesses that follow
+        for earlier in reversed(rows[: is_later.index(True)]):
+            actions = [self.number_of(row) & 3 for row in (earlier, later)]
+            harmless = actions in ([LOAD, LOAD], [ATOMIC, ATOMIC]) or acquires and actions[0] == ATOMIC
+            if not harmless and later.is_unordered(earlier):
+                return earlier, later
+            acquires |= actions[0] == ATOMIC and (earlier.position, earlier.thread) == (
+                later.position,
+                later.thread,
+            )
+        return ()
+
+    def array_of(self, row):
+        """Return (name, ndarray) of the array that contains the element of a Row."""
+        allocation, address = self.space.find(row.address), self.on_host(row.address)
+        named = [*self.attempt.arrays.items()]
+        named += [(allocation.name, guarded.references[0]) for guarded in self.attempt.own_arrays()]
+        for name, array in named:
+            low, high = np.lib.array_utils.byte_bounds(array)
+            if low <= address < high:
+                return name, array
+        return allocation.name, allocation.root
+
+
+def findings_of_accesses(run, rows, kinds):
+    """Return the findings of these kinds that the observers make about the accesses of some Rows, which
+    belong to one epoch."""
+    observers = [each() if isinstance(each, type) else each for each in run.launch.observers]
+    schedule = Seeded(np.random.default_rng(run.launch.seed))
+    context, _, _ = Interpreted(Fiber).prepare(run.launch, Grid, observers, schedule)
+    context.space = run.space
+    with np.errstate(all="ignore"):
+        context.announce("launch_started", context)
+        for position in dict.fromkeys(row.position for row in rows):
+            announce_accesses(context, run, position, [row for row in rows if row.position == position])
+        context.announce("launch_finished", context)
+    return [finding for finding in context.findings if finding.kind in kinds]
+
+
+def announce_accesses(context, run, position, rows):
+    """Pass the accesses of one block to the observers.
+
+    position: the linear index of the block.
+    """
+    block, row = run.attempt.index_of(position), rows[0]
+    context.thread = SimpleNamespace(
+        block=SimpleNamespace(index=block), index=thread_index(row.thread, run.launch.block)
+    )
+    if row.axes is not None:
+        announce_refused(context, run, row)
+    elif row.address >> SPACE_SHIFT == LOCAL:
+        context.announce("unwritten", context.witness("read", run.number_of(row)), row.address)
+    else:
+        context.announce("accesses", batch_of(context, run, block, rows))
+        context.announce("block_ended", block, 0)
+
+
+def announce_refused(context, run, row):
+    """Report an access with an index out of range to the observers."""
+    (index, shape), (name, array), number = row.axes, run.array_of(row), run.number_of(row)
+    allocation = run.space.find(row.address)
+    strides = c_strides(tuple(shape), array.dtype)
+    offset = row.address - allocation.base
+    accessed = array_at(context, allocation, offset, array.dtype, shape, strides, name)
+    context.refuse(number, WORDS[number & 3], accessed, tuple(index))
+
+
+def batch_of(context, run, block, rows):
+    """Return a Batch of the accesses of one block."""
+    segments = np.arange(context.logged, context.logged + len(rows))
+    context.logged += len(rows)
+    sites = [run.number_of(row) for row in rows]
+    columns = [row.thread for row in rows], sites, [row.address for row in rows], [row.size for row in rows]
+    threads, numbers, addresses, sizes = map(np.array, columns, (np.int32, np.int32, np.int64, np.int32))
+    values = [value_of(run, row) for row, site in zip(rows, sites) if site & 3 != LOAD]
+    return Batch(block, 0, threads, segments, segments, numbers, addresses, sizes, values)
+
+
+def value_of(run, row):
+    """Return the value of the element after an access. An element of more than eight bytes has its first
+    bytes as value."""
+    dtype = run.array_of(row)[1].dtype
+    bits = np.array([row.value])
+    return domain(bits.view(dtype)[0]) if dtype.itemsize == row.size <= 8 else row.value
