@@ -157,7 +157,6 @@ class Device:
 
     def __post_init__(self) -> None:
         self.memory = DeviceMemory()
-        self.memory.exact = self.options.engine != "native"
 
     # --- errors ---------------------------------------------------------------------------------------------
 

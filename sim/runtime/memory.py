@@ -100,9 +100,6 @@ class DeviceMemory:
         self.bases: list[int] = []
         self.freed: list[DeviceBuffer] = []
         self.names: dict[int, tuple] = {}  # base -> (name in findings, bytes per element), for one launch
-        # whether launches check partly written buffers byte by byte (interpreted launches only)
-        self.exact = True
-        self.unwatched = 0  # number of times that a launch skipped this check
         # host address -> buffer registered with cudaHostRegister
         self.registered: dict[int, DeviceBuffer] = {}
         # function that is called with the lowest and highest host address of registered memory
@@ -212,7 +209,7 @@ class DeviceMemory:
                 itemsize = 1
             home = 0, itemsize, (max(buffer.root.size // itemsize, 1),), (itemsize,)
             allocation = Allocation(name, "global", buffer.root, base, home, keep=(buffer.root,))
-            allocation.unwritten = self.watched_bytes(buffer)
+            allocation.unwritten = buffer.unwritten
             run.context.space.allocations.append(allocation)
             run.memory.make_addressable(allocation)
 
@@ -226,17 +223,6 @@ class DeviceMemory:
             if self.footprint is not None and buffer is not None and buffer.kind != DEVICE:
                 self.footprint.add_granules(LOAD, base, nbytes, loaded)
                 self.footprint.add_granules(STORE, base, nbytes, stored)
-
-    def watched_bytes(self, buffer: DeviceBuffer) -> np.ndarray | None:
-        """Return the mask of unwritten bytes that a launch checks, or None if it checks none.
-
-        Compiled launches can check only buffers that are entirely unwritten.
-        """
-        mask = buffer.unwritten
-        if mask is None or self.exact or mask.all():
-            return mask
-        self.unwatched += 1
-        return None
 
     def launch_finished(self) -> None:
         """After a launch, update the record of which bytes in each buffer have been written."""

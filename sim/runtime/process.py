@@ -236,9 +236,6 @@ class Program:
         if not early and not device.sticky:
             report_leaks(device)
         report_unchecked(device)
-        if device.memory.unwatched:
-            log.notes["reads of unwritten bytes were not looked for in buffers that were partly written;"
-                      " --engine fibers looks for them"] = None  # fmt: skip
         ctypes.CDLL(None).fflush(None)
         log.write_diagnostics()
         print(log.summary(self.name, self.status), file=sys.stderr, flush=True)

@@ -513,6 +513,7 @@ KERNEL_FAULTS = {
         "refused-launch: taps is constant memory that nobody has set",
         "cudaMemcpyToSymbol(taps, source, 16)",
     ),
+    6: ("uninitialized-read: x[32] is read, but no thread has written it", "31 more like it"),
 }
 
 

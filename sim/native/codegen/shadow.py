@@ -33,7 +33,7 @@ from sim.native.codegen.int64 import byte, int64_helper, set_byte
 # BARE     only bounds, because no observer is subscribed
 # BOUNDED  only bounds
 # GLOBAL   global memory that was written before the launch
-# EMPTY    global memory that was not written before the launch
+# EMPTY    global memory of which some elements were not written before the launch
 # SHARED   shared memory of a block
 # LOCAL    local memory of a thread
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = range(6)
@@ -66,6 +66,9 @@ SEGMENT = 0xFFFF << SEGMENT_SHIFT
 # WARPS   accessed by several warps in this epoch
 # PLAIN   also written by a plain store of the same block
 ATOMIC, MANY, WARPS, PLAIN = (1 << bit for bit in range(THREAD_BITS, THREAD_BITS + 4))
+# The entry for the last write of an element of EMPTY memory that was written before the launch. Its epoch is
+# negative, so no access is unordered with this write.
+INITIAL = -1
 
 
 @int64_helper

@@ -13,7 +13,6 @@ from sim.native.ptx.copies import has_copies, make_rings
 from sim.native.ptx.memory import OF_BLOCK, READ_ONLY, WRITABLE, Table
 from sim.native.ptx.program import WAITS, compile_kernel
 from sim.native.run.launch import Attempt
-from sim.native.run.memory import starts_empty
 from sim.native.split.specialize import memoize
 from sim.observers import DEFAULT
 from sim.ptx.run import Run
@@ -116,8 +115,8 @@ class PtxAttempt(Attempt):
 
     def add_fixed(self, table, allocation):
         """Add a region of global or constant memory. Such a region exists once per launch."""
-        empty = starts_empty(allocation.unwritten, allocation.name)
         changes = allocation.space == "global" and self.source.stores
+        empty = allocation.unwritten is not None
         watch = BARE if not self.watched else EMPTY if empty else GLOBAL if changes else BARE
         itemsize = min((np.asarray(a).itemsize for a in allocation.keep or ()), default=1)
         fixed = WRITABLE if allocation.writable else READ_ONLY

@@ -27,6 +27,7 @@ from sim.native.codegen.shadow import (
     watch_atomic,
     watch_load,
 )
+from sim.native.run.memory import mark_initial
 
 # Layout of the table, in int64:
 # REGIONS       address of the array of regions
@@ -153,7 +154,7 @@ def watch_ptx_load(watch, shadow, flat, state):
 def watch_read_only_load(watch, shadow, flat, state):
     """Check a load through the read-only cache, which no write of the launch may precede."""
     watch_ptx_load(watch, shadow, flat, state)
-    if GLOBAL <= watch <= EMPTY and shadow[2 * flat] != 0:
+    if GLOBAL <= watch <= EMPTY and shadow[2 * flat] > 0:
         set_error(state, RACE)
 
 
@@ -260,6 +261,8 @@ class Table:
         granules, shadow, widths = (memory.size >> shift) + 1, None, None
         if watch != BARE:
             shadow = np.zeros(granules, np.uint8) if watch == LOCAL else np.zeros(2 * granules, np.int64)
+        if watch == EMPTY:
+            mark_initial(shadow, allocation.unwritten, 1 << shift)
         if watch in (GLOBAL, EMPTY):
             self.shadows.append((allocation.base, 1 << shift, shadow))
         if self.mixed and watch not in (BARE, LOCAL):
@@ -280,7 +283,7 @@ class Table:
         """Yield (first address, bytes per granule, masks of the granules that the launch has loaded and
         stored) for each region of global memory."""
         for base, nbytes, shadow in self.shadows:
-            yield base, nbytes, shadow[1::2] != 0, shadow[::2] != 0
+            yield base, nbytes, shadow[1::2] != 0, shadow[::2] > 0
 
     def write(self):
         """Return the address of the finished table on the host."""

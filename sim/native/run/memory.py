@@ -11,7 +11,7 @@ from sim.memory.spaces import AddressSpace, bind_arguments, bytes_between, group
 from sim.native.codegen.arrays import Guarded, Referenced, spill_array_bytes
 from sim.native.codegen.launch_state import State
 from sim.native.codegen.scalars import argument_of
-from sim.native.codegen.shadow import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED
+from sim.native.codegen.shadow import BARE, BOUNDED, EMPTY, GLOBAL, INITIAL, LOCAL, SHARED
 from sim.native.lower.module import CannotLower
 from sim.native.split.program import sizes_of
 
@@ -57,9 +57,9 @@ class Memory:
         shadows = {}
         for low, high, names in group_overlapping(self.arrays):
             group = {name: self.arrays[name] for name in names}
-            empty = starts_empty(unwritten(bytes_between(low, high), [*group.values()]), names[0])
+            fresh = unwritten(bytes_between(low, high), [*group.values()])
             # Arrays that are fully initialised and only read need no checks besides bounds.
-            if not {*names} & {*self.written} and not empty:
+            if not {*names} & {*self.written} and fresh is None:
                 continue
             size = group[names[0]].itemsize
             offsets = {name: first_byte(a) - low for name, a in group.items()}
@@ -68,8 +68,10 @@ class Memory:
                 raise CannotLower(f"arguments {', '.join(names)} overlap, and their elements do not coincide")
             # An element has two int64 entries, 16 bytes in total: one for its last write, one for its last
             # reads.
-            shadow = self.keep_alive(np.zeros(2 * -(-(high - low) // size), np.int64))
-            watch = EMPTY if empty else GLOBAL
+            entries = np.zeros(2 * -(-(high - low) // size), np.int64)
+            if fresh is not None:
+                mark_initial(entries, fresh, size)
+            watch, shadow = EMPTY if fresh is not None else GLOBAL, self.keep_alive(entries)
             shadows |= {name: (watch, shadow + 16 * offset // size) for name, offset in offsets.items()}
         return shadows
 
@@ -195,15 +197,15 @@ def check_declared(module, launch):
     check_sizes(launch.spec, **nbytes, dynamic=launch.shared)
 
 
-def starts_empty(unwritten, name):
-    """Return whether an array is still entirely unwritten.
+def mark_initial(shadow, unwritten, size):
+    """Mark the elements of an array that were written before the launch.
 
-    Raise CannotLower for a partly written array, because shadow memory has one initial state for a whole
-    array.
+    An element counts as unwritten if any of its bytes is.
 
-    unwritten: a mask of the unwritten bytes, or None if all bytes have been written.
-    name: the name of the array.
+    shadow: the shadow memory of the array, which has two entries per element.
+    unwritten: a mask of the unwritten bytes.
+    size: the number of bytes per element.
     """
-    if unwritten is not None and not unwritten.all():
-        raise CannotLower(f"{name} is an array of sim.empty that has been written only in part")
-    return unwritten is not None
+    whole = len(unwritten) // size
+    written = ~unwritten[: whole * size].reshape(whole, size).any(1)
+    shadow[: 2 * whole : 2][written] = INITIAL
