@@ -21,9 +21,9 @@ def unassigned_variable(access, name):
 class Misuse(Observer):
     """An observer that reports `misuse` and `unassigned-variable`, both as warnings.
 
-    A `misuse` is an atomic that mixes dtypes, or a launch that writes to none of its non-empty arrays. Such a
-    launch is reported only if there is no other finding, and if either no thread read an array or the kernel
-    contains no store.
+    A `misuse` is an atomic that mixes dtypes, or a launch that writes to none of its arrays. Such a launch is
+    reported only if none of the arrays is empty, if there is no other finding, and if either no thread read
+    an array or the kernel contains no store.
     """
 
     local = lone_barriers = False
@@ -59,15 +59,15 @@ class Misuse(Observer):
     def launch_finished(self, context):
         yield from (finding for _, finding in self.unset.values())
         # Consider only arguments of the launch: a variable of the module can belong to a library.
-        allocations = (a for a in context.space.allocations if a.keep is not None)
-        arrays = [a.name for a in allocations if a.space == "global" and a.root.size]
-        # A kernel that has read its data can legitimately have nothing to write.
-        chose = self.read and context.stores
+        arrays = [a for a in context.space.allocations if a.keep is not None and a.space == "global"]
+        # A kernel that has read its data can legitimately have nothing to write. So can a kernel whose data
+        # is empty.
+        chose = self.read and context.stores or not all(a.root.size for a in arrays)
         if arrays and not (self.wrote or context.wrote or chose or context.findings):
             yield Finding(
                 "misuse",
                 "warning",
-                f"the launch wrote to none of its arrays ({', '.join(arrays)})",
+                f"the launch wrote to none of its arrays ({', '.join(a.name for a in arrays)})",
                 reason="Every thread ended, and nothing that the host can see has changed.",
                 fix=(
                     "look at the guards (do they let any thread through?) and at the grid (is it as large as"

@@ -287,3 +287,10 @@ def test_arrays_are_laid_out_and_named_in_the_order_of_the_parameters(starts, en
         allocation.base for allocation, _ in bind_arguments(AddressSpace(), dict(zip("xyz", arrays))).values()
     ]
     assert bases == sorted(bases)
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_launch_with_an_empty_array_may_write_nothing(engine):
+    # The data of the launch can be empty, and the other arrays can hold its results.
+    report = simulate(idle, engine=engine, on_finding="report")[1, 8](np.zeros(0), *np.zeros((2, 10)), 8)
+    assert report.findings == ()
