@@ -15,9 +15,13 @@ EXAMPLE = [(1.0, 10.0), (0.0, 40.0), (2.0, 6.0)]  # (score, value), the lesson's
 
 # Likely wrong guesses of exp(1 - 2), with a reply to each.
 SLIPS = [
-    (1, "Nothing shrank. But exp(1 - 1) = 1 was relative to the maximum 1; relative to 2 it is less."),
+    (
+        1,
+        "With the factor 1, the sums do not change. But the weight exp(1 - 1) = 1 is relative to the"
+        " maximum 1. Relative to 2 it is smaller.",
+    ),
     (0.5, "You halved it: 1 is half of 2. But the factor is a ratio of exponentials, not of scores."),
-    (math.e, "Upside down: the maximum has grown, so the old sums must shrink."),
+    (math.e, "This is the reciprocal. The maximum has grown, so the old sums must shrink."),
     (-1, "That is the difference of the maxima. The factor is the exponential of it."),
     (
         math.exp(-2),
@@ -92,12 +96,13 @@ def streams(rng):
         (
             "one pair",
             random_pairs(rng, 1),
-            "The maximum itself weighs exp(0) = 1, so l is 1 and o is the value.",
+            "The maximum itself has the weight exp(0) = 1, so l is 1 and o is the value.",
         ),
         (
             "the worked example, first two pairs",
             EXAMPLE[:2],
-            "No new maximum comes: m stays, nothing shrinks, and the 40 weighs exp(0 - 1).",
+            "There is no new maximum: m stays the same, nothing shrinks, and the value 40 has the weight"
+            " exp(0 - 1).",
         ),
         (
             "the worked example",
@@ -110,18 +115,20 @@ def streams(rng):
         (
             "scores that fall",
             falling,
-            "Only the first is a new maximum. The others weigh exp(score - m), and nothing shrinks.",
+            "Only the first score is a new maximum. The others have the weight exp(score - m), and nothing"
+            " shrinks.",
         ),
         (
             "scores that climb",
             climbing,
-            "Each is a new maximum: l and o shrink by exp(old m - new m), then the new pair weighs 1.",
+            "Each score is a new maximum: multiply l and o by exp(old m - new m), then add the new pair"
+            " with the weight 1.",
         ),
         ("scores all alike", [(2.5, value) for _, value in random_pairs(rng, 4)], "Each weighs exp(0) = 1."),
         (
             "scores below zero",
             [(-3 - abs(score), value) for score, value in mixed],
-            "The maximum is below zero too. What was m at first?",
+            "All scores are negative, and so is the maximum. Which value did m have before the first score?",
         ),
         (
             "scores in any order",
@@ -146,17 +153,17 @@ def streams(rng):
         (
             "one late score far above the rest",
             [*mixed, (1e12, 3.0)],
-            "What was there before shrinks to nothing.",
+            "The sums from before are multiplied by almost 0.",
         ),
         (
             "eleven thousand scores 21 to 27 below the first",
             far_below(rng),
-            "None of them weighs much, but all together they do: each one counts.",
+            "Each of them has a small weight, but their sum is large: do not skip any.",
         ),
         (
             "values that are vectors",
             vectors,
-            "o is then a vector; o * shrink + weight * value serves for both.",
+            "Then o is a vector. o * shrink + weight * value works for numbers and for vectors.",
         ),
         (
             "values that are 0",
@@ -166,7 +173,7 @@ def streams(rng):
         (
             "nothing to read",
             [],
-            "Before the first pair you know (-inf, 0, 0): any score at all will be a new maximum.",
+            "The state before the first pair is (-inf, 0, 0), so any score is a new maximum.",
         ),
     ]
 
@@ -183,8 +190,8 @@ def halves(rng):
     low, high = random_pairs(rng, 5), [(score + 30, value) for score, value in random_pairs(rng, 4)]
     twins = [(3.0, 1.0), (1.0, 7.0)], [(3.0, 5.0), (2.0, 2.0)]
     vectors = [(score, rng.normal(size=3).round(2)) for score, _ in random_pairs(rng, 6)]
-    far = "Only differences of maxima go into exp, and none of them is above zero."
-    nothing = "Adding nothing changes nothing. Look for a place where -inf meets -inf."
+    far = "Call exp only with differences of maxima. None of them is above zero."
+    nothing = "Merging with an empty state changes nothing. Do you subtract -inf from -inf somewhere?"
     return [
         (
             "the two readers of the worked example",
@@ -210,7 +217,7 @@ def halves(rng):
             "values that are vectors",
             vectors[:2],
             vectors[2:],
-            "o is then a vector; the same line serves for both.",
+            "Then o is a vector. The same line works for numbers and for vectors.",
         ),
         (
             "values that are 0",
@@ -264,7 +271,7 @@ def groupings(merge, rng):
             compare(got, wanted, what=f"four readers, {names}", call=how, tolerance=1e-9, hint=GROUPING)
 
 
-GROUPING = "It must not matter who pairs with whom."
+GROUPING = "The result must not depend on the order in which states are merged."
 
 
 class ReadOnce:
@@ -281,7 +288,7 @@ class ReadOnce:
 
     def __next__(self):
         if self.over:
-            raise RuntimeError("the pairs have all gone by: each can be read once, in one loop")
+            raise RuntimeError("all pairs have been read: each can be read only once, in one loop")
         try:
             return next(self.pairs)
         except StopIteration:
@@ -328,7 +335,7 @@ def bytes_kept(online_softmax, numbers):
 
 def kept_too_much(numbers):
     hint = (
-        "From one pair to the next keep m, l and o, and no list or array: on a GPU there is no room for all"
+        "Between two pairs, keep only m, l and o, and no list or array: on a GPU there is no room for all"
         " the scores."
     )
     fail(f"right numbers, but {numbers} numbers' worth of memory was kept for {LONG:,} pairs", hint=hint)

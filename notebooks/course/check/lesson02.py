@@ -244,7 +244,13 @@ WRITTEN_HINT = "Store each tile of the output once, after the inner loop, throug
 def compare_traffic(direction, got, wanted, call, hint):
     """Reject an answer with correct output that moves the wrong number of elements."""
     if got != wanted:
-        fail(f"right output, but numbers {direction} differ", call=call, wanted=wanted, got=got, hint=hint)
+        fail(
+            f"the output is correct, but the wrong number of elements is {direction}",
+            call=call,
+            wanted=wanted,
+            got=got,
+            hint=hint,
+        )
 
 
 @exercise("2.3", "bytes_moved")
@@ -281,13 +287,17 @@ FORMULA = "Compute the counts from n, d, rows and columns. Then they also hold f
 WHOLE = "n // columns rounds down, math.ceil(n / columns) up, and both give whole numbers."
 BYTES_HINTS = {
     "standard": (
-        "S and P each go out and come in: 4n² numbers; Q, K, V in and O out: 4nd. Each has itemsize bytes."
+        "S and P are each written once and read once: 4n² numbers. Q, K and V are read and O is written:"
+        " 4nd numbers. Each number has itemsize bytes."
     ),
     "keys outer": (
-        "The start writes n(d + 2). Every tile of keys reads Q, O, m, l and writes O, m, l; K and V come"
-        " once."
+        "Initialising O, m and l writes n(d + 2) numbers. For every tile of keys, Q, O, m and l are read,"
+        " and O, m and l are written. K and V are read once."
     ),
-    "queries outer": "Q once, O once, and all of K and V for every tile of queries, a ragged one included.",
+    "queries outer": (
+        "Q is read once and O is written once. All of K and V is read for every tile of queries, including"
+        " a ragged one."
+    ),
 }
 
 

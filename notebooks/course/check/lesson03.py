@@ -241,9 +241,7 @@ def barrier_waits(launch, rng):
 def memory_is_fresh(launch):
     old = np.zeros((4, MIRRORED), dtype=float32)
     in_time(launch, look_then_store, dim3(4), dim3(MIRRORED), old)
-    hint = (
-        "A block must not find what the block before it has left: every block has shared memory of its own."
-    )
+    hint = "A block must not see values that an earlier block stored: every block has its own shared memory."
     compare(
         old == 7,
         np.zeros_like(old),
@@ -339,8 +337,8 @@ def in_time(launch, *args, what="a launch of a few threads"):
         fail(
             f"{what}: not finished after {PATIENCE} seconds",
             hint=(
-                "Who waits for whom? All threads start before the first join; a thread that fails aborts the"
-                " barrier."
+                "Which thread waits for which? Start all threads before the first join. A thread that fails"
+                " must abort the barrier."
             ),
         )
     if errors:

@@ -325,12 +325,14 @@ LOOK = {
     "negative-index": "Take i = 0 and t = 0: what is the smallest index in each []?",
     "uninitialized-read": "For each element that is read: which line wrote it, and did a thread run it?",
     "race-shared": "Name two threads, an element, and a write; then look for the barrier between the two.",
-    "race-global": "Name two threads that meet at one element of an argument, one of which writes.",
-    "barrier-divergence": "Which threads of a block do not come to the barrier? All of them may return.",
+    "race-global": "Name two threads that access the same element of an argument, one of which writes.",
+    "barrier-divergence": (
+        "Which threads of a block do not reach the barrier? (There is no bug if all of them return.)"
+    ),
     "warp-divergence": "Is there a shuffle at all?",
-    "deadlock": "Is there anything to wait for but the block's own barrier?",
+    "deadlock": "Does any thread wait for something other than the barrier of its block?",
     "no-progress": "Which loop has no end, and for which input?",
-    NO_BUG: "Something is wrong with it: each index, each element that is read, each barrier.",
+    NO_BUG: "This kernel does have a bug. Check each index, each element that is read, and each barrier.",
 }
 
 

@@ -215,7 +215,7 @@ def own_queries(n, d, rows, columns):
     """Return the contract: each block computes its own query tile and loads every key tile once for it."""
     blocks, tiles = -(-n // rows), -(-n // columns)
     keys = blocks * n * d
-    hint = "Each block makes the output of its own queries, and each thread that of one."
+    hint = "Each block computes the output of its own queries, and each thread that of one query."
     return Contract(
         "q k v o",
         max_per_thread=dict.fromkeys("kv", tiles * -(-columns // rows) * d),

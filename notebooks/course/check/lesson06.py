@@ -305,7 +305,10 @@ def judge(kernel, grid, block, given, outputs, wanted, rng, call, contract, **op
         fail(
             "it uses cuda.activemask()",
             call=call,
-            hint="It reports the lanes that happen to be together, which CUDA does not fix. Name all 32.",
+            hint=(
+                "It returns the lanes that happen to be together, and CUDA does not define which these are."
+                " Name all 32 lanes in the mask."
+            ),
         )
     return kernels.judge(
         kernel,

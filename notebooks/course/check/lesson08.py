@@ -225,10 +225,12 @@ ROOFS = (
 HINTS = {
     "copy": "32 contiguous numbers of 4 bytes. No shared memory: 0.",
     "strided_copy": f"It loads every {STRIDE}th number, and stores neighbours. No shared memory: 0.",
-    "transpose_naive": "When x grows by one, how far does the load move in a, and how far the store in out?",
+    "transpose_naive": (
+        "When x grows by one, how far does the load move in a, and how far does the store move in out?"
+    ),
     "transpose_tiled": (
-        "Global memory sees rows only. The tile is stored by rows, 32 words each, and loaded by columns:"
-        " tile[x, y]."
+        "Global memory is accessed along rows only. The tile is stored by rows, 32 words each, and loaded"
+        " by columns: tile[x, y]."
     ),
     "transpose_padded": "As the tiled one, but a row of the tile has 33 words.",
 }
@@ -321,8 +323,8 @@ def cost(report, found, rows, columns, call):
             )
         if rows % 8 == columns % 8 == 0 and sectors != rows * columns // 8:
             hint = (
-                "x, the index that counts the lanes of a warp, must be the last index, of a and of out: then"
-                " a warp has a piece of one row."
+                "x counts the lanes of a warp, so it must be the last index of both a and out. Then a warp"
+                " accesses a piece of one row."
             )
             fail(
                 f"correct, but the {requests} requests to {access} touch {sectors} sectors;"

@@ -141,7 +141,7 @@ def ex09_3(is_causal, rng):
 
 # 9.1 and 9.2 ------------------------------------------------------------------------------------------------
 
-LOOPS = "Two loops over the taps: what conv2d gives in the next exercise is compared with them."
+LOOPS = "Write two loops over the taps, because the next exercise compares conv2d with them."
 OTHER = (
     "None of the usual mistakes explains this value. Compute it by hand: the last row of taps belongs to row"
     " i, and column (c_k - 1) // 2 of the taps belongs to column j."
@@ -171,7 +171,7 @@ NOT_FINITE = (
     "Not finite on or below the diagonal: has -inf been multiplied by a tap? The mask before the convolution"
     " writes 0."
 )
-ABOVE = "Above the diagonal T is -inf: the second mask, after the convolution."
+ABOVE = "Above the diagonal, T must be -inf. This is the second mask, after the convolution."
 
 
 def check_scores(conv_scores, q, k, w):
@@ -266,12 +266,12 @@ def diagnose(got, wanted, mistakes, places):
 
 CAUSAL_HINT = "It is causal: row i depends on tokens 0 to i. Compare the rows before the changed tokens only."
 ROUNDING_HINT = (
-    "It is causal: what moves is the last digit, since the sum is added up in another order. Let rounding"
-    " pass, as torch.allclose does."
+    "It is causal: only the last digit changes, because the sum is computed in another order. Allow for"
+    " rounding, as torch.allclose does."
 )
 LEAK_HINT = (
-    "It sees the future. Change q, k and v of the later tokens, for every place where past and future can"
-    " part, and look at every earlier row."
+    "It sees the future. Divide the tokens into past and future at every possible position. Each time,"
+    " change q, k and v of all later tokens, and compare every earlier row."
 )
 NAN_HINT = (
     "Its output contains NaN, so nothing can be concluded from it. A comparison with NaN is false: ask"

@@ -130,10 +130,12 @@ SIDES = (
 )
 CLIPPED = "Do not clip: rows before 0 and columns outside stay in, and load_rows fills in zeros there."
 ABOVE_ONLY = (
-    "Rows are needed above only: i - P_q to i, P_q = c_q - 1, for the first owned row and for the last."
+    "Only rows above are needed: i - P_q to i, P_q = c_q - 1, for the first owned row and for the last."
 )
 ENDS = "bottom and right are one past the last row and the last column, as in range(top, bottom)."
-CORNERS = "Which rows and columns does the first owned score reach, and which the last?"
+CORNERS = (
+    "Which rows and columns does the first owned score depend on, and which does the last one depend on?"
+)
 
 
 def random_tiles(rng):
@@ -178,16 +180,16 @@ SHIFTED_MASK = (
     " keys come after it?"
 )
 PADDED = (
-    "A sum is short: the halo is loaded already, so convolve where the taps fit wholly inside, without"
-    " padding."
+    "Some sums lack terms. The halo is already loaded, so convolve only where the taps fit entirely inside,"
+    " without padding."
 )
 TURNED = "The taps are flipped: w[0, 0] belongs to the oldest query and the leftmost key."
 NO_SCALE = "Equal to the result when q kᵀ is not divided by √d."
-NOT_A_NUMBER = "NaN: has -inf met a tap? The mask before the convolution writes 0."
+NOT_A_NUMBER = "NaN: has -inf been multiplied by a tap? The mask before the convolution writes 0."
 HALO = halo_of, Halo.across.fget
 TILE_ONLY = (
-    "Only the tile's own scores are needed: q_tile @ k_tile.T, len(q_tile) × len(k_tile). i0 and j0 tell the"
-    " masks where the tile is."
+    "Only the tile's own scores are needed: q_tile @ k_tile.T, len(q_tile) × len(k_tile). The masks need i0"
+    " and j0, the position of the tile."
 )
 SINGLE = "Correct to about seven digits only: is a tensor float32? new_zeros keeps the type of its tensor."
 OVERFLOWN = (
@@ -195,8 +197,8 @@ OVERFLOWN = (
     " a tile. update(state, t, v_tile) avoids both: it subtracts the running maximum."
 )
 IN_ORDER = (
-    "In this order: scores, 0 for what is later, from query i0 - P_q and key j0 - P_k on; the convolution;"
-    " -inf for what is later, from i0 and j0 on."
+    "The order is: scores; 0 where the key is later, with rows from query i0 - P_q and columns from key j0"
+    " - P_k on; the convolution; -inf where the key is later, with rows from i0 and columns from j0 on."
 )
 MASKED = (
     "Above the diagonal T is -inf, on and below it is finite: column 0 of T is key j0, row 0 is query i0."
@@ -280,13 +282,11 @@ PROVIDED = *HALO, load_rows, initial_state, update, owned
 TILES_ONLY = (
     "From one tile of keys to the next, a tile of rows keeps m, l and o: no scores, and no row of them."
 )
-RAGGED = (
-    "The last tile of rows is short: it owns min(rows, n - i0) queries, and what it loads ends with them."
-)
+RAGGED = "The last tile of rows is short: it owns min(rows, n - i0) queries, and it loads no later rows of Q."
 FORWARD = (
     "Is the state fresh for each tile of rows, V of the owned columns only, o divided by l once, at the end?"
 )
-LOG_SUM = "O is right. L is one number a row, m + log(l): the log of the sum of exp(T), of shape (N,)."
+LOG_SUM = "O is correct. L is one number per row, m + log(l): the log of the sum of exp(T), of shape (N,)."
 READ = (
     "For each tile of rows load Q once, halo included; K with its halo and V without for each tile of keys;"
     " none that no row sees."
@@ -342,7 +342,7 @@ def check_forward(forward, shape, size, rng, no_taps=False):
     read = numbers_read(n, d, halo_of(w), owned((height, width), halo_of(w)))
     if traffic.read > read:  # fewer: of the last tile only the keys that its rows see
         fail(
-            "right output, but more numbers are read than need be",
+            "the output is correct, but more numbers are read than necessary",
             call=call,
             wanted=read,
             got=traffic.read,
@@ -350,7 +350,7 @@ def check_forward(forward, shape, size, rng, no_taps=False):
         )
     if traffic.written != n * (d + 1):
         fail(
-            "right output, but numbers written differ",
+            "the output is correct, but the wrong number of elements is written",
             call=call,
             wanted=n * (d + 1),
             got=traffic.written,
@@ -493,18 +493,18 @@ def differs(faulty, qkv, w, loaded):
 
 
 SHARP_HINT = (
-    "What does each fault need? One future score beside a key that counts; one key beyond a border; one tile"
-    " that a row does not see."
+    "What does each fault need? no_zero_mask: a future score next to a key that counts. halo_counted: a key"
+    " beyond the border of a tile. tile_maximum: a tile of which a row sees no key."
 )
-BLIND_HINT = "What do halo_counted and tile_maximum need that a test with one single tile has not?"
+BLIND_HINT = "What do halo_counted and tile_maximum need that a test with a single tile does not have?"
 MISSED = {
     "no_zero_mask": (
         "A tap must reach a future score from an entry of T that counts; and a row with one key has the"
         " weight 1 whatever happens."
     ),
     "halo_counted": (
-        "Some key must lie in two tiles, and another key in fewer: if every tile holds every key, all count"
-        " alike, and the softmax does not mind."
+        "Some key must lie in two tiles, and another key in fewer: if every tile contains every key, all"
+        " keys are counted equally often, and the softmax does not change."
     ),
     "tile_maximum": (
         "Some row must have a tile without a single key that it may see, while another row of the same tile"

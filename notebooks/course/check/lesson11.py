@@ -111,7 +111,9 @@ SIDE = (
     "The halo to the left is P_k = (c_k - 1) // 2 columns: for an even c_k it is smaller than the one to the"
     " right."
 )
-UNMASKED = "A key after its query must give 0: its score would get into sums of others."
+UNMASKED = (
+    "A key after its query must give 0. Otherwise the convolution adds its score to the T of other keys."
+)
 NOT_ZERO = "Masked with -inf? Before the convolution the mask writes 0."
 NO_SCALE = "Equal to the result without the scale."
 TRANSPOSED = "x is the column, the key; y is the row, the query."
@@ -163,15 +165,15 @@ def check_scores(score, size, taps, i0, j0, rng, about=0):
 
 # 11.2 -------------------------------------------------------------------------------------------------------
 
-HALO_COUNTED = "A cell that the tile does not own has no T here: -inf, or its neighbour counts it once more."
+HALO_COUNTED = "A cell that the tile does not own has no T here. Return -inf: another tile counts it."
 NOT_HIDDEN = (
-    "A key after its query: -inf. Now the first row is query i0 and the first column key j0, as the halo is"
-    " used up."
+    "If the key comes after its query, return -inf. After the convolution, the first row is query i0 and"
+    " the first column is key j0."
 )
 HALO_CORNER = "The second mask begins at query i0 and key j0: it is for T, which has no halo."
 TURNED = "The taps are flipped: w[0, 0] belongs to s_tile[y, x], the oldest query and the leftmost key."
 CONVOLUTION = (
-    "T = Σ w[a, b] · s_tile[y + a, x + b]: the halo stands above and to the left, so the sum begins at the"
+    "T = Σ w[a, b] · s_tile[y + a, x + b]: the halo is above and to the left, so the sum begins at the"
     " thread's own cell."
 )
 
@@ -228,12 +230,12 @@ def in_corner(t, size):
 
 GUARD = "NaN: -inf - (-inf). weight(score, maximum) is 0 for a score of -inf, whatever the maximum."
 ROW = (
-    "Each of m, l is that of the whole row: all its lanes have to end with the same number. Steps size / 2,"
-    " ..., 2, 1."
+    "m and l belong to the whole row, so all lanes of a row must end with the same numbers. The shuffles"
+    " take the steps size / 2, ..., 2, 1."
 )
 SHRINK = (
-    "shrink = weight(old m, new m): by it the old l shrinks, and later the old o. Take it before m is"
-    " overwritten."
+    "shrink = weight(old m, new m). The old l is multiplied by it, and later the old o. Compute it before"
+    " you overwrite m."
 )
 STATE = (
     "new m = the larger of m and the row's largest T; p = weight(t, new m); l = l · shrink + the sum of the"
@@ -308,7 +310,7 @@ def after_tile(t, m, l):
 
 # 11.4 -------------------------------------------------------------------------------------------------------
 
-FORGOTTEN = "The old o counts too: it shrinks, and is not thrown away."
+FORGOTTEN = "Keep the old o: multiply it by shrink, and add the new products."
 NOT_SHRUNK = "Equal to the result if the old o does not shrink."
 VALUES = "o · shrink + Σ_j p_tile[y, j] · v_tile[j, x]: row y of P times column x of V."
 
@@ -356,7 +358,7 @@ LOOP = (
 POISON = (
     "NaN: an element of o that no thread has written, a tile that no thread has loaded, or -inf - (-inf)."
 )
-LOG_SUM = "O is right. L is m + log(l) at the end: is the last m the one that belongs to the last l?"
+LOG_SUM = "O is correct. L is m + log(l) at the end: is the last m the one that belongs to the last l?"
 
 
 def check_kernel(conv_kernel, n, d, taps, size, rng, scores="scores about 0"):

@@ -229,7 +229,7 @@ def four(answer, call):
             hint="End with a return of four tensors, in this order.",
         )
     if isinstance(answer, list):
-        fail("four results in a list, where autograd takes a tuple", call=call, hint=ORDER)
+        fail("the four results are in a list, but autograd expects a tuple", call=call, hint=ORDER)
     return answer
 
 
@@ -363,7 +363,8 @@ MET = (
     "The tap (a, b) multiplies S0[i - P_q + a, j - P_k + b] in T[i, j]; P_q = c_q - 1, P_k = (c_k - 1) // 2."
 )
 NO_D = (
-    "This is P * dP: D is missing. A score also moves all other weights of its row, since they share one sum."
+    "This is P * dP: D is missing. A score also changes all other weights of its row, because they share"
+    " one sum."
 )
 D_OF_COLUMNS = "D was summed over columns of dO * O. It is one number a row: sum over dim 1."
 NO_P = "This is dP - D without the weight: multiply by P."
@@ -390,7 +391,7 @@ TRANSPOSE = {
 TAPS_OF_S = "Equal to the result with S in the place of S0: the convolution read zeros in the future."
 NO_SCALE = "The scale is missing: S = scale · Q Kᵀ, so dQ and dK have it as a factor."
 UNSCALED = "The scale is missing in the scores: masked_scores(q, k) has it."
-SCALED_TWICE = "The scale is in there twice."
+SCALED_TWICE = "The scale is applied twice."
 
 
 def softmax_mistakes(p, v, o, d_o):
@@ -418,14 +419,15 @@ def convolution_mistakes(d_t, w):
 def tap_mistakes(d_t, s0, c_q, c_k):
     right = gather(d_t, s0, c_q, c_k)
     turned = (
-        "Turned round by 180°. In the taps nothing is turned:"
-        " dT and S0 stand as they did in the forward pass."
+        "The result is rotated by 180°. Nothing is rotated in the gradient of the taps: dT and S0 are"
+        " aligned as in the forward pass."
     )
     return {
         turned: right.flip(0, 1),
-        "The rows of dW are upside down: row c_q - 1 is the one that met the query's own row.": right.flip(0),
+        "The rows of dW are in reverse order: row c_q - 1 belongs to the taps that were multiplied by the"
+        " query's own row.": right.flip(0),
         SHIFTED: gather(d_t, s0, c_q, c_k, c_k // 2),
-        "A mean, where a sum is wanted: every T that a tap contributed to counts whole.": right / d_t.numel(),
+        "This is a mean. The gradient is the sum over all T that a tap contributed to.": right / d_t.numel(),
     }
 
 

@@ -252,12 +252,12 @@ def ex13_7(diagnosis, rng):
 
 REACH = {
     "dT": (
-        "S0[r, c] is read by T[r + P_q - a, c + P_k - b]: rows from r to r + P_q, columns from c - P_r to c +"
-        " P_k. Swapped, against the forward pass."
+        "S0[r, c] is read by T[r + P_q - a, c + P_k - b]: rows from r to r + P_q, columns from c - P_r to c"
+        " + P_k. Compared with the forward pass, left and right are swapped."
     ),
     "S0": (
-        "To compute these T again, their own reach is needed: P_q rows above the first, P_k columns to the"
-        " left, P_r to the right."
+        "To recompute these T, the tile also needs the scores that they read: P_q rows above the first, P_k"
+        " columns to the left, P_r to the right."
     ),
 }
 
@@ -461,7 +461,7 @@ LOUD_LINE = (
 )
 NO_D = "Equal to P * dP: D, delta[query], is missing."
 NO_P = "Equal to dP - D where P is not 0: multiply by P."
-LEFT_ALONE = "Where P is 0, dP was left as it was: dT is 0 there."
+LEFT_ALONE = "Where P is 0, dT must be 0, but your function has left dP there."
 S_LINE = (
     "Row i, column j of dS: Σ w[a, b] · d_t_tile[i + P_q - a, j + c_k - 1 - b], and 0 where the key j0 + j"
     " comes after the query i0 + i."
@@ -476,13 +476,13 @@ COLUMN_OFF = (
     " column j + P_r + P_k - b."
 )
 W_LINE = "tap_sums[a, b] += Σ over the owned i, j of d_t_tile[i, right + j] · s_tile[i + a, right + j + b]."
-HALO_ROWS = "The rows below are counted too: they are another tile's own. Sum over `rows` rows."
+HALO_ROWS = "The rows below are counted too, but they belong to another tile. Sum over `rows` rows."
 HALO_COLUMNS = (
     "Columns of the halo are counted too: the owned columns of d_t_tile are right to right + columns - 1."
 )
 SHIFTED = "Summed over columns 0 to columns - 1 of d_t_tile: the owned ones begin at `right`."
 Q_LINE = "d_q_tile[i, c] += Σ over the columns j of d_s_tile[i, j] · k[j0 + j, c]."
-NOT_ADDED = "Correct for one tile alone, but it overwrites the sum of the tiles before: use += ."
+NOT_ADDED = "Correct for a single tile, but it overwrites the sum of the earlier tiles: use += ."
 FIRST_KEYS = "Column j of the tile is key j0 + j."
 FIRST_ROWS = "Row i of the tile is query i0 + i."
 K_LINE = "d_k_tile[j, c] += Σ over the rows i of d_s_tile[i, j] · q[i0 + i, c]."

@@ -197,8 +197,8 @@ NOT_FINITE = (
 )
 ONE_ROW = "One number for each key: only the last row of T, of shape (N,)."
 SCORES = (
-    "Scores divided by √d; 0 for keys after their query; zeros to the left, to the right and above; the taps"
-    " slid along."
+    "The steps are: divide the scores by √d; write 0 for keys after their query; add zeros to the left, to"
+    " the right and above; convolve."
 )
 
 
@@ -558,7 +558,10 @@ REJECTED = {
         FAULTY["unmasked_window"],
         "It is right for a single token, and where c_q = 1: try more of both.",
     ),
-    "undivided": (FAULTY["undivided"], f"{SPLIT_COUNTS} With one token l is 1, and it does not show."),
+    "undivided": (
+        FAULTY["undivided"],
+        f"{SPLIT_COUNTS} With one token l is 1, and the mistake has no effect.",
+    ),
     "full_tiles": (FAULTY["full_tiles"], f"{SPLIT_COUNTS} {NAN}"),
     "always NaN": (altered(lambda o, *_: o * math.nan), NAN),
     "off by a thousandth": (altered(lambda o, *_: o * 1.001), "A tolerance of 1e-5 finds it."),
@@ -567,7 +570,7 @@ REJECTED = {
     "the first number too high by 2e-5": (altered(first_too_high), LARGEST),
     "the last number too low by 2e-5": (altered(last_too_low), LARGEST),
     "the first number too high by 2e-5, the last too low": (altered(both_off), LARGEST),
-    "scores that are not divided by √d": (undivided_scores, "With d = 1 it does not show."),
+    "scores that are not divided by √d": (undivided_scores, "With d = 1 this mistake has no effect."),
     "the taps beyond c_q columns lost": (
         square_taps,
         "For square taps it is right. Try a c_k larger than c_q.",

@@ -212,9 +212,9 @@ def ex16_3(bound, rng):
 # 16.4 -------------------------------------------------------------------------------------------------------
 
 ROWS = (
-    "Lane l gives where row l % 8 of matrix l // 8 begins. The matrices of A are those of a0 (top left), a1"
-    " (bottom left), a2 (top right), a3; those of B, in b_tile: b0 top left, b1 below it, b2 and b3 to the"
-    " right of these."
+    "Lane l supplies the address of row l % 8 of matrix l // 8. The matrices of A are those of a0 (top"
+    " left), a1 (bottom left), a2 (top right), a3; those of B, in b_tile: b0 top left, b1 below it, b2 and"
+    " b3 to the right of these."
 )
 TWO = "Two instructions of a warp fetch all eight registers: ldmatrix_x4 and ldmatrix_x4_trans."
 
@@ -320,7 +320,7 @@ MATMUL = (
 )
 PART = (
     "In each iteration 128 threads load one tile of a and one of b together (load_tile), and each warp"
-    " loads its own fragments and makes its own 16 × 16 numbers of c, by two mma_bf16 for each 16 terms."
+    " loads its own fragments and computes its own 16 × 16 entries of c, by two mma_bf16 for each 16 terms."
 )
 CONFLICT = "How many 16-byte chunks has a row of your tiles? With an odd number, eight rows share no bank."
 
@@ -403,6 +403,6 @@ def check_alignment(matmul):
     for bytes_of in map(int, re.findall(r"\.shared \.align (\d+)", made.ptx)):
         if bytes_of % 16:
             fail(
-                f"right in `sim`, but a GPU may begin a shared array at any multiple of {bytes_of} bytes",
+                f"correct in `sim`, but a GPU may begin a shared array at any multiple of {bytes_of} bytes",
                 hint="ldmatrix needs multiples of 16 bytes: cuda.shared.array(shape, int16, alignment=16).",
             )

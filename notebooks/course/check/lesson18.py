@@ -121,8 +121,11 @@ IN_PRODUCTS = (
 DIAGONALS_ONCE = (
     "Accumulate the products of a row shift over all blocks, then read each tap off its diagonal once."
 )
-TURNED = "Equal to dW with the taps of a row turned round: b is x - y, not y - x, where x counts the window."
-NO_SHIFT = "Equal in all rows of taps to what row 0 gives: the rows of s_tile begin at a."
+TURNED = (
+    "Equal to dW with the taps of each row in reverse order: b is x - y, not y - x, where x counts the"
+    " window."
+)
+NO_SHIFT = "All rows of your dW equal its row 0: for row a, the rows of s_tile begin at a."
 ONE_BLOCK = "Equal to what the first 8 columns alone give."
 LAST_BLOCK = "Equal to what the last 8 columns alone give: +="
 

@@ -289,7 +289,7 @@ def pair_of_tensors(got, call):
         or len(got) != 2
         or not all(isinstance(x, torch.Tensor) for x in got)
     ):
-        fail("the answer is no pair of tensors (window, kept)", call=call, got=repr(type(got).__name__))
+        fail("the answer is not a pair of tensors (window, kept)", call=call, got=repr(type(got).__name__))
     return got
 
 
@@ -314,11 +314,13 @@ def right_rows(got, wanted, what, most, call):
 FAULTS = letters.drawn(["weights", "statistic", "none", "map", "scores"])
 MACHINES = tuple(FAULTS)
 EXPERIMENTS = {
-    "statistic": "Gradients, with something after the softmax: after_taps=(3, 3), or after_map='any'.",
-    "map": "A map with a row that sums to less than 0: head_map='any'.",
-    "scores": "documents=(0, 6), and taps with two rows and three columns at least.",
-    "weights": "documents=(0, 6) and after_taps=(3, 3).",
-    "none": "Turn every part on, one by one: is there one that it gets wrong?",
+    "statistic": (
+        "Compare gradients, with something after the softmax: after_taps=(3, 3), or after_map='any'."
+    ),
+    "map": "Use a map with a row that sums to less than 0: head_map='any'.",
+    "scores": "Use documents=(0, 6), and taps with at least two rows and three columns.",
+    "weights": "Use documents=(0, 6) and after_taps=(3, 3).",
+    "none": "Use each part of the layer in turn: is there one that the machine gets wrong?",
 }
 
 
