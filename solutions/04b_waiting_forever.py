@@ -311,7 +311,7 @@ for draw in [0.05, 0.5]:
 # then changes nothing, and the loop runs forever. The interval must get **smaller in
 # each iteration**, and this one stopped shrinking.
 #
-# How does `sim` find out? It does not prove anything, because no program can decide in general whether another one will end. It counts iterations of `while` loops. If no thread has ended after a certain number, it gives up and reports which thread is in which loop. Without `max_steps` the limit is a million iterations, which take about a second. If a kernel really needs more, raise the limit.
+# How does `sim` find out? No program can decide for every kernel whether it will end. So `sim` counts the iterations of `while` loops. With `max_steps=1000`, it stops the launch if no thread has ended after 1000 iterations, and reports which thread is in which loop. Without `max_steps`, it looks more closely after a million iterations or one second. If neither the variables nor the memory change any more, the loop will never end, and `sim` reports it. If something still changes, the launch may continue for several more seconds.
 #
 # ### Exercise 4.9 · sample · one line
 # Keep the binary search, which halves the interval in every iteration: with 9,000 tokens a thread reads about fourteen sums.

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 06 · Warps
 #
-# **90 minutes**, of which 10 are for the section marked *optional* · builds on lesson 01 (the state `m, l, o` and how to merge two of them), lesson 03 (kernels, `simulate`) and lesson 04 (findings, `cuda.grid`)
+# **90 minutes**, of which 10 are for the section marked *optional* · builds on lesson 01 (the state `m, l, o` and how to merge two of them), lessons 03 and 03b (kernels, `simulate`) and lesson 04 (findings, `cuda.grid`)
 #
 # You will be able to:
 #

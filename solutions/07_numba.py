@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 07 · Numba: the same kernel, compiled
 #
-# **80 minutes** · builds on lesson 03 (kernels, `simulate`), lesson 05 (flash attention) and lesson 06 (warps)
+# **80 minutes** · builds on lessons 03 and 03b (kernels, `simulate`), lesson 05 (flash attention) and lesson 06 (warps)
 #
 # You will be able to:
 #

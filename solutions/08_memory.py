@@ -631,7 +631,7 @@ print(f"bank conflicts of transpose_tiled: {conflicts:.1f} milliseconds")
 # - `strided_copy` loads eight times as much from DRAM, close to the maximum rate. So it cannot become much faster, except with a smaller stride.
 # - `transpose_naive` moves no more to and from DRAM than the copy, because the caches have combined the stores to each sector. But each sector of `out` is requested eight times, once for each of its numbers, and the kernel takes five times as long as the copy.
 # - `transpose_tiled` and `transpose_padded` differ only in their bank conflicts.
-# - `transpose_padded` has the lowest cost everywhere, and still takes almost twice as long as the copy. What else is different? Its blocks have 1024 threads, so two of them fill a multiprocessor, and at `syncthreads` all threads of a block wait for the last one. These counters do not show how much time the waiting takes.
+# - `transpose_padded` has the lowest cost everywhere, and still takes almost twice as long as the copy. What else is different? Its blocks have 1024 threads, so two of them fill a [**streaming multiprocessor**](../docs/glossary.md) (one of the GPU's 132 processors, each of which runs several blocks), and at `syncthreads` all threads of a block wait for the last one. These counters do not show how much time the waiting takes.
 #
 # ### Where the rule ends (optional)
 #
@@ -649,7 +649,7 @@ for name in ("transpose_tiled", "transpose_padded"):
 
 
 # %% [markdown]
-# With 128 × 128 numbers there was not a single wavefront more than predicted. With 16384 × 16384, many blocks are resident on each multiprocessor, and the GPU counts more than our rule predicts, even for the padded tile, which has no conflicts within a warp. So some additional wavefronts occur only when many warps use shared memory at the same time. Our rule and the simulator do not include them. (The number of sectors is exactly as predicted.)
+# With 128 × 128 numbers there was not a single wavefront more than predicted. With 16384 × 16384, many blocks are on each multiprocessor at the same time, and the GPU counts more than our rule predicts, even for the padded tile, which has no conflicts within a warp. So some additional wavefronts occur only when many warps use shared memory at the same time. Our rule and the simulator do not include them. (The number of sectors is exactly as predicted.)
 #
 # ## Validate
 #

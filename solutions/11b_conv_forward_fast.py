@@ -17,8 +17,8 @@
 # 2. say why the package's kernel is faster than yours, and count by how much;
 # 3. run a kernel on long sequences without a GPU.
 #
-# Your kernel of lesson 11 is correct. Here you first run it on a sequence that is too long for the
-# simulator's usual engine. Then you look at three ways in which such a kernel goes wrong. The last part asks
+# Your kernel of lesson 11 is correct. Here you first run it on a sequence for which an interpreter would take
+# too long. Then you look at three ways in which such a kernel goes wrong. The last part asks
 # how the same algorithm becomes fast, and how far the package's kernel is from the limits of an H200.
 #
 # You don't need a GPU. The next cell loads your functions of lesson 11. If you have not solved one of
@@ -82,10 +82,11 @@ reports = []
 # %% [markdown]
 # ## 1. Long sequences, without a GPU
 #
-# Forty tokens are few, and yet the simulator needs seconds, because Python runs each thread. For such cases,
-# `sim` has a third engine, `native`. It splits your kernel at the points where threads wait, turns each part
-# into a **loop over the threads of a block**, and lets Numba compile everything for your CPU. Here is a small
-# kernel and the code it becomes:
+# Forty tokens are few, and yet the simulator needs seconds, because Python runs each thread. For long launches,
+# `sim` has the engine `native`. It splits your kernel at the points where threads wait, turns each part into a
+# **loop over the threads of a block**, and lets Numba compile everything for your CPU. (`simulate` uses it by
+# itself: it begins each launch with `fibers`, and compiles the kernel if the launch turns out to be long. Here
+# you select the engine yourself.) This is a small kernel and the code it becomes:
 
 
 # %%
@@ -408,8 +409,8 @@ print(inspect.cleandoc("\n".join(source[begin : end + 1])))
 # the thread, which the compiler keeps in registers. `LANES` is 4, because four threads share a row.)
 #
 # The difference is the amount of work per thread. A thread of your kernel computes one score, so each
-# multiply-add loads two values. Lesson 08 found the same problem in our matrix product. There are two remedies,
-# one for products and one for convolutions.
+# multiply-add loads two values. Lesson 08b found the same problem in our matrix product. There are two
+# remedies, one for products and one for convolutions.
 #
 # ### Patches, for QKᵀ and PV
 #

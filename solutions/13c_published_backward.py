@@ -47,8 +47,8 @@ keys_kernel, backward = brought("13b_keys_and_sums", "keys_kernel", "backward")
 # %% [markdown]
 # ## 1. A bug hunt: the algorithms as they were published
 #
-# The pseudocode whose forward pass you took apart in lesson 10b also has a backward pass: "Algorithm 2" (dQ
-# and dW) and "Algorithm 3" (dK and dV). In outline:
+# The published backward pass consists of two algorithms, "Algorithm 2" (dQ and dW) and "Algorithm 3" (dK and
+# dV). In outline:
 #
 # | | step |
 # |---|---|
@@ -56,7 +56,7 @@ keys_kernel, backward = brought("13b_keys_and_sums", "keys_kernel", "backward")
 # | 2 | S, its convolution, P and dT of the whole tile, as far as the convolution reaches |
 # | 3 | dW: the sum of dT · S over the **whole tile** |
 # | 4 | the gradient of QKᵀ: the transposed convolution of dT, on the whole tile |
-# | 5 | Algorithm 3: dV += Pᵀ dO and dK += (4)ᵀ Q, over **all rows** of the tile |
+# | 5 | Algorithm 3: dV += Pᵀ dO and dK += dSᵀ Q, over **all rows** of the tile; dS is the result of step 4 |
 # | 6 | at the end: dW is added atomically |
 #
 # **Guess before you go on:** it contains four faults. Where are the rows below, in step 1? What is missing in

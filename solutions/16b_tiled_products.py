@@ -78,7 +78,7 @@ guess("16b addresses", lane_3=..., lane_11=..., lane_19=..., lane_31=...)
 # </details>
 # <details><summary>Hint 2: which matrix of B is b1?</summary>
 #
-# In the picture of section 2, `b1` is below `b0`: rows 8 to 15 of B, same columns.
+# In the picture of lesson 16, section 2, `b1` is below `b0`: rows 8 to 15 of B, same columns.
 #
 # </details>
 
@@ -299,7 +299,7 @@ check.ex16_5(matmul)
 # %% [markdown]
 # ### What we gained
 #
-# In lesson 08's matmul, a warp made 128 multiply-adds (4 per lane) for every six wavefronts of shared memory, about 20 per wavefront. **Predict** how many multiply-adds your kernel makes per wavefront, counting the stores into the tiles too: 20, as there? 100? 250? `___`
+# In lesson 08b's matmul, a warp made 128 multiply-adds (4 per lane) for every six wavefronts of shared memory, about 20 per wavefront. **Predict** how many multiply-adds your kernel makes per wavefront, counting the stores into the tiles too: 20, as there? 100? 250? `___`
 
 # %% tags=["guess"]
 guess("16b wavefronts", multiply_adds=...)

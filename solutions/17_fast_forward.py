@@ -867,12 +867,13 @@ show_table(
 # %% [markdown]
 # - **Tensor cores** give the largest factor, even with loads that waste most of their wavefronts.
 # - **The padding** gives more than `ldmatrix` itself, for 16 bytes per row: 4 wavefronts instead of 32, as you counted. (The kernel does not become eight times faster, because shared memory accounts for only part of its time.)
-# - **The second buffer** gives 9 %. Most people predict more. Why so little? Your kernel uses 126 registers per thread, so four blocks of four warps share a streaming multiprocessor (lesson 08: `16384 // (128 * 32)` warps in a quarter). While one block waits for its tile, three others multiply. Copies in flight help most if no other block can fill the time.
+# - **The second buffer** gives 9 %. Most people predict more. Why so little? Your kernel uses 126 registers per thread, so four blocks of four warps share a streaming multiprocessor (lesson 08b: `16384 // (128 * 32)` warps in a quarter). While one block waits for its tile, three others multiply. Copies in flight help most if no other block can fill the time.
 # - **The package's kernel** takes less than half of your kernel's time. It gives a warp
 #   32 queries instead of 16, so it reads K and V from shared memory half as often. It
 #   updates m once per 64 keys instead of once per 16, and leaves m as it is unless
 #   weights would become too large. The idea is not new: do more work per loaded number, as lesson
-#   11's patches did.
+#   11b's patches did. (This is the kernel for `mma.sync`, as recorded. On Hopper GPUs the package now uses
+#   the instructions of lesson 18c.)
 
 # %% [markdown]
 # ## The ladder

@@ -492,7 +492,7 @@ show_table(
 # %% [markdown]
 # ### How close to the peak
 #
-# The package's kernel is this one with strips of 4, 32 keys per iteration, Q in shared memory, and a maximum that is raised only if necessary. How much of the tensor cores' peak does it use? Your `routes` gives the multiply-adds. An H200's peak for bfloat16 is 989 TFLOP/s. A library's matmul reaches about 790 of them. The table divides by the peak.
+# The package's kernel for `mma.sync` is this one with strips of 4, 32 keys per iteration, Q in shared memory, and a maximum that is raised only if necessary. How much of the tensor cores' peak does it use? Your `routes` gives the multiply-adds. An H200's peak for bfloat16 is 989 TFLOP/s. A library's matmul reaches about 790 of them. The table divides by the peak.
 
 # %% tags=["uses-exercise"]
 lines = []
@@ -548,7 +548,7 @@ for shape in shapes:
     print(f"{'':15}  float32 takes {slow / ms:.1f} times as long")
 
 # %% [markdown]
-# So the count predicts the ratio of the times within about a quarter. Both bfloat16 kernels stay far below the peak. One reason is the instruction: on Hopper GPUs, `mma.sync` alone reaches about 65 % of the peak (642 TFLOP/s). Kernels that go further use two newer instructions. **`wgmma`** lets four warps together multiply operands that are still in shared memory. **TMA**, the tensor memory accelerator, copies whole tiles to shared memory, started by a single thread. With these, FlashAttention-3 also uses **warp specialisation**: some warps only start copies, and other warps only compute. The other reason is latency: the registers leave room for only two warps per scheduler, and each warp waits for its own previous results (`docs/measurements.md`).
+# So the count predicts the ratio of the times within about a quarter. Both bfloat16 kernels stay far below the peak. One reason is the instruction: on Hopper GPUs, `mma.sync` alone reaches about 65 % of the peak (642 TFLOP/s). Kernels that go further use two newer instructions. **`wgmma`** lets four warps together multiply operands that are still in shared memory. **TMA**, the tensor memory accelerator, copies whole tiles to shared memory, started by a single thread. With these, FlashAttention-3 also uses **warp specialisation**: some warps only start copies, and other warps only compute. The other reason is latency: the registers leave room for only two warps in each quarter of a multiprocessor, and each warp waits for its own previous results (`docs/measurements.md`). Since 2026-11-29 the package has a kernel with `wgmma` for Hopper GPUs. It takes 0.201 ms for the second shape. Lesson 18c introduces both instructions.
 #
 # Not every attempt was faster. These are from the project's log of 2026-11-22 (`docs/log/2026-11.md`, "tensor cores"; milliseconds at 1, 8, 4096, 64):
 #

@@ -523,7 +523,7 @@ print("below the bound:", share <= 1, "  below a thirtieth of it:", share <= 1 /
 #
 # ## 5. How many fit
 #
-# While a warp waits for its `mma`, a barrier or an `ldmatrix`, the multiprocessor runs another warp, if there is one. If two blocks are resident, one can continue while the other waits at its barrier. But both blocks need registers. Recall the limits of an H200's multiprocessor from lesson 08:
+# While a warp waits for its `mma`, a barrier or an `ldmatrix`, the multiprocessor runs another warp, if there is one. If two blocks are resident, one can continue while the other waits at its barrier. But both blocks need registers. Recall the limits of an H200's multiprocessor from lesson 08b:
 #
 # - 65,536 registers in four quarters of 16,384. A warp takes all of its registers from one quarter: 32 times the registers of a thread, which are rounded up to a multiple of 8. A thread has at most 255;
 # - 2048 threads, counted in whole warps, and 32 blocks;
@@ -710,7 +710,7 @@ for shape in dict.fromkeys(shape for shape, _ in backward_ms):
         print(f"{shown}: {share:.0%} of the peak")
 
 # %% [markdown]
-# The convolution triples the multiply-adds of plain attention's backward pass. Where does the rest of the time go? The profiler shows two reasons (`docs/measurements.md`). In the backward kernels the shared-memory pipe is busy for 56 to 70 % of the time. And the three phases of an iteration need each other's rows, so each iteration has up to three barriers, with only 16 warps per multiprocessor to hide the waits. There is also a limit that no schedule removes: on Hopper GPUs `mma.sync` alone reaches about 65 % of the peak (642 TFLOP/s). Kernels that go further use `wgmma`, which multiplies operands that are still in shared memory, and TMA, which copies whole tiles while the warps compute (lesson 17b). Numba does not expose these instructions. `kernels/tensor_cores/instructions.py` shows how to add an instruction to Numba.
+# The convolution triples the multiply-adds of plain attention's backward pass. Where does the rest of the time go? The profiler shows two reasons (`docs/measurements.md`). In the backward kernels the shared memory is busy for 56 to 70 % of the time. And the three phases of an iteration need each other's rows, so each iteration has up to three barriers, with only 16 warps per multiprocessor to hide the waits. There is also a limit that no schedule removes: on Hopper GPUs `mma.sync` alone reaches about 65 % of the peak (642 TFLOP/s). Kernels that go further use `wgmma`, which multiplies operands that are still in shared memory, and TMA, which copies whole tiles while the warps compute. Numba itself has neither of them, nor has it `mma`, but you can add an instruction to Numba: `kernels/tensor_cores/instructions.py` adds those of this lesson, and lesson 18c uses `wgmma` and TMA. Since 2026-11-29 the package's backward pass uses `wgmma` on Hopper GPUs, and takes 0.960 ms for the second shape.
 
 # %% [markdown]
 # ## The ladder

@@ -284,7 +284,7 @@ show_figure(
 #
 # A short cache is far from its lower bound, and no number of splits helps: two kernels have to start, one after the other, and each block has to wait for its first keys. This is latency, not bandwidth.
 #
-# **Predict**: with the shortest cache, how many times as long does a token take if Python launches both kernels each time, instead of replaying a CUDA graph that was captured once? (A launch costs Python about 33 µs: lesson 07b.) `___`
+# **Predict**: with the shortest cache, how many times as long does a token take if Python launches both kernels each time, instead of replaying a CUDA graph that was captured once? (A launch costs Python about 28 µs: lesson 07b.) `___`
 
 # %% tags=["guess"]
 guess("18b launches", times=...)

@@ -41,7 +41,7 @@ o = forward(q, k, v, *layer)
 # %% [markdown]
 # ## 1. How few queries a decoder keeps
 #
-# For one new token, lesson 14's decoder kept all keys and values, and the last `c_q − 1` queries. Now the last row of `U` reads `c_q2` rows of `P`, and each of these reads `c_q1` rows of scores. **Predict** for c_q1 = c_q2 = 6: how many queries must you keep *in addition to* the new one? `___`
+# For one new token, lesson 14's decoder kept all keys and values, and the `c_q − 1` queries before the new one. Now the last row of `U` reads `c_q2` rows of `P`, and each of these reads `c_q1` rows of scores. **Predict** for c_q1 = c_q2 = 6: how many queries must you keep *in addition to* the new one? `___`
 
 # %% tags=["guess"]
 guess("19b kept queries", queries=...)

@@ -34,7 +34,7 @@ from sim import simulate
 # %% [markdown]
 # ## 1. A bug hunt
 #
-# Lesson 11b told the story of a published CUDA kernel that was correct for up to 26 tokens, where one tile was enough, and wrong from 27 on. Its tests stopped at 16. Here are four small kernels, written for this lesson, with four bugs of the kinds that the published code in this course has. Each works on some sizes.
+# Lesson 10b told the story of a published CUDA kernel that was correct for up to 26 tokens, where one tile was enough, and wrong from 27 on. Its tests stopped at 16. Here are four small kernels, written for this lesson, with four bugs of the kinds that the published code in this course has. Each works on some sizes.
 #
 # Read each one first:
 
@@ -122,7 +122,7 @@ check.ex22_5(fixes)
 # %% [markdown]
 # <details><summary>Where each kind of bug was published</summary>
 #
-# **a**: the CUDA kernel of lesson 11b's story reads probabilities that no thread has written. **b**: the published forward pass keeps `O` in global memory, and each block reads rows that other blocks write. **c**: the published notebook begins its tiles at the wrong elements, and confuses rows and columns (lesson 05b). **d**: the published forward pass sums the whole loaded tile, including the halo (lesson 10b).
+# **a**: the CUDA kernel of that story reads probabilities that no thread has written (lesson 11b shows how). **b**: the published forward pass keeps `O` in global memory, and each block reads rows that other blocks write. **c**: the published notebook begins its tiles at the wrong elements, and confuses rows and columns (lesson 05b). **d**: the published forward pass sums the whole loaded tile, including the halo (lesson 10b).
 #
 # </details>
 #
