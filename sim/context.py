@@ -75,6 +75,8 @@ class Context:
         self.findings = []
         self.has_errors = False  # whether the findings include an error
         self.error_limit = ErrorLimit(self)
+        # CPU time at which the current epoch began: the last start of a block, or opening of a block barrier
+        self.epoch_time = time.process_time()
         self.ended_early = False  # whether the launch was ended because it took too long after an error
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # the Recording, if an observer creates one
@@ -190,6 +192,12 @@ class Context:
     def cluster_blocks(self, block):
         """Return the indices of the blocks in a block's cluster, in the order of their ranks."""
         return block_indices(block, self.cluster)
+
+    def begin_epoch(self):
+        """Store the time of the beginning of an epoch. After an error, the time belongs to the epoch with the
+        error."""
+        if not self.has_errors:
+            self.epoch_time = time.process_time()
 
     # --- the log --------------------------------------------------------------------------------------------
 

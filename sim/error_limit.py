@@ -2,7 +2,8 @@
 
 import time
 
-# CPU seconds that a launch may take after its first error. It then ends with incomplete results.
+# CPU seconds that a launch may take after its first error, counted from the beginning of the epoch with the
+# error. The launch then ends with incomplete results.
 SECONDS_AFTER_ERROR = 6.0
 # A trial decides whether a doubtful error counts, such as a read of unwritten shared memory. The first trial
 # takes place FIRST_TRIAL CPU seconds after the error. The time to the next trial grows by TRIAL_FACTOR.
@@ -40,7 +41,8 @@ class ErrorLimit:
             if self.doubt_time is None and (errors or any(map(reads_absent_lane, new))):
                 self.doubt_time = now
             if not all(map(reads_fresh_shared, errors)):
-                self.error_time = now
+                # Most errors are found at the end of an epoch. The error may have happened at its beginning.
+                self.error_time = min(now, context.epoch_time)
         self.seen = number
         return self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
 

@@ -245,6 +245,7 @@ class Grid:
 
     def new_block(self, index):
         self.context.counters["blocks"] += 1
+        self.context.begin_epoch()
         block = Block(index, self.shape, self.context.spec.warp_size)
         self.context.counters["threads"] += len(block.threads)
         return block

@@ -366,6 +366,7 @@ class Scheduler:
         self.context.flush()
         self.pass_barrier(block)
         self.context.announce("barrier_opened", block.index, block.epoch)
+        self.context.begin_epoch()
         block.epoch += 1
 
     def pass_barrier(self, block):

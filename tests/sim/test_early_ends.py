@@ -53,6 +53,23 @@ def test_a_thread_that_is_ended_has_not_missed_a_barrier(monkeypatch, engine):
     assert [finding.kind for finding in report.findings] == ["out-of-bounds"]
 
 
+@cuda.jit
+def races_late(x, rounds):
+    for i in range(rounds):
+        x[cuda.grid(1)] = i + 1
+    x[x.size - 1] = cuda.grid(1)
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads"])
+def test_the_time_after_an_error_begins_with_its_epoch(monkeypatch, engine):
+    """Each block needs longer than the limit, and its race is found when it ends."""
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", 0.05)
+    x = np.zeros(7, np.int32)
+    report = simulate(races_late, engine=engine, on_finding="report")[3, 2](x, 200_000)
+    assert [finding.kind for finding in report.findings] == ["race-global"]
+    assert x[:6].reshape(3, 2).any(1).sum() == 1  # only one block has begun
+
+
 # --- errors that only compiled code reaches in time ---------------------------------------------------------
 
 
