@@ -8,7 +8,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from sim.engine.base import Kernel
 from sim.native.lower.module import CannotLower
 from sim.native.run.access_log import hooks_without_log
-from sim.native.run.explain import explain, interpret, is_endless
+from sim.native.run.explain import explain, find_endless_loop, interpret, is_final
 from sim.native.run.launch import Attempt
 
 
@@ -52,7 +52,10 @@ class Native:
         """Run a compiled Attempt and return its Outcome."""
         try:
             attempt.run()
-            if attempt.exceeds_first_limit and not is_endless(attempt):
+            endless = find_endless_loop(attempt) if attempt.exceeds_first_limit else None
+            if endless and is_final(attempt, endless):
+                return endless
+            if attempt.exceeds_first_limit and not endless:
                 attempt.restore()
                 attempt = make_attempt(attempt.launch)
                 attempt.while_limit = attempt.most_iterations

@@ -12,7 +12,8 @@ from sim.engine import watchdog
 from sim.engine.os_thread import throw_into
 from sim.engine.watchdog import Watchdog
 from sim.errors import OutOfTime
-from sim.native.run import explain
+from sim.native import engine as native
+from sim.native.run import explain, launch
 
 
 class LateEvent(threading.Event):
@@ -62,12 +63,28 @@ def races_late(x, rounds):
 
 @pytest.mark.parametrize("engine", ["fibers", "threads"])
 def test_the_time_after_an_error_begins_with_its_epoch(monkeypatch, engine):
-    """Each block needs longer than the limit, and its race is found when it ends."""
+    # Each block needs longer than the limit, and its race is found when it ends.
     monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", 0.05)
     x = np.zeros(7, np.int32)
     report = simulate(races_late, engine=engine, on_finding="report")[3, 2](x, 200_000)
     assert [finding.kind for finding in report.findings] == ["race-global"]
     assert x[:6].reshape(3, 2).any(1).sum() == 1  # only one block has begun
+
+
+@cuda.jit
+def searches_for_a_missing_key(keys):
+    at = cuda.grid(1)
+    while keys[at] != -1:
+        at = (at + 1) % keys.size
+    keys[at] = 0
+
+
+def test_an_endless_loop_is_explained_once(monkeypatch):
+    monkeypatch.setattr(launch, "FIRST_LIMIT", 1 << 12)
+    monkeypatch.setattr(native, "explain", None)
+    report = simulate(searches_for_a_missing_key, engine="native", on_finding="report")[2, 32](np.arange(64))
+    assert [finding.kind for finding in report.findings] == ["no-progress"]
+    assert report.notes[0] == "compiled; block 0 is explained by the interpreter"
 
 
 # --- errors that only compiled code reaches in time ---------------------------------------------------------

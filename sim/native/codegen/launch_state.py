@@ -23,6 +23,7 @@ FIELD_SIZES = {
     "phase_epoch": 1,  # first epoch after the last grid barrier, higher than all epochs before it
     "while_left": 1,  # remaining iterations of `while` loops in the current block
     "for_left": 1,  # remaining iterations of `for` loops in the current block
+    "errors_at_limit": 1,  # error flags of a block when it exceeded a limit of iterations
     "ending_flags": 1,  # mask of the error flags that end the launch after some time
     "time_after_error": 1,  # CPU time for which a launch may run after such an error, in units of `clock`
     "deadline": 1,  # CPU time at which the launch ends, or 0 before the first error with one of these flags

@@ -256,7 +256,12 @@ def poll_stop(state) -> bool:
 
 @int64_helper
 def exhaust(state):
-    """Stop the launch because its loops exceeded an iteration limit."""
+    """Stop the launch because its loops exceeded an iteration limit.
+
+    The threads leave their loops, so the errors that follow mean nothing.
+    """
+    if not state.errors & EXHAUSTED:
+        state.errors_at_limit = state.errors
     set_error(state, EXHAUSTED)
     state.stopped = max(state.stopped, OF_LAUNCH)
 

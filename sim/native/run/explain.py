@@ -42,9 +42,9 @@ def interpret(launch, note, make_grid=Grid):
     return outcome
 
 
-def is_endless(attempt):
-    """Return whether the interpreter finds an endless loop in the block that exceeded a limit of iterations,
-    or in any block of a cooperative launch.
+def find_endless_loop(attempt):
+    """Return the Outcome of the block that exceeded a limit of iterations, or of all blocks of a cooperative
+    launch, if the interpreter finds an endless loop there. Otherwise, return None.
 
     attempt: the Attempt, after its `run`. Memory is not restored.
     """
@@ -53,7 +53,17 @@ def is_endless(attempt):
     with results_kept(attempt):
         attempt.stop = blocks[-1] + 1
         outcome = interpret_blocks(attempt, blocks, PROBE_SECONDS)
-    return any(finding.kind in ENDLESS_LOOP for finding in outcome.findings)
+    if not any(finding.kind in ENDLESS_LOOP for finding in outcome.findings):
+        return None
+    outcome.notes = f"compiled; block {block:,} is explained by the interpreter", *outcome.notes
+    return outcome
+
+
+def is_final(attempt, outcome):
+    """Return whether the result of `find_endless_loop` needs no further explanation: nothing changes any more
+    in the loop, and no other block can end it."""
+    certain = all(finding.kind != "undecided" for finding in outcome.findings)
+    return certain and not attempt.program.lowered.synchronizes and not attempt.is_cooperative
 
 
 @contextmanager

@@ -124,8 +124,9 @@ class Attempt(Memory):
 
     @property
     def exceeds_first_limit(self):
-        """True if the last block exceeded a limit lower than `most_iterations`, and no error was found."""
+        """True if the last block exceeded a limit lower than `most_iterations`, before any error."""
         errors = self.block_errors & ~shadow.EXHAUSTED
+        errors[self.state.position] = self.state.errors_at_limit
         exceeded = self.state.stopped == shadow.OF_LAUNCH and self.state.while_left < 0
         return exceeded and self.while_limit < self.most_iterations and not errors.any()
 
