@@ -121,6 +121,7 @@ class Context:
         # Allocation of that memory
         self.views, self.dynamic_shared = {}, None
         self.tensor_maps = {}  # bytes of a tensor map -> its Located (sim.memory.tensor_map)
+        self.memory = None  # the Memory of a PTX kernel (sim.ptx.memory)
         # atomics of scope .cta -> LOAD or STORE; for other blocks they count as plain accesses
         self.block_scoped = {}
 

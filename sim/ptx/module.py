@@ -210,7 +210,7 @@ class Kernel(base.Kernel):
         context.asynchronous = bool(program.used & ASYNCHRONOUS)
         context.space.packs_shared = any(isinstance(INSTRUCTIONS.get(name), Product) for name in program.used)
         run = Run(context, scheduler, program, launch)
-        values = run.bind(launch.arguments)
+        context.memory, values = run.memory, run.bind(launch.arguments)
         namespace = program.namespace(run) | {
             "__name__": "kernel",
             "current": context,

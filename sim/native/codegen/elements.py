@@ -183,7 +183,7 @@ class Element:
         address = builder.ptrtoint(self.array.pointer(flat), I64)
         entry = builder.or_(self.header(), address)
         self.array.call(append, state, entry)
-        self.array.call(note_access, state, entry)
+        self.array.call(note_access, state, entry, address)
         if not writes:
             return
         header = I64(VALUE << SITE_SHIFT | DTYPES.index(dtype.name) << VALUE_BITS)

@@ -8,7 +8,7 @@ race.
 
 from sim.native.codegen.access_log import SIZE_SHIFT
 from sim.native.codegen.int64 import byte, int64_helper
-from sim.native.codegen.shadow import BLOCK_RACE, RACE
+from sim.native.codegen.shadow import BLOCK_RACE, OF_LAUNCH, RACE
 
 EXPORTED = {"note_barrier"}
 ROOM = 1 << 10  # number of rows, a power of two; the newest rows overwrite the oldest
@@ -26,24 +26,34 @@ COLUMNS = AXES + 1 + 2 * MOST_AXES
 
 
 @int64_helper
-def note_access(state, entry):
-    """Record an access if its check has set a new error flag, or if it accesses the trap."""
-    if state.errors != state.noted or entry & ADDRESS_MASK == state.trap:
-        record_access(state, entry)
+def note_access(state, entry, host):
+    """Record an access if its check has set a new error flag, or if it accesses the trap.
+
+    host: the address of the element on the host.
+    """
+    # After a stop, threads leave their loops early, and the errors that follow mean nothing.
+    if state.stopped == 0 and (state.errors != state.noted or entry & ADDRESS_MASK == state.trap):
+        record_access(state, entry, host)
+
+
+@int64_helper
+def forget_errors(state):
+    """Let no later access be recorded because of the error flags that are set now."""
+    state.noted = state.errors
 
 
 @int64_helper(inline=False)
-def record_access(state, entry):
-    """Append a row for an access."""
+def record_access(state, entry, host):
+    """Append a row for an access. The parameters are those of `note_access`."""
     if state.records != 0:
         row = append_row(state, entry)
-        value, address = 0, entry & ADDRESS_MASK
+        value = 0
         for offset in range(min(1 << (entry >> SIZE_SHIFT & 7), 8)):
-            value |= byte(address, offset) << 8 * offset
+            value |= byte(host, offset) << 8 * offset
         row[VALUE] = value
-        # The rows before a race on the trap are needed, so no later row may overwrite them.
-        if row[FLAGS] & (RACE | BLOCK_RACE) != 0 and address == state.trap:
-            state.trap = 0
+        # The rows before a race on the trap are needed, and no later ones.
+        if row[FLAGS] & (RACE | BLOCK_RACE) != 0 and entry & ADDRESS_MASK == state.trap:
+            state.stopped = OF_LAUNCH
     state.noted = state.errors
 
 
@@ -69,7 +79,7 @@ def note_refused(state, entry, axes, x, y, z, length_x, length_y, length_z):
     x, y, z: the index.
     length_x, length_y, length_z: the shape.
     """
-    if state.errors != state.noted and state.records != 0:
+    if state.stopped == 0 and state.errors != state.noted and state.records != 0:
         row = append_row(state, entry)
         row[AXES] = axes
         row[AXES + 1] = x

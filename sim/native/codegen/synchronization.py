@@ -82,7 +82,7 @@ def barrier(state) -> bool:
     and the interpreter produces the finding.
     """
     if state.returned_count:
-        state.missed_barrier = 1
+        state.missed_barrier = 1 if state.stopped == 0 else 0
         diverge(state)
     state.epoch += 1
     state.barriers += 1

@@ -94,7 +94,7 @@ class GeneratedModule:
     block_barrier = "barrier"
 
     def __init__(self, taken, logs=False):
-        self.logs = logs
+        self.logs = self.records = logs
         # constants: name -> text; imports: name -> module that defines it; devices: function -> Device
         self.constants, self.imports, self.devices = {}, {}, {}
         self.arrays, self.declared = {}, {}  # parameter -> global ndarray; parameter -> Declared

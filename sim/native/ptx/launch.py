@@ -15,6 +15,7 @@ from sim.native.ptx.program import WAITS, compile_kernel
 from sim.native.run.launch import Attempt
 from sim.native.split.specialize import memoize
 from sim.observers import DEFAULT
+from sim.ptx.regions import VIEWS
 from sim.ptx.run import Run
 
 OF_COPIES = {"copy", *WAITS.values()}  # operations that need the ring buffers of asynchronous copies
@@ -43,7 +44,9 @@ class PtxAttempt(Attempt):
             )
         launch.function.check(launch)
         self.source, self.program = memoize(
-            launch.function.function, "compiled", lambda: compile_kernel(launch.function)
+            launch.function.function,
+            ("compiled", self.records),
+            lambda: compile_kernel(launch.function, self.records),
         )
         self.lay_out()
         self.used = self.source.used
@@ -84,6 +87,18 @@ class PtxAttempt(Attempt):
         if self.rings is not None and has_copies(self.rings):
             self.restore()
             raise CannotLower("a thread ends before its asynchronous copies have arrived")
+
+    def homes(self):
+        """Return (simulated address space, {}), because compiled code uses the simulated addresses."""
+        return self.layout.memory.space, {}
+
+    def number_of_site(self, index):
+        """Return the number in SITES of the kernel's site at this index."""
+        return self.source.sites[index]
+
+    def dtype_of_site(self, index):
+        """Return the dtype of the elements that an access reads or writes."""
+        return np.dtype(VIEWS[self.source.site_types[index]])
 
     def written_arrays(self):
         """Return the arguments that the kernel may write, and the variables of the module."""

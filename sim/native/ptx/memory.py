@@ -211,14 +211,14 @@ def reset_local(table, position, thread):
 
 
 @int64_helper(inline=False)
-def reset_shared(table):
+def reset_shared(table, state):
     """Fill the shared memory of a block with poison."""
     for position in range(table[COUNT]):
         region = table[REGIONS] + 8 * FIELDS * position
         if region[FIXED] == OF_BLOCK:
             host = region[HOST]
             for offset in range(region[SIZE]):
-                set_byte(host, offset, 255)
+                set_byte(host, offset, 255 ^ state.flipped)
 
 
 def granule_shift(itemsize, size):

@@ -45,9 +45,12 @@ class Lowering(Program):
     float_kinds = FLOATS.keys()  # registers contain 16-bit floats as integers
     follows_copies = False  # compiled code marks the block, and the interpreter then decides
 
-    def __init__(self, text, origin, entry):
+    def __init__(self, text, origin, entry, records=False):
+        self.records = records  # whether accesses with errors are recorded
         self.calls, self.sync_points, self.ptx_types = {}, {}, {"go": "s64", "carry": "u32"}
-        self.site_count = 0  # the number of memory accesses; each access has an index
+        # the number in SITES and the PTX type of each memory access and block-wide barrier, by its index
+        self.sites, self.site_types = [], []
+        self.barriers = {}  # block-wide barrier among the synchronisation points -> index of its site
         self.fetches = {}  # synchronisation point -> name of the function that loads its operands from memory
         self.local_positions = {}  # local variable -> index of its region in the table
         self.narrowest = {"shared": 64, "local": 64}  # state space -> bits of its narrowest access
@@ -115,15 +118,27 @@ class Lowering(Program):
 
     # --- memory ---------------------------------------------------------------------------------------------
 
-    def number_access(self, ptx_type, space):
+    @property
+    def site_count(self):
+        """The number of sites."""
+        return len(self.sites)
+
+    def number_access(self, action, ptx_type, space):
         """Return the index of a new access, and update the narrowest width seen in its state space.
 
         A generic access can address shared or local memory.
+
+        action: "load", "store" or "atomic".
         """
         for of in ("shared", "local"):
             if space in (of, "generic"):
                 self.narrowest[of] = min(self.narrowest[of], WIDTHS[ptx_type])
-        self.site_count += 1
+        return self.number_site(action, ptx_type)
+
+    def number_site(self, action, ptx_type=None):
+        """Return the index of a new site at the current instruction."""
+        self.sites.append(self.site(action))
+        self.site_types.append(ptx_type)
         return self.site_count - 1
 
     def add_call(self, operation, *arguments):
@@ -132,6 +147,23 @@ class Lowering(Program):
         self.calls[name] = operation, *arguments
         return name
 
+    def add_access(self, operation, action, ptx_type, space, *arguments, count=1):
+        """Return a new name for a call to an operation that accesses memory.
+
+        action: "load", "store" or "atomic".
+        arguments: the arguments of the operation, except for the site, which comes last.
+        count: the number of elements.
+        """
+        site = self.number_access(action, ptx_type, space)
+        if self.records:
+            size = WIDTHS[ptx_type] // 8 * count
+            return self.add_call("recorded", size, site, operation, *arguments, site)
+        return self.add_call(operation, *arguments, site)
+
+    def add_unrecorded(self, *operation):
+        """Return a new name for a call to an operation that can set error flags without an access."""
+        return self.add_call(*["unrecorded"] * self.records, *operation)
+
     def transfer_sites(self):
         """Raise Missing: bulk copies, mbarriers and wgmma have no compiled form."""
         raise Missing
@@ -139,11 +171,11 @@ class Lowering(Program):
     def load(self, ptx_type, space, count):
         """Return the name of a function that loads `count` elements."""
         operation = "load_read_only" if "nc" in self.item.names else "load"
-        return self.add_call(operation, ptx_type, space, count, self.number_access(ptx_type, space))
+        return self.add_access(operation, "load", ptx_type, space, ptx_type, space, count, count=count)
 
     def store(self, ptx_type, space, count):
         """Return the name of a function that stores `count` elements."""
-        return self.add_call("store", ptx_type, space, count, self.number_access(ptx_type, space))
+        return self.add_access("store", "store", ptx_type, space, ptx_type, space, count, count=count)
 
     def origin_of_load(self, space, nbytes):
         """Return the name of a function that tests whether loaded bytes are undefined."""
@@ -151,11 +183,11 @@ class Lowering(Program):
 
     def store_undefined(self, space, nbytes):
         """Return the name of a function that marks stored bytes as undefined."""
-        return self.add_call("store_undefined", space, nbytes)
+        return self.add_unrecorded("store_undefined", space, nbytes)
 
     def report_undefined(self):
         """Return the name of a function that reports the use of an undefined value."""
-        return self.add_call("report")
+        return self.add_unrecorded("report")
 
     def atomic(self, access):
         """Return (PTX type, name of the function that implements it) for an atomic operation.
@@ -170,8 +202,8 @@ class Lowering(Program):
             raise Missing
         ptx_type, *_ = atomics.atomic_semantics(access)
         self.atomic_widths.add(16 if access.type in atomics.PACKED else WIDTHS[ptx_type])
-        name, site = f"atom.{access.operation}.{access.type}", self.number_access(ptx_type, access.space)
-        return ptx_type, self.add_call("atomic", name, ptx_type, access.space, site)
+        name, space = f"atom.{access.operation}.{access.type}", access.space
+        return ptx_type, self.add_access("atomic", "atomic", ptx_type, space, name, ptx_type, space)
 
     def trap(self):
         """Return the name of the function that implements the `trap` instruction."""
@@ -196,7 +228,13 @@ class Lowering(Program):
         """Return the name of the function for a part of cp.async. Raise Missing for other transfers."""
         if name in COPY_SIZES:
             size = COPY_SIZES[name]
-            sites = [self.number_access(f"u{min(8 * size, 64)}", space) for space in ("shared", "global")]
+            if self.records:
+                raise Missing
+            ptx_type = f"u{min(8 * size, 64)}"
+            sites = [
+                self.number_access(*of)
+                for of in (("store", ptx_type, "shared"), ("load", ptx_type, "global"))
+            ]
             return self.add_call("copy", size, *sites)
         if name not in WAITS:
             raise Missing
@@ -211,6 +249,7 @@ class Lowering(Program):
         name = f"barrier_{next(self.counter)}"
         operands, results = (("pred",), ("s64",)) if vote else ((), ())
         self.sync_points[name] = vote.name if vote else "syncthreads", operands, results
+        self.barriers[name] = self.number_site("call")
         return name
 
     def warp_call(self, entry, space=None):
@@ -230,7 +269,7 @@ class Lowering(Program):
         name = f"warp_{next(self.counter)}"
         self.sync_points[name] = entry.name, tuple(given.values()), tuple(results)
         if space:
-            site = self.number_access("u32", space)
+            site = self.number_access("load", "u32", space)
             self.fetches[name] = self.add_call("row", 8 * len(results), space, site)
         return name
 
@@ -309,8 +348,7 @@ class Statements:
         target = f"{', '.join(outputs)} = " if outputs else ""
         # A placeholder instead of the instruction's name, which can contain a keyword (redux.sync.and).
         *before, sync = ast.parse("\n".join([*before, f"{target}sync({', '.join(inputs)})"])).body
-        # PTX launches are not logged, so the site is not used.
-        sync.value.sync, sync.value.site = instruction, 0
+        sync.value.sync, sync.value.site = instruction, self.source.barriers.get(calls[0].func.id, 0)
         replace_node(call, ast.parse(f"({', '.join(outputs)})", mode="eval").body)
         return before, sync, node if outputs else None
 
@@ -389,13 +427,16 @@ def replace_node(node, other):
 # --- programs -----------------------------------------------------------------------------------------------
 
 
-def compile_kernel(kernel):
+def compile_kernel(kernel, records=False):
     """Return (Lowering, CompiledKernel) for a kernel loaded by load_ptx.
+
+    records: whether compiled code records the accesses with errors.
 
     Raise CannotLower if the kernel has no compiled form, and LaunchError if it is invalid.
     """
-    source = Lowering(kernel.module.text, kernel.module.origin, kernel.function)
+    source = Lowering(kernel.module.text, kernel.module.origin, kernel.function, records)
     made = Statements(source)
+    made.module.records = records
     if source.grid_sync.arrivals:
         made.module.block_barrier = "barrier_after_arrival"
     name = made.module.stem(re.sub(r"\W", "_", kernel.__name__))
@@ -404,7 +445,7 @@ def compile_kernel(kernel):
     made.module.imports["direct"] = "sim.native.codegen.direct"
     others = {name: str(of) for name, of in split.numba_types.items() if of != int64}
     decorator = f"@{made.module.constant('directly', f'direct({others})')}"
-    text = kernel_text(made.module, name, made.parameters, split, decorator, ["reset_shared(table)"])
+    text = kernel_text(made.module, name, made.parameters, split, decorator, ["reset_shared(table, state)"])
     path = cache.path_of(name, text)
     cache.write(path, text)
     module = cache.load(path, text)

@@ -10,6 +10,8 @@ from numba.core import cgutils
 
 from sim.isa.registers import WIDTHS, find_operation
 from sim.isa.table import by_ptx
+from sim.native.codegen.access_log import SITE_SHIFT, SIZE_SHIFT
+from sim.native.codegen.error_records import ADDRESS_MASK, forget_errors, note_access
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.shadow import DIVERGED, UNWRITTEN, set_error, watch_atomic, watch_store
 from sim.native.codegen.synchronization import arrive_at_grid
@@ -123,9 +125,26 @@ class RunCompiler(Evaluator):
         address = self.add(self.to_integer(address), self.to_integer(WINDOWS.get(space, 0)))
         codes = table, I64(site), self.resize(address, 64), thread, state
         first = self.call_helper(make_locator(watched, size * count), *codes)
+        self.located = codes[2], first  # for `do_recorded`: the generic address, and the one on the host
         addresses = [first, *(self.builder.add(first, I64(size * i)) for i in range(1, count))]
         element = FLOATS.get(ptx_type) or ir.IntType(8 * size)
         return [self.builder.inttoptr(at, element.as_pointer()) for at in addresses]
+
+    def do_recorded(self, size, site, operation, *given):
+        """Emit an access to `size` bytes, and the record of an error."""
+        value = getattr(self, f"do_{operation}")(*given)
+        address, host = self.located
+        # An address that does not fit into a record is invalid, and so is the largest one that fits.
+        fits = self.builder.icmp_unsigned("<", address, I64(ADDRESS_MASK))
+        address = self.builder.select(fits, address, I64(ADDRESS_MASK))
+        header = I64(site << SITE_SHIFT | size.bit_length() - 1 << SIZE_SHIFT)
+        self.call_helper(note_access, self.machine[2], self.builder.or_(header, address), host)
+        return value
+
+    def do_unrecorded(self, operation, *given):
+        """Emit an operation that can set error flags, none of which is recorded."""
+        getattr(self, f"do_{operation}")(*given)
+        self.call_helper(forget_errors, self.machine[2])
 
     def do_load(self, ptx_type, space, count, site, address):
         """Emit a load of `count` elements."""

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from sim.engine.barrier import divergence_finding
+from sim.engine.cluster import Cluster, cluster_index
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.engine.schedules import Seeded
@@ -35,6 +36,7 @@ from sim.native.codegen.error_records import (
     ROOM,
     VALUE,
 )
+from sim.native.codegen.int64 import CLOCKS_PER_SECOND
 from sim.native.codegen.shadow import (
     BLOCK_RACE,
     BOUNDS,
@@ -54,6 +56,8 @@ from sim.sites import thread_index
 # In three further runs, unwritten shared memory has other contents. Integers have the byte 0xA5 at first, and
 # floats 0xFF.
 FLIPS = 0xFF, 0xA5, 0x5A
+RECORDED_SECONDS = 1.0  # CPU seconds for which a block runs after its first error
+REFUSED = {"out-of-bounds", "misaligned-address", "use-after-free"}  # kinds of findings about one access
 RECORDED = BOUNDS | UNWRITTEN | RACE | BLOCK_RACE  # the flags of errors that an access causes
 
 
@@ -78,8 +82,8 @@ def findings_of_block(attempt, position):
     for row in run.rows:
         if row.position != position:
             continue
-        if row.axes is not None:
-            findings += findings_of_accesses(run, (row,), {"out-of-bounds"})
+        if run.is_refused(row):
+            findings += findings_of_accesses(run, (row,), REFUSED)
         if row.flags & UNWRITTEN and (row.address >> SPACE_SHIFT != SHARED or has_effect(run, position)):
             rows = (row,) if row.address >> SPACE_SHIFT == LOCAL else same_epoch(attempt, row)
             findings += findings_of_accesses(run, rows, {"uninitialized-read"})
@@ -102,20 +106,21 @@ def same_epoch(attempt, row):
 
 def has_effect(run, position):
     """Return whether the values of unwritten shared memory change the results or the errors of a block."""
-    flips = (RecordedRun(run.attempt, position, flipped=flipped) for flipped in FLIPS)
-    return any(other.effects != run.effects for other in flips)
+    first, *others = (RecordedRun(run.attempt, position, flipped=flipped).effects for flipped in FLIPS)
+    return any(other != first for other in others)
 
 
 def missed_barrier(run, position):
     """Return the finding about a block in which some threads wait at a barrier, and others have returned."""
     state, block = run.attempt.state, run.attempt.index_of(position)
+    barrier = SITES[run.attempt.number_of_site(state.barrier_site)]
 
     def witness(thread):
         return Access("returned" if thread.done else "waits", block, thread.index, thread.site)
 
     threads = []
     for thread, done in enumerate(map(bool, state.returned[: run.launch.threads])):
-        site, index = None if done else run.sites[state.barrier_site], thread_index(thread, run.launch.block)
+        site, index = None if done else barrier, thread_index(thread, run.launch.block)
         threads.append(SimpleNamespace(done=done, index=index, site=site, calls=(), frame=True))
     return divergence_finding(SimpleNamespace(waiting_witness=witness), SimpleNamespace(threads=threads))
 
@@ -175,7 +180,9 @@ class RecordedRun:
         rows, state = np.zeros((ROOM, COLUMNS), np.int64), again.state
         state.records, state.trap = again.keep_alive(rows), 0 if trap is None else self.on_host(trap)
         state.flipped = flipped
-        again.lift_time_limit()
+        state.time_after_error = int(RECORDED_SECONDS * CLOCKS_PER_SECOND)
+        if flipped:
+            again.lift_time_limit()
         again.begin()
         again.advance(position + 1)
         # a value that depends on the results of these blocks and on their errors
@@ -184,22 +191,28 @@ class RecordedRun:
         newest = range(max(0, state.record_count - ROOM), state.record_count)
         columns = [rows[number % ROOM].tolist() for number in newest]
         self.rows = [Row(each, self.simulated(each[ENTRY] & ADDRESS_MASK)) for each in columns]
-        self.sites = again.program.lowered.module.sites
         self.trap = trap
 
     def simulated(self, address):
-        """Return the simulated address for an address on the host."""
-        low, base = max(home for home in self.homes if home[0] <= address)
+        """Return the simulated address for an address in a record. Compiled PTX uses simulated addresses."""
+        low, base = max((home for home in self.homes if home[0] <= address), default=(0, 0))
         return base + address - low
 
     def on_host(self, address):
-        """Return the address on the host for a simulated address."""
-        base, low = max((base, low) for low, base in self.homes if base <= address)
+        """Return the address in a record for a simulated address."""
+        base, low = max(((base, low) for low, base in self.homes if base <= address), default=(0, 0))
         return low + address - base
 
     def number_of(self, row):
         """Return the number of a Row's site in SITES. Its low bits are the action."""
-        return SITES.add(self.sites[row.site])
+        return self.attempt.number_of_site(row.site)
+
+    def is_refused(self, row):
+        """Return whether a Row describes an access that compiled code has refused.
+
+        In Python, another access with the flag BOUNDS has a negative index, which is only a warning.
+        """
+        return row.axes is not None or row.flags & BOUNDS and not self.homes
 
     def pair_of(self, racing):
         """Return the Rows of an earlier access and of the access that raced with it. Return () if the earlier
@@ -241,26 +254,25 @@ def findings_of_accesses(run, rows, kinds):
     belong to one epoch."""
     observers = [each() if isinstance(each, type) else each for each in run.launch.observers]
     schedule = Seeded(np.random.default_rng(run.launch.seed))
-    context, _, _ = Interpreted(Fiber).prepare(run.launch, Grid, observers, schedule)
-    context.space = run.space
+    context, _, grid = Interpreted(Fiber).prepare(run.launch, Grid, observers, schedule)
+    if run.homes:
+        context.space = run.space
     with np.errstate(all="ignore"):
         context.announce("launch_started", context)
         for position in dict.fromkeys(row.position for row in rows):
-            announce_accesses(context, run, position, [row for row in rows if row.position == position])
+            own = [row for row in rows if row.position == position]
+            block = grid.new_block(run.attempt.index_of(position))
+            Cluster(cluster_index(block.index, context.cluster), (block,))
+            context.thread = block.threads[own[0].thread]
+            announce_accesses(context, run, block.index, own)
         context.announce("launch_finished", context)
     return [finding for finding in context.findings if finding.kind in kinds]
 
 
-def announce_accesses(context, run, position, rows):
-    """Pass the accesses of one block to the observers.
-
-    position: the linear index of the block.
-    """
-    block, row = run.attempt.index_of(position), rows[0]
-    context.thread = SimpleNamespace(
-        block=SimpleNamespace(index=block), index=thread_index(row.thread, run.launch.block)
-    )
-    if row.axes is not None:
+def announce_accesses(context, run, block, rows):
+    """Pass the accesses of the block with an index to the observers."""
+    row = rows[0]
+    if run.is_refused(row):
         announce_refused(context, run, row)
     elif row.address >> SPACE_SHIFT == LOCAL:
         context.announce("unwritten", context.witness("read", run.number_of(row)), row.address)
@@ -271,7 +283,12 @@ def announce_accesses(context, run, position, rows):
 
 def announce_refused(context, run, row):
     """Report an access with an index out of range to the observers."""
-    (index, shape), (name, array), number = row.axes, run.array_of(row), run.number_of(row)
+    number = run.number_of(row)
+    if row.axes is None:
+        with suppress(TypeError):  # raised for memory that the kernel may only read
+            context.memory.check_access(row.address, row.size, number, WORDS[number & 3])
+        return
+    (index, shape), (name, array) = row.axes, run.array_of(row)
     allocation = run.space.find(row.address)
     strides = c_strides(tuple(shape), array.dtype)
     offset = row.address - allocation.base
@@ -293,6 +310,6 @@ def batch_of(context, run, block, rows):
 def value_of(run, row):
     """Return the value of the element after an access. An element of more than eight bytes has its first
     bytes as value."""
-    dtype = run.array_of(row)[1].dtype
+    dtype = run.array_of(row)[1].dtype if run.homes else run.attempt.dtype_of_site(row.site)
     bits = np.array([row.value])
     return domain(bits.view(dtype)[0]) if dtype.itemsize == row.size <= 8 else row.value

@@ -11,7 +11,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from sim.engine.base import Outcome
 from sim.engine.collector import pause_collector
 from sim.error_limit import SECONDS_AFTER_ERROR
-from sim.events import Access
+from sim.events import SITES, Access
 from sim.hooks import observer_class
 from sim.interpreted import resident_blocks
 from sim.memory.argument import arrays_of
@@ -308,6 +308,10 @@ class Attempt(Memory):
             ):
                 thread = thread_index(thread, self.launch.block)
                 yield unassigned_variable(Access("read", self.index_of(position), thread, site), name)
+
+    def number_of_site(self, index):
+        """Return the number in SITES of the module's site at this index."""
+        return SITES.add(self.program.lowered.module.sites[index])
 
     def index_of(self, position):
         """Return the index (x, y, z) in the grid of the block at this linear index."""

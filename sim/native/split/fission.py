@@ -236,7 +236,7 @@ class Fission(Rematerializer):
         lines = self.rematerialize(names & self.uniform)
         if at == BLOCK:
             barrier = "grid_barrier" if call.sync == "this_grid" else self.module.block_barrier
-            if self.module.logs:
+            if self.module.records:
                 lines += [f"{self.module.library('note_barrier')}(state, {call.site})"]
             lines += [f"if not {barrier}(state):", "    return"]
             if self.module.logs:

@@ -101,6 +101,26 @@ def test_findings_and_values_are_the_interpreters(name):
         assert reasons is None or any(why in report.notes[0] for why in reasons.split("|"))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] if place % 8 != 1 else [])
+        for place, name in enumerate(name for name in CASES if name not in LEFT)
+    ],
+)
+def test_records_of_compiled_code_describe_errors_of_the_interpreter(name, monkeypatch):
+    """Compare the findings if the interpreter has no time to explain errors."""
+    monkeypatch.setattr("sim.native.run.explain.EXPLAIN_SECONDS", -1)
+    case = CASES[name]
+    for which, make in (("bug", case.arguments), ("mended", case.mended_arguments or case.arguments)):
+        found = []
+        for engine in ("fibers", "native"):
+            how = simulate(module(name)[1][which], engine=engine, on_finding="report")
+            report = how[case.grid, case.block, 0, case.shared](*make())
+            found.append({(error.kind, error.array) for error in report.errors})
+        assert found[1] <= found[0] and bool(found[1]) == bool(found[0])
+
+
 SOME = """add.s32 sub.u64 mul.lo.s64 mul.hi.s32 mul.hi.u64 mul.wide.s32 mad.lo.s32 mad.wide.u32 div.s32
     div.u64 rem.s64 rem.u32 sad.s32 abs.s32 neg.s64 min.u32 max.s64 popc.b64 clz.b32 brev.b32 bfind.s64
     bfe.s32 bfe.u64 bfi.b32 shl.b64
