@@ -23,6 +23,7 @@ class ErrorLimit:
         # the CPU time of the first error that counts; the CPU time of the first doubtful finding; the number
         # of findings already checked
         self.error_time, self.doubt_time, self.seen = None, None, 0
+        self.deadline = None  # the CPU time at which the launch ends in any case, or None
         # A function that decides by reruns whether a doubtful finding counts, or None if the launch cannot
         # run again; the CPU seconds between the doubtful finding and the next call of this function.
         self.trial, self.trial_after = None, FIRST_TRIAL
@@ -44,7 +45,8 @@ class ErrorLimit:
                 # Most errors are found at the end of an epoch. The error may have happened at its beginning.
                 self.error_time = min(now, context.epoch_time)
         self.seen = number
-        return self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
+        late = self.deadline is not None and now > self.deadline
+        return late or self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
 
     def must_end(self):
         """Return whether the launch is overdue. If a trial of doubtful findings is due, perform it."""
@@ -71,14 +73,14 @@ class ErrorLimit:
             self.error_time = time.process_time()
 
     def exclude(self, seconds):
-        """Do not count these CPU seconds, in which compiled code ran, unless an error precedes them."""
-        if self.error_time is not None and not self.context.findings:
-            self.error_time += seconds
+        """Let the launch end this much later, because compiled code ran, unless a finding precedes that."""
+        if self.deadline is not None and not self.context.findings:
+            self.deadline += seconds
 
     def end_after(self, seconds):
-        """Let the launch end in this many seconds of CPU time, as if it had had an error."""
+        """Let the launch end in this many seconds of CPU time, even without an error."""
         self.context.has_errors = True
-        self.error_time = time.process_time() - SECONDS_AFTER_ERROR + seconds
+        self.deadline = time.process_time() + seconds
 
 
 def reads_fresh_shared(finding):
