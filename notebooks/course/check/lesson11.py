@@ -258,7 +258,7 @@ def check_rows(absorb, size, rng, what, m, offset=0, seen=True):
     )
     t, m, l = (x.astype(float32) for x in (t, m, l))
     call = (
-        f"absorb(t, m, l) in {size} × {size} threads, a row of {size} lanes each; a row before had m ="
+        f"absorb(t, m, l) in {size} × {size} threads, one row of {size} lanes each; the first row had m ="
         f" {m[0, 0, 0]:g}, l = {l[0, 0, 0]:.3g}"
     )
     got = [filled(*shape) for _ in range(4)]

@@ -168,7 +168,7 @@ def check_dtype(layer):
     got = layer(x)
     if got.dtype != x.dtype:
         fail(
-            f"for x and weights of {x.dtype} a result of {got.dtype}",
+            f"x and the weights are {x.dtype}, but the result is {got.dtype}",
             call="layer = TapAttention(4, 2, (2, 5)); layer(x)",
         )
 

@@ -72,7 +72,7 @@ def ex19_1(mixed_tile, rng):
             got,
             {
                 ROUNDED: hidden((j > i) | (j < 0)),
-                "Row g of the map makes head g: the map is transposed in yours.": hidden(
+                "Row g of the map makes new head g. You use the transposed map.": hidden(
                     (j > i) | (j < 0), other
                 ),
                 "Keys j < 0 are before the sequence: they need -inf, too.": hidden(j > i),
@@ -204,7 +204,7 @@ def ex19_2(second_pass, rng):
                 "The taps are not flipped: it is a correlation, as in lesson 09.": outputs(
                     after_taps.flip(1, 2)
                 ),
-                "Row g of the map makes head g: the map is transposed in yours.": outputs(mixing=after_map.T),
+                "Row g of the map makes new head g. You use the transposed map.": outputs(mixing=after_map.T),
                 "The second map is missing.": outputs(mixing=None),
                 "The convolution comes before the map.": outputs(
                     mixing=None, p=reference.mix_heads(p[None], after_map)[0]
