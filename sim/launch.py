@@ -267,8 +267,8 @@ def cluster_dimensions(launch: Launch, grid: Index3) -> Index3:
         wanted = tuple(-(-n // size) * size for n, size in zip(grid, cluster))
         raise RefusedLaunch(
             f"a grid of {grid} blocks cannot be divided into clusters of {cluster}\n  each dimension of the"
-            f" grid must be a multiple of the cluster's: launch {wanted} blocks, and let the others do"
-            " nothing but meet their cluster"
+            f" grid must be a multiple of the cluster's: launch {wanted} blocks, and let the additional"
+            " blocks only take part in the barriers of their cluster"
         )
     return cluster
 

@@ -98,7 +98,7 @@ class SiteTable:
                 if number >> SITE_BITS:
                     raise LaunchError(
                         f"this process has simulated kernels with {len(self.sites):,} places in their source,"
-                        " and numbers no more: start a new one"
+                        " and cannot number more: start a new process"
                     )
                 self.sites.append(site)
                 self.number_of[site] = number

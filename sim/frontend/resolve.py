@@ -211,7 +211,7 @@ class Source(ast.NodeVisitor):
                 raise LaunchError(
                     f"{ast.unparse(part)} in the shape of a declared array is no constant for Numba:"
                     f" {site.function} line {site.line}  {site.source}\n  wanted numbers, or names of numbers"
-                    " that stand outside the kernel: give the result such a name there, WIDTH = TILE + 1"
+                    " defined outside the kernel: give the result such a name there, WIDTH = TILE + 1"
                 )
 
     # --- queries --------------------------------------------------------------------------------------------

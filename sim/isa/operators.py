@@ -61,7 +61,7 @@ def complex_quotient(a, b):
     Raise ZeroDivisionError if b is 0. A GPU terminates the thread without an error message.
     """
     if b == 0:
-        raise ZeroDivisionError("complex division by zero, where a GPU ends the thread without a word")
+        raise ZeroDivisionError("complex division by zero, where a GPU ends the thread without a message")
     # In Smith's algorithm, dividing by the larger part first avoids an overflow of the denominator.
     if abs(b.real) >= abs(b.imag):
         ratio = b.imag / b.real

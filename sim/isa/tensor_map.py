@@ -104,7 +104,7 @@ class TensorMap:
         kind = kinds.get((flags >> 7 & 15, flags >> 16 & 1))
         if kind is None or rank > 5 or flags >> 19 or not words[16]:
             raise InvalidOperand(
-                "these 128 bytes are no tensor map that cuTensorMapEncodeTiled makes",
+                "these 128 bytes are not a tensor map that cuTensorMapEncodeTiled creates",
                 "The driver alone defines the bytes of a tensor map.",
                 "pass a map of cuTensorMapEncodeTiled or sim.tensor_map, and give its address to the copy",
             )

@@ -194,8 +194,8 @@ class Heap:
             (self.context.witness(what, site), piece.freed),
             *element,
             reason="The memory may already belong to another malloc.",
-            fix="free it behind the last access; cuda.syncthreads() before free, where other threads of the"
-            " block use it",
+            fix="free it after the last access, and after a cuda.syncthreads() if other threads of the block"
+            " use it",
         )
 
     def invalid_free_finding(self, piece, site, address):
@@ -214,9 +214,9 @@ class Heap:
         region = self.memory.find(address)
         where = "which is in no array"
         if isinstance(region, Piece):
-            where = f"which is {address - region.base} bytes behind the start of {region.allocation.name}"
+            where = f"which is {address - region.base} bytes after the start of {region.allocation.name}"
         elif region is not None:
-            where = f"which is in {region.allocation.name}, and that is no memory of malloc"
+            where = f"which is in {region.allocation.name}, which malloc did not return"
         return Finding(
             "invalid-free",
             "error",

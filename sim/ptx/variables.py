@@ -107,8 +107,8 @@ class Store:
             if self.device is not None:
                 how = f"cudaMemcpyToSymbol({name}, source, {variable.bytes})"
             raise LaunchError(
-                f"{name} is constant memory that nobody has set, and {kernel} can read it: all would be 0\n"
-                f"  set it before the launch: {how}"
+                f"{name} is constant memory that has not been set, and {kernel} can read it: all its elements"
+                f" would be 0\n  set it before the launch: {how}"
             )
         return unset
 
@@ -272,7 +272,7 @@ class Variables(MutableMapping[str, np.ndarray]):
             return view
         unset = self.store.unset.get(variable.name)
         if unset is not None and unset.all():
-            raise LaunchError(f"nobody has set {name}, which is {describe(view)}")
+            raise LaunchError(f"{name}, which is {describe(view)}, has not been set")
         view = view.copy()
         view.flags.writeable = False  # a change of the copy would not set the variable
         return view
@@ -326,6 +326,6 @@ class Variables(MutableMapping[str, np.ndarray]):
             raise LaunchError(f'{name} is a {KEYWORDS[other]} variable: kernels.{PLACES[other]}["{name}"]')
         raise LaunchError(
             f"the module has no {KEYWORDS[self.space]} variable {name!r}; it has {', '.join(self) or 'none'}"
-            "\n  a compiler leaves out variables that no kernel uses; those of a template are there after"
+            "\n  a compiler omits variables that no kernel uses; the variables of a template exist after"
             ' kernels["name<...>"]'
         )

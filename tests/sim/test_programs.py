@@ -510,7 +510,7 @@ KERNEL_FAULTS = {
     2: ("uninitialized-read: x[0] is read, but no thread has written it", "kernel_faults.cu line 18"),
     3: ("kernel-abort: ", "assertion failed"),
     4: (
-        "refused-launch: taps is constant memory that nobody has set",
+        "refused-launch: taps is constant memory that has not been set",
         "cudaMemcpyToSymbol(taps, source, 16)",
     ),
     6: ("uninitialized-read: x[32] is read, but no thread has written it", "31 more like it"),

@@ -138,7 +138,7 @@ def test_variables_of_the_module_are_set(capsys):
     pytest.importorskip("cuda.bindings.nvrtc")
     path = str(FILES.with_name("programs") / "variables.cu")
     command = [path, "--entry", "convolve", "--block", "8", "float32[8]", "float32[8]=0", "8"]
-    assert main(command) == 2 and "nobody has set" in capsys.readouterr().err
+    assert main(command) == 2 and "has not been set" in capsys.readouterr().err
     assert main([*command, "--set", "filter=float32[5]=1", "--set", "calls=7"]) == 0
     assert main([*command, "--set", "filtre=float32[5]=1"]) == 2 and "filtre" in capsys.readouterr().err
 

@@ -47,8 +47,8 @@ def test_each_misuse_is_found_where_it_is(kernels, name, wanted, engine):
 def test_messages_name_the_pointer_the_line_and_the_number_of_bytes(kernels):
     (finding,) = run(kernels["twice"])[0].findings
     assert finding.array == "p" and finding.count == 7
-    assert "4 bytes behind the start of p" in run(kernels["inside"])[0].findings[0].message
-    assert "in out, and that is no memory of malloc" in run(kernels["foreign"])[0].findings[0].message
+    assert "4 bytes after the start of p" in run(kernels["inside"])[0].findings[0].message
+    assert "in out, which malloc did not return" in run(kernels["foreign"])[0].findings[0].message
     (finding,) = run(kernels["lost"])[0].findings
     assert "8 pieces of memory, 320 bytes, are never freed: heap.cu line 21" in finding.message
 

@@ -74,7 +74,7 @@ def test_types_and_structures_as_arguments(kernels):
 
 
 def test_variables_of_an_instance(kernels):
-    with pytest.raises(LaunchError, match=r'those of a template are there after kernels\["name<...>"\]'):
+    with pytest.raises(LaunchError, match=r'the variables of a template exist after kernels\["name<...>"\]'):
         kernels.variable["seen"]
     mark = kernels["mark<4>"]
     simulate(mark)[1, 4]()

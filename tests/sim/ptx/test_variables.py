@@ -30,10 +30,10 @@ def convolved(kernels, engine="fibers", **options):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_constant_memory_that_nobody_has_set_is_refused(kernels, engine):
     with pytest.raises(
-        LaunchError, match=r'filter is .* nobody has set, and convolve(.|\n)*constant\["filter"\]'
+        LaunchError, match=r'filter is .* has not been set, and convolve(.|\n)*constant\["filter"\]'
     ):
         convolved(kernels, engine)
-    with pytest.raises(LaunchError, match="nobody has set filter"):
+    with pytest.raises(LaunchError, match="filter, which is .*, has not been set"):
         kernels.constant["filter"]
     assert "filter" in kernels.constant and "calls" not in kernels.constant
 
@@ -152,7 +152,7 @@ def test_constant_memory_that_a_header_declares_is_refused_too(tmp_path):
         "    y[threadIdx.x] *= weights[threadIdx.x] + zeros[threadIdx.x];\n}\n"
     )
     kernels, y = load_cuda(tmp_path / "scale.cu"), np.ones(3, np.float32)
-    with pytest.raises(LaunchError, match="weights is constant memory that nobody has set"):
+    with pytest.raises(LaunchError, match="weights is constant memory that has not been set"):
         simulate(kernels["scale"])[1, 3](y)
     kernels.constant["weights"] = [1, 2, 3]
     assert simulate(kernels["scale"])[1, 3](y).findings == () and y.tolist() == [1, 2, 3]
