@@ -11,9 +11,10 @@ import weakref
 import numpy as np
 from numba.cuda.cudadrv import driver
 
+from sim.events import INTEGER_POISON
 from sim.memory.spaces import Empty
 
-FRESH = 0xFF  # fill byte of unwritten memory: NaN in every floating-point type
+POISON_WORD = INTEGER_POISON * 0x01010101  # four bytes of poison
 # Device attributes whose value is 1, and device attributes whose value is 0.
 SUPPORTED = "CAN_MAP_HOST_MEMORY UNIFIED_ADDRESSING MANAGED_MEMORY COOPERATIVE_LAUNCH".split()
 UNSUPPORTED = (
@@ -23,15 +24,18 @@ TOTAL_BYTES = 16 << 30  # the device's memory size, as reported by get_memory_in
 
 
 class Memory:
-    """The allocations of the simulated device, {address: bytes}, and the addresses of allocations that have
-    not been written."""
+    """The allocations of the simulated device, {address: bytes}, and the addresses of allocations that may
+    contain unwritten elements.
+
+    An allocation is filled with INTEGER_POISON. An element that still has this value counts as unwritten.
+    """
 
     def __init__(self):
         self.blocks, self.addresses, self.fresh = {}, [], set()
 
     def allocate(self, size):
         """Allocate `size` bytes, or one if `size` is 0, and return their address."""
-        block = np.full(max(size, 1), FRESH, np.uint8)
+        block = np.full(max(size, 1), INTEGER_POISON, np.uint8)
         # The host address doubles as the device address.
         address = block.__array_interface__["data"][0]
         self.blocks[address] = block
@@ -62,26 +66,38 @@ class Memory:
         base = self.addresses[at] if at >= 0 else None
         return base if base is not None and address < base + len(self.blocks[base]) else None
 
-    def mark_written(self, address):
-        """Record that the host wrote to the allocation at `address`. All of it then counts as initialised."""
-        self.fresh.discard(self.find_base(int(address)))
+    def mark_written(self, address, size):
+        """Record that the host has written `size` bytes at an address."""
+        base = self.find_base(int(address))
+        if base == int(address) and size == len(self.blocks[base]):
+            self.fresh.discard(base)
 
     def update_fresh(self):
-        """Record which allocations a launch has written, because they are no longer filled with FRESH."""
-        # Only fresh allocations are compared, so each one costs time until its first write.
-        self.fresh = {address for address in self.fresh if (self.blocks[address] == FRESH).all()}
+        """Record which allocations a launch has written completely."""
+        self.fresh = {address for address in self.fresh if has_poison(self.blocks[address])}
 
     def as_array(self, device_array):
-        """Return a numpy array over the bytes of a device array. Memory that was
-        never written counts as uninitialised, as in an array from `sim.empty`."""
+        """Return a numpy array over the bytes of a device array. Elements that were
+        never written count as uninitialised, as in an array from `sim.empty`."""
         address, size = device_array.device_ctypes_pointer.value or 0, device_array.alloc_size
         buffer = (ctypes.c_char * size).from_address(address) if size else bytearray()
-        array_class = Empty if self.find_base(address) in self.fresh else np.ndarray
-        return array_class(device_array.shape, device_array.dtype, buffer, strides=device_array.strides)
+        is_fresh = self.find_base(address) in self.fresh
+        array_class = Empty if is_fresh else np.ndarray
+        array = array_class(device_array.shape, device_array.dtype, buffer, strides=device_array.strides)
+        if is_fresh:
+            array.byte = INTEGER_POISON
+        return array
 
     @property
     def used(self):
         return sum(map(len, self.blocks.values()))
+
+
+def has_poison(block):
+    """Return whether an aligned word of an allocation, or a byte after the last word, contains poison."""
+    whole = block.size // 4 * 4
+    words, rest = block[:whole].view(np.uint32), block[whole:]
+    return bool((words == POISON_WORD).any() or (rest == INTEGER_POISON).any())
 
 
 class Device(driver.Device):
@@ -195,7 +211,7 @@ class Functions:
 
     def cuMemcpyHtoD(self, to, source, size, stream=0):
         ctypes.memmove(int(to), int(source), size)
-        self.memory.mark_written(to)
+        self.memory.mark_written(to, size)
 
     cuMemcpyDtoD = cuMemcpyHtoD
 
@@ -204,7 +220,7 @@ class Functions:
 
     def cuMemsetD8(self, to, byte, count, stream=0):
         ctypes.memset(int(to), byte, count)
-        self.memory.mark_written(to)
+        self.memory.mark_written(to, count)
 
     cuMemcpyHtoDAsync, cuMemcpyDtoHAsync = cuMemcpyHtoD, cuMemcpyDtoH
     cuMemcpyDtoDAsync, cuMemsetD8Async = cuMemcpyDtoD, cuMemsetD8

@@ -111,6 +111,13 @@ def test_unwritten_memory():
     out = cuda.device_array(10, np.float32)
     add[1, 32](X, cuda.device_array(10, np.float32), out)
 
+def test_partly_written_memory():
+    x, out = cuda.device_array(10, np.float32), cuda.device_array(10, np.float32)
+    x[:3] = 1
+    add[1, 32](X[:4], X[:4], x[3:7])
+    add[1, 32](x[:7], x[:7], out[:7])
+    add[1, 32](x, x, out)
+
 @pytest.fixture
 def broken():
     race()
@@ -209,11 +216,12 @@ def test_ufuncs():
 def test_a_finding_fails_its_test_and_no_other(pytester, run):
     pytester.makepyfile(test_wrong=WRONG.replace("REAL", str(bool(gpu_names()))))
     result = run("--cuda-sim", "--cuda-sim-engine=fibers", "--cuda-sim-report=pages", "-rfE")
-    result.assert_outcomes(passed=3, failed=2, errors=1, xfailed=1)
+    result.assert_outcomes(passed=3, failed=3, errors=1, xfailed=1)
     result.stdout.fnmatch_lines(
         [
             "FAILED *::test_race *",
             "FAILED *::test_unwritten_memory - uninitialized-read*",
+            "FAILED *::test_partly_written_memory - uninitialized-read: x?7?*",
             "ERROR *::test_in_a_fixture *",
         ]
     )
@@ -225,8 +233,8 @@ def test_a_finding_fails_its_test_and_no_other(pytester, run):
     result.stdout.fnmatch_lines(
         [
             (
-                "cuda-sim: 6 launches = 1 clean + 5 with findings, in 5 tests, 5 by fibers, 1 by threads;"
-                " 2 findings (1 race-shared, 1 uninitialized-read)"
+                "cuda-sim: 9 launches = 3 clean + 6 with findings, in 6 tests, 8 by fibers, 1 by threads;"
+                " 3 findings (1 race-shared, 2 uninitialized-read)"
             ),
             "cuda-sim: reports in pages/index.html",
         ]
