@@ -131,11 +131,7 @@ class Scheduler:
             return False
         if alone and len(self.context.live) == 1 and not self.context.pending:
             return False
-        if (
-            not failed.repeated
-            or not failed.would_fail_again()
-            or thread.times_skipped >= self.context.schedule.max_skips
-        ):
+        if not failed.would_fail_again() or thread.times_skipped >= self.context.schedule.max_skips:
             thread.times_skipped = 0
             return False
         thread.times_skipped += 1
@@ -283,12 +279,12 @@ class Scheduler:
         thread = self.context.thread
         failed = thread.failed_atomic
         if failed is not None:
-            failed.repeated = bool(failed.key == key)
+            failed.precedes(key)
         repeated = failed is not None and failed.repeated
         if self.atomics_yield and not repeated and self.context.schedule.stalls(thread, key[0], frame):
             thread.block.ready.append(thread)
             self.wait(TURN, frame)
-        self.yield_turn(frame, repeated and failed.would_fail_again())
+        self.yield_turn(frame, failed is not None and failed.would_fail_again())
 
     def let_retry(self):
         """Let the current thread continue for RETRY_TURNS turns, because it has lost a compare-and-swap.

@@ -14,25 +14,55 @@ from sim.isa.functions import to_operand
 from sim.memory.array import Array, read_only_error
 from sim.nouns import plural
 
+MAX_CYCLE = 8  # maximum number of failed atomics in a loop that the scheduler recognises as spinning
+
 
 class FailedAtomic:
     """An atomic that did not change memory, such as a failed compare-and-swap.
 
-    The scheduler uses it to recognise a spinning thread.
+    The scheduler uses it to recognise a spinning thread, which repeats one or several failed atomics.
 
     key: a value that identifies the atomic and its operands.
     memory, place, found: the array, the index of the element, and the value found there by the atomic.
+    last: the thread's previous FailedAtomic, or None if the thread's previous atomic changed memory.
     repeated: whether the thread is about to execute the atomic again.
     """
 
-    __slots__ = ("key", "memory", "place", "found", "repeated")
+    __slots__ = ("key", "memory", "place", "found", "repeated", "last", "length", "first")
 
-    def __init__(self, key, memory, place, found):
+    def __init__(self, key, memory, place, found, last):
         self.key, self.memory, self.place, self.found, self.repeated = key, memory, place, found, False
+        # `length` is the number of atomics that can be reached through `last`. `first` is one of them: the
+        # thread is about to repeat it and all later ones. A reference to `self` would delay its deletion.
+        self.last, self.length, self.first = last, 0, None
+        if last is not None:
+            if last.repeated:
+                self.last, self.length = last.last, last.length
+            elif last.first is not None:
+                last.first.last, self.length = None, last.length
+            elif last.length < MAX_CYCLE:
+                self.length = last.length + 1
+            else:
+                self.last = None
+
+    def precedes(self, key):
+        """Record that the thread is about to execute the atomic with this key."""
+        self.repeated, self.first = bool(self.key == key), None
+        if not self.repeated:
+            first = self.last
+            while first is not None and first.key != key:
+                first = first.last
+            self.first = first
 
     def would_fail_again(self):
-        """Return whether memory still contains the value found by the atomic."""
-        return self.memory[self.place] == self.found
+        """Return whether the thread is about to repeat an atomic, and memory still contains the values found
+        by this atomic and by all later ones."""
+        failed, first = self, self if self.repeated else self.first
+        while first is not None and failed.memory[failed.place] == failed.found:
+            if failed is first:
+                return True
+            failed = failed.last
+        return False
 
 
 class Atomic:
@@ -78,7 +108,8 @@ class Atomic:
         if entry.tests and bool(before != convert(operands[0])):
             self._scheduler.let_retry()
         # The scheduler delays a thread that would repeat this atomic without effect.
-        thread.failed_atomic = FailedAtomic(key, memory, place, old) if new == before else None
+        last = thread.failed_atomic
+        thread.failed_atomic = FailedAtomic(key, memory, place, old, last) if new == before else None
         if self._context.listeners["atomic_done"]:
             wrote = not entry.tests or bool(new != before)
             self._context.announce_ordering("atomic_done", array.address(place), wrote, "grid")

@@ -264,7 +264,9 @@ class Memory(RegionTable):
                 view[position] = new
             elif tests and old != operands[0]:
                 self.scheduler.let_retry()
-            context.thread.failed_atomic = FailedAtomic(key, view, position, old) if new == old else None
+            thread = context.thread
+            last = thread.failed_atomic
+            thread.failed_atomic = FailedAtomic(key, view, position, old, last) if new == old else None
             context.announce_ordering("atomic_done", address + window, wrote, reach)
             if packed:
                 context.announce_ordering("atomic_done", address + window + HALF, wrote, reach)

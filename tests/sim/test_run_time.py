@@ -117,6 +117,26 @@ def test_contending_threads_take_few_turns(monkeypatch):
 
 
 @cuda.jit
+def polls_two_elements(flags, steps):
+    if cuda.grid(1) > 0:
+        while cuda.atomic.add(flags, 0, 0) == 0 and cuda.atomic.add(flags, 1, 0) == 0:
+            pass
+    else:
+        for _ in range(steps):
+            cuda.atomic.add(flags, 2, 1)
+        cuda.atomic.exch(flags, 0, 1)
+
+
+def test_threads_that_poll_several_elements_are_skipped(monkeypatch):
+    n, steps, turns = 64, 200, []
+    wait = Scheduler.wait
+    monkeypatch.setattr(Scheduler, "wait", lambda self, *how: turns.append(how) or wait(self, *how))
+    simulate(polls_two_elements, observers=())[2, n // 2](np.zeros(3, np.int32), steps)
+    # About n * steps turns would be needed if the pollers were never skipped.
+    assert len(turns) < n * steps / 8
+
+
+@cuda.jit
 def takes_a_lock(lock):
     while cuda.atomic.cas(lock, 0, 0, 1) != 0:
         pass
