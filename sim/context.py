@@ -23,6 +23,8 @@ from sim.sites import block_indices, thread_index
 FLUSH_AT = 1 << 20
 # an epoch with more logged accesses ends at the next barrier, even in a block of one thread
 MERGED_ACCESSES = 1 << 12
+# the turns that take as long as an event that may order the accesses of threads, in addition to its own turns
+ORDERED_TURNS = 4
 # Hooks that only record the order of threads. Reading the clock twice would take longer than such a hook.
 QUICK = set("atomic_done fenced arrived passed copy_sent copies_received copies_tracked".split())
 QUICK |= {"warp_synchronized", "warp_exchanged"}
@@ -131,6 +133,7 @@ class Context:
         # --- the current thread -----------------------------------------------------------------------------
         self.thread = None
         self.entered = 0  # number of times that any thread has been resumed
+        self.ordered = 0  # number of events that may order accesses, such as atomics and fences
         # single-element accessors, indexed by the array's rank
         self.load = self.store = ()
         self.max_turns = inf  # limit on `turns`, at which a rerun of the first part of a launch ends
@@ -222,6 +225,11 @@ class Context:
         """The number of thread resumptions, atomics and fences so far."""
         return self.entered + self.last_segment + 1
 
+    @property
+    def effort(self):
+        """The turns so far, weighted by CPU time: an atomic or a fence takes longer than a resumption."""
+        return self.turns + ORDERED_TURNS * self.ordered
+
     def moment(self):
         """Return the Moment of the current thread."""
         block = self.thread.block
@@ -234,6 +242,7 @@ class Context:
         """
         if not self.listeners[hook]:
             return None
+        self.ordered += 1
         at = self.moment()
         self.announce(hook, at, *facts)
         self.begin_segment(self.thread)

@@ -23,7 +23,7 @@ from math import inf, prod
 
 import numpy as np
 
-from sim.engine.schedules import FEW, Seeded, adversarial_schedules, schedules_of_first_part
+from sim.engine.schedules import FEW, Adversarial, Seeded, adversarial_schedules, schedules_of_first_part
 from sim.error_limit import reads_absent_lane, reads_fresh_shared
 from sim.errors import SimulatorError
 from sim.events import Observer
@@ -43,8 +43,8 @@ MANY_TURNS = 120_000
 MAX_LATER_TURNS = 6_000  # the budget after the first FEW schedules, if they found nothing
 # If these budgets permit fewer than FEW schedules, the first part of the launch runs under further ones. The
 # limit for each of these runs is the maximum of PART_TURNS and of PART_TURNS_PER_THREAD for each thread of a
-# block. The limit for all of them together is PARTS_TURNS.
-PARTS_TURNS, PART_TURNS, PART_TURNS_PER_THREAD = 90_000, 10_000, 24
+# block. The limit for all of them together is PARTS_EFFORT (`Context.effort`).
+PARTS_EFFORT, PART_TURNS, PART_TURNS_PER_THREAD = 90_000, 10_000, 24
 # Kinds of findings that are certain although only a part of the launch has run.
 CONCLUSIVE = {"race-shared", "race-global", "out-of-bounds", "misaligned-address", "use-after-free"}
 # Limit on the CPU seconds of all reruns together. If the first run took longer and found no error, its time
@@ -168,6 +168,9 @@ class Reruns:
         for schedule in adversarial_schedules(self.context.counters["threads"]):
             if tried == FEW + 1:
                 left = 0 if findings else min(left, MAX_LATER_TURNS)
+            # A random schedule takes about as many turns as the first run, whose schedule is random, too.
+            if self.context.turns > MAX_TURNS and not isinstance(schedule, Adversarial):
+                last = max(last, self.context.turns)
             # A run of which less than half fits into the budget would exceed it too far.
             if left <= last / 2 or any(f.kind in ENDLESS for f in findings) or self.is_late():
                 break
@@ -184,15 +187,16 @@ class Reruns:
         """Run the first part of the launch under adversarial schedules until there are findings, and add
         those of the kinds in CONCLUSIVE to `findings`. Return the number of schedules."""
         limit = max(PART_TURNS, PART_TURNS_PER_THREAD * prod(self.context.block_shape))
-        schedules, tried = schedules_of_first_part(PARTS_TURNS // limit), 0
+        tried, left = 0, PARTS_EFFORT
         # The first part of a kernel with mbarriers is not run again: MissedPhases checks its waits in program
         # order, under any schedule, and its turns are expensive.
         large = self.context.turns > limit and not self.context.mbarriers
-        for schedule in schedules if large else ():
-            if time.process_time() > self.deadline:
+        for schedule in schedules_of_first_part(PARTS_EFFORT // limit) if large else ():
+            if left <= 0 or time.process_time() > self.deadline:
                 break
             context = self.rerun([*map(copy.copy, self.observers)], schedule, max_turns=limit)
             findings += [finding for finding in context.findings if finding.kind in CONCLUSIVE]
+            left -= context.effort
             tried += 1
             if findings or any(finding.kind in ENDLESS for finding in context.findings):
                 break

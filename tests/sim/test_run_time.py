@@ -4,6 +4,7 @@ differ."""
 import re
 import sys
 import time
+from math import inf
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from numba import cuda, float32, int32
 from sim import context, empty, error_limit, idle_variables, loop_limits, progress, reruns, simulate
 from sim.engine import attempts, watchdog
 from sim.engine.scheduler import Scheduler
+from sim.engine.schedules import Adversarial
 from sim.errors import Stuck
 from sim.events import LOAD, STORE
 from sim.forecast import Numbers, directions
@@ -473,6 +475,51 @@ def test_reruns_have_a_limit_together(monkeypatch):
     head, out = np.zeros(1, np.int32), np.zeros(4, np.int32)
     report = simulate(takes_items_twice, on_finding="report")[1, 4](head, out)
     assert report.counters["schedules"] == 1 and report.errors
+
+
+@pytest.fixture
+def rerun_contexts(monkeypatch):
+    """Return a list that receives the limit on turns and the Context of each rerun."""
+    contexts, run_once = [], reruns.Reruns.run_once
+
+    def run_and_record(self, *given, max_turns=inf):
+        contexts.append((max_turns, run_once(self, *given, max_turns=max_turns)))
+        return contexts[-1][1]
+
+    monkeypatch.setattr(reruns.Reruns, "run_once", run_and_record)
+    return contexts
+
+
+@cuda.jit
+def counts_under_a_lock(lock, count):
+    waiting = True
+    while waiting:
+        if cuda.atomic.cas(lock, 0, 0, 1) == 0:
+            cuda.threadfence()
+            count[0] += 1
+            cuda.threadfence()
+            cuda.atomic.exch(lock, 0, 0)
+            waiting = False
+
+
+def test_first_parts_have_a_limit_of_effort(rerun_contexts, monkeypatch):
+    monkeypatch.setattr(reruns, "MAX_TURNS", 0)
+    monkeypatch.setattr(reruns, "PART_TURNS", 2_000)
+    monkeypatch.setattr(reruns, "PARTS_EFFORT", 18_000)
+    report = simulate(counts_under_a_lock)[4, 64](np.zeros(1, np.int32), np.zeros(1))
+    efforts = [context.effort for max_turns, context in rerun_contexts if max_turns < inf]
+    # Nine parts of 2,000 turns would fit if all turns took equally long.
+    assert sum(efforts[:-1]) < 18_000 <= sum(efforts) and len(efforts) < 9
+    assert f"for its first blocks, under {len(efforts)} more" in " ".join(report.notes)
+
+
+def test_a_random_schedule_of_a_large_launch_fits_into_the_budget(rerun_contexts, monkeypatch):
+    """Let the first two reruns take few turns, because their threads spin without yielding."""
+    monkeypatch.setattr(reruns, "MAX_TURNS", 0)
+    monkeypatch.setattr(reruns, "PARTS_EFFORT", 0)
+    simulate(counts_under_a_lock)[2, 64](np.zeros(1, np.int32), np.zeros(1))
+    schedules = [context.schedule for _, context in rerun_contexts]
+    assert schedules and all(isinstance(schedule, Adversarial) for schedule in schedules)
 
 
 @cuda.jit

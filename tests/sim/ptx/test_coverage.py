@@ -204,7 +204,7 @@ READY = 2
 @pytest.mark.parametrize(("kernel", "found"), [(initialises_once, RACE), (initialises_once_and_waits, [])])
 def test_the_first_blocks_of_a_large_launch_run_under_further_schedules(kernel, found, monkeypatch):
     monkeypatch.setattr(reruns, "PART_TURNS", 500)
-    monkeypatch.setattr(reruns, "PARTS_TURNS", 3000)
+    monkeypatch.setattr(reruns, "PARTS_EFFORT", 6000)
     blocks = 16
     out = np.zeros(blocks, np.int32)
     report = simulate(kernel, on_finding="report")[blocks, 32](*np.zeros((2, 1), np.int32), out)
@@ -231,7 +231,7 @@ def test_a_part_of_a_launch_has_no_findings_about_its_end(monkeypatch):
     monkeypatch.setattr(reruns, "PART_TURNS_PER_THREAD", 0)
     for turns in range(100, 700, 150):
         monkeypatch.setattr(reruns, "PART_TURNS", turns)
-        monkeypatch.setattr(reruns, "PARTS_TURNS", 3 * turns)
+        monkeypatch.setattr(reruns, "PARTS_EFFORT", 6 * turns)
         report = simulate(publishes_late, on_finding="report")[20, 32](
             *np.zeros((2, 1), np.int32), np.zeros(640)
         )
