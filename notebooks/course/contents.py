@@ -129,7 +129,7 @@ PARTS = {
         Lesson(
             "11_conv_forward",
             "The forward kernel",
-            "a tile for a block: scores, convolution, statistics, output",
+            "a block of threads for each tile: scores, convolution, softmax, output",
             90,
             ("10", "08"),
         ),
@@ -222,14 +222,14 @@ PARTS = {
         Lesson(
             "17b_fast_convolution",
             "Fast convolution",
-            "the convolution on tensor cores: routes counted first, taps as a matrix",
+            "the convolution as a matrix product, and a count that says which way is cheapest",
             75,
             ("17",),
         ),
         Lesson(
             "18_fast_backward",
             "Fast backward",
-            "taps as diagonals of products; barriers left out; registers against blocks",
+            "the gradient of the taps as a matrix product; which barriers are needed; how many registers",
             90,
             ("13", "17b"),
         ),
@@ -262,7 +262,7 @@ PARTS = {
         Lesson(
             "20_latent_attention",
             "Latent attention",
-            "one small cache for all heads: absorb or expand, a reciprocal band, a shared gradient",
+            "one small cache for all heads: where its projections belong, and its shared gradient",
             70,
             ("12", "14"),
         ),
@@ -290,7 +290,7 @@ PARTS = {
         Lesson(
             "22b_cuda_programs",
             "CUDA programs",
-            "four bugs in .cu files, a whole program without a GPU, promises to the compiler",
+            "four bugs in .cu files, a whole program without a GPU, `__restrict__`",
             45,
             ("22",),
         ),
