@@ -27,6 +27,9 @@ from sim.observers import COUNTERS, DEFAULT
 # The work after which a launch is long. An access is one unit, and a turn of a thread is TURN units. A unit
 # takes 0.3 to 0.8 µs of CPU time in the interpreter, and twice as long in a kernel from PTX.
 WORK, TURN = 1 << 19, 8
+# In a kernel with mbarriers, each unit takes this many times as long, because the observers order the
+# accesses by the arrivals and waits of single threads.
+PHASES = 8
 # A kernel with more instructions than this takes longer to compile (3 to 5 ms for each instruction), so its
 # launch is long only after more work.
 INSTRUCTIONS = 256
@@ -98,7 +101,7 @@ class WatchedGrid(Grid):
         self.engine, by_ptx = engine, isinstance(launch.function, Kernel)
         # A Kernel is made for each launch, and refers to the function in the module's PTX.
         self.identity = launch.function.function if by_ptx else launch.function
-        self.least = engine.work / (2 if by_ptx else 1)
+        self.least = engine.work / (2 if by_ptx else 1) / (PHASES if self.context.mbarriers else 1)
         self.limit = self.least / (COMPILED_BEFORE if self.identity in taken_over else 1)
         self.arrays = self.context.space.writable_bytes()
         if self.may_be_compiled(launch):
@@ -114,7 +117,9 @@ class WatchedGrid(Grid):
         counting = () if isinstance(launch.function, Kernel) else COUNTERS
         observed = all(each in counting or observer_class(each) in DEFAULT for each in launch.observers)
         # Threads that act on the results of atomics, or wait for other blocks, depend on the order of blocks.
+        # Waits at mbarriers do not if all threads of a block wait together, which is tested later.
         ordered = self.context.synchronizes or self.scheduler.atomics_yield
+        ordered = ordered and not self.context.mbarriers
         # A copy of large arrays takes longer than many a launch.
         most_bytes = BYTES + BYTES_OF_THREAD * launch.blocks * launch.threads
         small = sum(array.size for array in self.arrays) <= most_bytes
@@ -148,6 +153,8 @@ class WatchedGrid(Grid):
         self.before.restore()
         self.context.runs_compiled = True  # the watchdog does not end a compiler
         attempt = native.lower(self.launch)
+        if attempt is not None and attempt.program.lowered.synchronizes:
+            attempt = None
         needed = self.work_to_compile(attempt) if attempt else inf
         if needed <= work and native.compile(attempt):
             taken_over.add(self.identity)

@@ -5,10 +5,12 @@ and only if the phase is complete. A thread in such a loop can therefore be susp
 test does not have to wait.
 """
 
+from collections import Counter
 from dataclasses import replace
+from itertools import takewhile
 
 from sim.ptx.flow import Loop
-from sim.ptx.polling import COMPUTING
+from sim.ptx.polling import COMPUTING, is_computing
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Immediate, Instruction, Not, Register
 
@@ -26,12 +28,32 @@ def test_of(loop):
     if len(tests) != 1 or tests[0].guard or any(item.names[0] not in SILENT for item in others):
         return None
     (test,) = tests
-    changed = {name for item in others for name in read_and_written(replace(item, guard=None))[1]}
     inside = {id(block) for block in loop.parts}
     leaving = [block for block in loop.parts if any(id(target) not in inside for target in block.targets)]
-    if len(leaving) != 1 or not changed.isdisjoint(read_and_written(test)[0]):
+    if len(leaving) != 1 or not changed_registers(loop, test).isdisjoint(read_and_written(test)[0]):
         return None
     return test if leaves_after(leaving[0], test, inside) else None
+
+
+def changed_registers(loop, test):
+    """Return the names of the registers whose values can differ between two tests in a Loop.
+
+    A register keeps its value if the loop computes it from others that keep theirs, in the block of the test
+    and before the test.
+    """
+    written = Counter()
+    for block in loop.parts:
+        for item in block.body:
+            if isinstance(item, Instruction):
+                written.update(read_and_written(replace(item, guard=None))[1])
+    changed = set(written)
+    (body,) = (block.body for block in loop.parts if any(item is test for item in block.body))
+    for item in takewhile(lambda item: item is not test, body):
+        if isinstance(item, Instruction) and item.guard is None and is_computing(item):
+            read, names = read_and_written(item)
+            if changed.isdisjoint(read) and all(written[name] == 1 for name in names):
+                changed -= names
+    return changed
 
 
 def tests_phase(item):
@@ -43,20 +65,25 @@ def leaves_after(block, test, inside):
 
     inside: the ids of the blocks of the loop.
     """
-    at = next((at for at, item in enumerate(block.body) if item is test), None)
-    if at is None or block.branch is None or block.branch.names[0] != "bra":
-        return False
-    register, opposite = block.branch.guard
     for succeeds in (True, False):
-        values = {test.operands[0]: succeeds}
-        for item in block.body[at + 1 :]:
-            evaluate(item, values)
-        if register not in values:
-            return False
-        target = block.targets[bool(values[register]) == opposite]
-        if (id(target) not in inside) != succeeds:
+        taken = branch_after(block, test, succeeds)
+        if taken is None or (id(block.targets[not taken]) not in inside) != succeeds:
             return False
     return True
+
+
+def branch_after(block, test, succeeds):
+    """Return whether the jump at the end of a block is taken if a test in the block succeeds, or fails.
+    Return None if the test does not determine this."""
+    at = next((at for at, item in enumerate(block.body) if item is test), None)
+    if at is None or block.branch is None or block.branch.names[0] != "bra":
+        return None
+    register, opposite = block.branch.guard
+    values = {test.operands[0]: succeeds}
+    for item in block.body[at + 1 :]:
+        if isinstance(item, Instruction):
+            evaluate(item, values)
+    return bool(values[register]) != opposite if register in values else None
 
 
 def evaluate(item, values):

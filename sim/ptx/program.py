@@ -43,6 +43,7 @@ class Program:
     passes_origins = True  # whether calls pass the origins of undefined values
     exchanges_origins = True  # whether shuffles pass the origins of undefined values
     float_kinds = REALS.keys()  # the types of floats that registers contain as such (sim.ptx.register_kinds)
+    unobserved = frozenset()  # ids of atomics on whose results no thread acts
     follows_copies = True  # whether copies of structures pass on which bytes are unwritten
 
     def __init__(self, text, origin, entry, branches, tracks):
@@ -133,7 +134,7 @@ class Program:
     def note_effects(self, function):
         """Record whether threads act on the results of atomics, and whether the function stores to memory."""
         self.used |= {"this_grid"} if self.grid_sync.needed else set()
-        stores, acts = effects_of(function, self.grid_sync.arrivals | self.grid_sync.waits)
+        stores, acts = effects_of(function, self.grid_sync.arrivals | self.grid_sync.waits | self.unobserved)
         self.stores, self.synchronizes = self.stores | stores, self.synchronizes | acts
 
     # --- names ----------------------------------------------------------------------------------------------

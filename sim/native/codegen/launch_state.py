@@ -31,7 +31,9 @@ FIELD_SIZES = {
     "arrived": 1,  # number of arrivals at a grid barrier of PTX by threads of the current block
     "switch": 1,  # address of the Python function that lets the other blocks run to the grid barrier
     "barriers": 1,  # number of block-wide barriers that opened so far, in all blocks
-    "epoch": 1,  # current epoch: increases with each block and each barrier
+    "epoch": 1,  # current epoch: increases with each block, barrier and arrival at an mbarrier
+    "unordered_epoch": 1,  # first epoch of the block that is not ordered before the current accesses
+    "passing_epoch": 1,  # `unordered_epoch` after the current wait at mbarriers
     "position": 1,  # linear index of the current block in the grid, x fastest
     "first_epochs": 1,  # address of an array over blocks: first epoch of each block
     "block_errors": 1,  # address of an array over blocks: `errors` at the end of each block

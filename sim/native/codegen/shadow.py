@@ -24,6 +24,10 @@ Whenever a block continues, it uses new epochs, which begin with `resume_epoch`.
 before the last grid barrier are lower than `phase_epoch`; these accesses are ordered before all current
 ones. Any other entry with an epoch lower than `resume_epoch` belongs to another block.
 
+A block-wide barrier orders all earlier accesses of the block. A phase of an mbarrier only orders the accesses
+before the arrivals (sim.native.ptx.mbarriers). Each arrival of the block therefore begins an epoch, and
+`unordered_epoch` is the first epoch of the block whose accesses are not ordered before all current ones.
+
 A false positive only costs an unnecessary rerun of a block. A false negative is an undetected error, and is
 not acceptable.
 """
@@ -63,7 +67,7 @@ SEGMENT = 0xFFFF << SEGMENT_SHIFT
 # Flags of a shadow entry:
 # ATOMIC  last written by an atomic
 # MANY    accessed by several threads of a warp
-# WARPS   accessed by several warps in this epoch
+# WARPS   accessed by several warps, in epochs from `unordered_epoch` on
 # PLAIN   also written by a plain store of the same block
 ATOMIC, MANY, WARPS, PLAIN = (1 << bit for bit in range(THREAD_BITS, THREAD_BITS + 4))
 # The entry for the last write of an element of EMPTY memory that was written before the launch. Its epoch is
@@ -95,9 +99,9 @@ def record_block_race(state, epoch):
 
 
 @int64_helper
-def is_same_epoch(before, own):
-    """Return whether two shadow entries belong to the same epoch."""
-    return before >> EPOCH_SHIFT == own >> EPOCH_SHIFT
+def may_be_unordered(before, state):
+    """Return whether no barrier or phase orders a recorded access of the block before the current access."""
+    return before >> EPOCH_SHIFT >= state.unordered_epoch
 
 
 @int64_helper
@@ -114,7 +118,8 @@ def left_before_sync(before, state):
 
 @int64_helper
 def is_unordered(before, own, state):
-    """Return whether a recorded access of the current epoch is unordered with the current thread's access.
+    """Return whether a recorded access is unordered with the current thread's access, although no barrier or
+    phase separates them.
 
     It is unordered if another thread performed it, and no `syncwarp` separates it from the current access.
     """
@@ -137,7 +142,7 @@ def check_order(before, state, between_blocks):
         return
     if between_blocks and is_from_other_block(before, state):
         record_block_race(state, before >> EPOCH_SHIFT)
-    elif is_same_epoch(before, own) and is_unordered(before, own, state):
+    elif may_be_unordered(before, state) and is_unordered(before, own, state):
         set_error(state, RACE)
 
 
@@ -155,7 +160,7 @@ def add_reader(before, state, between_blocks):
     # one.
     if between_blocks and is_from_other_block(before, state):
         return before
-    if not is_same_epoch(before, own):
+    if not may_be_unordered(before, state):
         return own
     if (before ^ own) & WARP or ((before ^ own) & SEGMENT and left_before_sync(before, state)):
         return own | WARPS
@@ -243,9 +248,9 @@ def watch_atomic(watch, shadow, flat, state):
                 new = written
     elif written & ATOMIC:
         new |= written & PLAIN
-        if is_same_epoch(written, own):
+        if may_be_unordered(written, state):
             new |= written & (WARPS | MANY) | (WARPS if (written ^ own) & THREAD else 0)
-    elif is_same_epoch(written, own):
+    elif may_be_unordered(written, state):
         if is_unordered(written, own, state):
             set_error(state, RACE)
         # One entry has to represent both accesses. Keep the plain store, because more accesses race with it.

@@ -23,7 +23,8 @@ from sim.native.codegen.shadow import (
 
 EXPORTED = set(
     "NO_THREAD GO END BREAK CONTINUE agree agree_warps agree_span span step_of is_true begin_block end_block"
-    " barrier grid_barrier barrier_after_arrival is_stopped count_iteration count_range poll_stop".split()
+    " barrier grid_barrier barrier_after_arrival arrived_at_phase wait_for_phase passed_phase is_stopped"
+    " count_iteration count_range poll_stop".split()
 )
 
 REPLAY_THRESHOLD = 1 << 16  # at the end of a block, a launch pauses if its log has more entries than this
@@ -42,6 +43,7 @@ def begin_block(state, threads, position, while_limit, for_limit):
     state.epoch += 1
     state.block_start = state.epoch
     state.resume_epoch = state.epoch
+    state.unordered_epoch = state.epoch
     state.first_epochs[position] = state.epoch
     state.position = position
     state.stopped = 0
@@ -85,6 +87,7 @@ def barrier(state) -> bool:
         state.missed_barrier = 1 if state.stopped == 0 else 0
         diverge(state)
     state.epoch += 1
+    state.unordered_epoch = state.epoch
     state.barriers += 1
     return state.stopped == 0
 
@@ -126,6 +129,35 @@ def barrier_after_arrival(state) -> bool:
     if arrived > 1:
         diverge(state)
     return grid_barrier(state)
+
+
+# --- mbarriers ----------------------------------------------------------------------------------------------
+
+NOT_PASSING = 1 << 31  # higher than any epoch
+
+
+@int64_helper
+def arrived_at_phase(state) -> bool:
+    """Begin an epoch after all threads of a block have arrived at an mbarrier. A wait orders the accesses
+    before the arrivals, and none after them. Return False if the block must stop."""
+    state.epoch += 1
+    return state.stopped == 0
+
+
+@int64_helper
+def wait_for_phase(state) -> bool:
+    """Begin a wait of all threads of a block at mbarriers. Return False if the block must stop."""
+    state.passing_epoch = NOT_PASSING
+    return state.stopped == 0
+
+
+@int64_helper
+def passed_phase(state) -> bool:
+    """Order the accesses before the phases for which all threads have just waited. Return False if the block
+    must stop."""
+    if state.passing_epoch < NOT_PASSING:
+        state.unordered_epoch = max(state.unordered_epoch, state.passing_epoch)
+    return state.stopped == 0
 
 
 @int64_helper

@@ -153,8 +153,11 @@ def not_earlier(entry, other):
 
 
 @int64_helper(inline=False)
-def arrive(copy, state):
-    """Write the bytes of a copy, and mark the block if accesses may conflict with the copy."""
+def arrive(copy, state, entry):
+    """Write the bytes of a copy, and mark the block if accesses may conflict with the copy.
+
+    entry: the shadow entry of the thread that counts as the writer from now on.
+    """
     to_region, from_region, size, own = copy[TO], copy[FROM], copy[BYTES], copy[OWN]
     to = to_region[HOST] + copy[TO_AT]
     if to_region[WATCH] != BARE:
@@ -162,7 +165,7 @@ def arrive(copy, state):
         for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
             if shadow[2 * granule] != own | FLIGHT or not_earlier(shadow[2 * granule + 1], own):
                 set_error(state, RACE)
-            shadow[2 * granule] = state.own_entry
+            shadow[2 * granule] = entry
     if from_region == 0:
         for position in range(size):
             set_byte(to, position, 0)
@@ -193,7 +196,29 @@ def receive(table, thread, state, groups):
     for number in range(count):  # the groups are in ascending order
         copy = copy_at(ring, first + number)
         if copy[OF_GROUP] < ring[GROUP] - groups:
-            arrive(copy, state)
+            arrive(copy, state, state.own_entry)
             arrived = number + 1
     ring[FIRST] = first + arrived
     ring[COUNT] = count - arrived
+
+
+@int64_helper
+def next_copy(table, thread):
+    """Return the index in the thread's ring of the copy that it will send next."""
+    ring = table[PENDING] + 8 * RING * thread
+    return ring[FIRST] + ring[COUNT]
+
+
+@int64_helper(inline=False)
+def arrive_tracked(table, thread, state, end):
+    """Complete the copies of a thread that an mbarrier tracks. The phase of the mbarrier orders them, so they
+    still count as written at their issue.
+
+    end: the index behind the last of these copies.
+    """
+    ring = table[PENDING] + 8 * RING * thread
+    for _ in range(min(ring[COUNT], end - ring[FIRST])):
+        copy = copy_at(ring, ring[FIRST])
+        arrive(copy, state, copy[OWN])
+        ring[FIRST] += 1
+        ring[COUNT] -= 1

@@ -10,15 +10,17 @@ from sim.engine.schedules import Seeded
 from sim.native.codegen.shadow import BARE, EMPTY, GLOBAL, LOCAL, SHARED
 from sim.native.lower.module import CannotLower
 from sim.native.ptx.copies import has_copies, make_rings
+from sim.native.ptx.mbarriers import make_mbarriers
 from sim.native.ptx.memory import OF_BLOCK, READ_ONLY, WRITABLE, Table
-from sim.native.ptx.program import WAITS, compile_kernel
+from sim.native.ptx.program import PHASES, WAITS, compile_kernel
 from sim.native.run.launch import Attempt
 from sim.native.split.specialize import memoize
 from sim.observers import DEFAULT
 from sim.ptx.regions import VIEWS
 from sim.ptx.run import Run
 
-OF_COPIES = {"copy", *WAITS.values()}  # operations that need the ring buffers of asynchronous copies
+OF_COPIES = {"copy", "track", *WAITS.values()}  # operations that need the rings of asynchronous copies
+OF_PHASES = {operation for operation, *_ in PHASES.values()}  # operations that need the array of mbarriers
 WHILE_LIMIT = 1 << 31  # a block counts as endless if its loops have more iterations than this in total
 
 
@@ -110,12 +112,16 @@ class PtxAttempt(Attempt):
         """Build the table of memory regions. Return the arguments of the grid function that follow
         `spill_buffer`."""
         # A kernel can wait for copies although it sends none.
-        copies = any(operation in OF_COPIES for operation, *_ in self.source.calls.values())
+        operations = {operation for operation, *_ in self.source.calls.values()}
+        copies, phases = operations & OF_COPIES, operations & OF_PHASES
         if copies and self.is_cooperative:
             raise CannotLower("it has asynchronous copies and grid barriers")
+        if phases and self.is_cooperative:
+            raise CannotLower("it has mbarriers and grid barriers")
         self.rings = make_rings(self.launch.threads) if copies else None
+        mbarriers = make_mbarriers(self.launch.threads) if phases else None
         mixed = len(self.source.atomic_widths) > 1
-        table = Table(self.source.site_count, self.layout.memory.space, mixed, self.rings)
+        table = Table(self.source.site_count, self.layout.memory.space, mixed, self.rings, mbarriers)
         for name in self.source.local_positions:
             allocation = self.layout.allocations[name]
             self.add_own(table, allocation, LOCAL, self.launch.threads, stride=allocation.root.size)

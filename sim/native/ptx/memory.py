@@ -34,8 +34,9 @@ from sim.native.run.memory import mark_initial
 # COUNT         number of regions
 # SCRATCH       address of scratch bytes, to which invalid accesses are redirected
 # PENDING       address of the rings of asynchronous copies (sim.native.ptx.copies), or 0
+# MBARRIERS     address of the mbarriers (sim.native.ptx.mbarriers), or 0
 # SITE_REGIONS  first of the cached regions, one per access site
-REGIONS, COUNT, SCRATCH, PENDING, SITE_REGIONS = 0, 1, 2, 3, 8
+REGIONS, COUNT, SCRATCH, PENDING, MBARRIERS, SITE_REGIONS = 0, 1, 2, 3, 4, 8
 # Fields of a region, in int64:
 # BASE     simulated address
 # SIZE     size in bytes, of one thread's copy if STRIDE is not 0
@@ -212,7 +213,9 @@ def reset_local(table, position, thread):
 
 @int64_helper(inline=False)
 def reset_shared(table, state):
-    """Fill the shared memory of a block with poison."""
+    """Fill the shared memory of a block with poison, and remove its mbarriers."""
+    if table[MBARRIERS] != 0:
+        table[MBARRIERS][0] = 0  # the number of mbarriers
     for position in range(table[COUNT]):
         region = table[REGIONS] + 8 * FIELDS * position
         if region[FIXED] == OF_BLOCK:
@@ -239,14 +242,15 @@ class Table:
     space: the simulated address space.
     mixed: whether the kernel's atomics have several widths.
     rings: the rings of asynchronous copies, or None if the kernel has no copies.
+    mbarriers: the array of mbarriers, or None if the kernel has none.
     references: the arrays to which the table's addresses refer. They must stay alive.
     """
 
-    def __init__(self, site_count, space, mixed, rings=None):
+    def __init__(self, site_count, space, mixed, rings=None, mbarriers=None):
         self.rows, self.references, self.site_count, self.space, self.mixed = [], [], site_count, space, mixed
         # (first address, bytes per granule, shadow memory) of the regions of global memory
         self.shadows = []
-        self.rings = rings
+        self.rings, self.mbarriers = rings, mbarriers
 
     def add(self, allocation, memory, watch, itemsize, fixed=WRITABLE, stride=0):
         """Add the region of an allocation, and return the arrays of its shadow memory.
@@ -291,7 +295,7 @@ class Table:
         numbers = np.zeros(SITE_REGIONS + self.site_count, np.int64)
         scratch = np.full(64, 0xFF, np.uint8)
         numbers[[REGIONS, COUNT, SCRATCH]] = self.address(rows), len(self.rows), self.address(scratch)
-        numbers[PENDING] = self.address(self.rings)
+        numbers[PENDING], numbers[MBARRIERS] = self.address(self.rings), self.address(self.mbarriers)
         # Until its first access, each site caches the last row, an empty region that contains no address.
         numbers[SITE_REGIONS:] = numbers[REGIONS] + rows[:-1].nbytes
         return self.address(numbers)

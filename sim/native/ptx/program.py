@@ -1,7 +1,6 @@
 """Lower a PTX kernel: generate the statements of one thread with sim.ptx, omit the code that only the
-interpreter needs, and group the statements into runs."""
+interpreter needs, and compile the result."""
 
-import ast
 import re
 
 from numba import int64
@@ -10,9 +9,11 @@ from sim.isa.ptx_types import FLOATS
 from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import Like
 from sim.native.codegen import cache
-from sim.native.lower.liveness import exposed_reads, names_assigned, names_read
-from sim.native.lower.module import CannotLower, GeneratedModule
-from sim.native.ptx.runs import SPECIAL, numba_type_of
+from sim.native.lower.module import CannotLower
+from sim.native.ptx.common_waits import uses_phases, without_loops
+from sim.native.ptx.destructors import destructor_of
+from sim.native.ptx.runs import SPECIAL
+from sim.native.ptx.statements import Statements
 from sim.native.split.fission import Fission
 from sim.native.split.program import CompiledKernel, Lowered, kernel_text
 from sim.ptx import atomics, register_kinds
@@ -26,6 +27,16 @@ from sim.ptx.warps import form_of
 
 COPY_SIZES = {f"cp_async_{size}": size for size in (4, 8, 16)}
 WAITS = {"cp_async_commit": "commit", "cp_async_wait": "receive", "cp_async_wait_all": "receive_all"}
+# instruction of an mbarrier -> its operation in sim.native.ptx.runs, and further arguments of the operation
+PHASES = {
+    "mbarrier_init": ("initialise",),
+    "mbarrier_inval": ("invalidate",),
+    "mbarrier_arrive": ("arrive_at",),
+    "mbarrier_test_wait": ("wait_at", 0),
+    "mbarrier_test_wait_parity": ("wait_at", 1),
+    "cp_async_mbarrier_arrive": ("track", 1),
+    "cp_async_mbarrier_arrive_noinc": ("track", 0),
+}
 COMPILED_ATOMICS = {*VIEWS, *atomics.PACKED}  # the PTX types whose atomics are compiled
 
 
@@ -55,6 +66,9 @@ class Lowering(Program):
         self.local_positions = {}  # local variable -> index of its region in the table
         self.narrowest = {"shared": 64, "local": 64}  # state space -> bits of its narrowest access
         self.atomic_widths = set()  # the widths of the kernel's atomics, in bits
+        if uses_phases(entry):
+            entry = without_loops(entry)
+            self.unobserved = destructor_of(entry)
         super().__init__(text, origin, entry, False, True)
 
     def translate(self):
@@ -198,6 +212,10 @@ class Lowering(Program):
             workspace = self.shared_name("grid_workspace", lambda run: run.workspace_word())
             self.ptx_types[workspace] = "u64"
             return "u32", self.add_call("arrive", workspace)
+        if id(self.item) in self.unobserved:
+            self.atomic_widths.add(32)
+            site = self.number_access("atomic", "u32", access.space)
+            return "u32", self.add_call("count_down", access.space, site)
         if access.type not in COMPILED_ATOMICS or access.reach == "block" and access.space != "shared":
             raise Missing
         ptx_type, *_ = atomics.atomic_semantics(access)
@@ -215,17 +233,29 @@ class Lowering(Program):
 
     def strong(self, action, ptx_type, space, access):
         """Return the name of the function for a volatile access to shared memory, which counts as weak
-        (sim.ptx.memory). Decline any other strong access. Also decline a load in a loop that waits for its
+        (sim.ptx.memory), or for a store with the scope of a block, which orders nothing here and races like a
+        weak store. Decline any other strong access. Also decline a load in a loop that waits for its
         value to change: compiled threads run one after another, so the loop would never end."""
         loads = action == "load"
         if id(self.item) in self.grid_sync.waits and self.grid_sync.barrier_after(self.item):
             return self.add_call("wait_for_grid")
-        if not access.volatile or space != "shared" or loads and self.acts_on(space, access):
+        for_block = access.reach == "block" and not loads
+        is_weak = access.volatile and space == "shared" and not (loads and self.acts_on(space, access))
+        if not (for_block or is_weak):
             raise Missing
         return (self.load if loads else self.store)(ptx_type, space, 1)
 
+    def fence_call(self, entry):
+        """Return the name of the function for the fence of a destructor. Raise Missing for other fences."""
+        if id(self.item) not in self.unobserved:
+            raise Missing
+        return self.add_call("skip")
+
     def transfer(self, name, reach="grid", waits=False):
-        """Return the name of the function for a part of cp.async. Raise Missing for other transfers."""
+        """Return the name of the function for a part of cp.async or of an mbarrier. Raise Missing for other
+        transfers."""
+        if name in PHASES:
+            return self.phase_call(name, reach)
         if name in COPY_SIZES:
             size = COPY_SIZES[name]
             if self.records:
@@ -240,7 +270,23 @@ class Lowering(Program):
             raise Missing
         return self.add_call(WAITS[name])
 
-    named_barrier = cluster = fence_call = callee_name = pointer_call = refuse
+    def phase_call(self, name, reach):
+        """Return the name of the function for an instruction of an mbarrier in shared memory. Raise Missing
+        if the instruction orders no accesses (.relaxed), or if errors are recorded."""
+        if (
+            self.records
+            or reach is None
+            or "shared" not in {part.partition("::")[0] for part in self.item.names}
+        ):
+            raise Missing
+        operation, *rest = PHASES[name]
+        if id(self.item) in self.unobserved:
+            operation = "check_exists"
+        self.atomic_widths.add(64)
+        action = "store" if operation in ("initialise", "invalidate") else "atomic"
+        return self.add_call(operation, *rest, self.number_access(action, "u64", "shared"))
+
+    named_barrier = cluster = callee_name = pointer_call = refuse
 
     # --- synchronisation points -----------------------------------------------------------------------------
 
@@ -278,153 +324,6 @@ def of_register(ptx_type):
     """Return the register type for the type of an operand. Untyped bits (b32) become unsigned integers
     (u32)."""
     return ptx_type.replace("b", "u") if ptx_type[0] == "b" else ptx_type
-
-
-class Statements:
-    """The statements of a Lowering, prepared for loop fission.
-
-    Synchronisation points are marked, and all other straight-line code is grouped into runs.
-    """
-
-    def __init__(self, source):
-        self.source, self.module = source, GeneratedModule(set(source.ptx_types) | set(SPECIAL))
-        tree = ast.parse(source.source).body[0]
-        self.runs = []  # pairs (placeholder statement, statements of the run)
-        self.statements = self.suite(tree.body[1:])  # skip the first statement, `thread = current.thread`
-        given = [name for name in source.factories if name not in source.calls]  # the per-launch constants
-        self.parameters = ["table", *dict.fromkeys([*source.arguments.values(), *given])]
-        self.name_runs()
-
-    # --- structure ------------------------------------------------------------------------------------------
-
-    def suite(self, nodes):
-        """Return the statements of a block, with a placeholder in place of each run."""
-        found, run = [], []
-        for node in nodes:
-            if isinstance(node, (ast.Assign, ast.Expr)):
-                stop = self.split_at_sync(node)
-                if stop is not None:
-                    before, waits, node = stop
-                    found += self.run([*run, *before]) + [waits]
-                    run = []
-                if node is not None and not is_tick(node):
-                    run.append(node)
-                continue
-            found += self.run(run)
-            run = []
-            if isinstance(node, (ast.If, ast.While)):
-                node.body, node.orelse = self.suite(node.body) or [ast.Pass()], self.suite(node.orelse)
-            found.append(ast.Return(None) if isinstance(node, ast.Return) else node)
-        return found + self.run(run)
-
-    def run(self, nodes):
-        """Return a list with the placeholder for a run of statements.
-
-        An empty run needs none. Statements that are only jumps are returned unchanged.
-        """
-        if not nodes:
-            return []
-        if all(is_jump(node) for node in nodes):
-            return nodes
-        statement = ast.Pass()
-        self.runs.append((statement, nodes))
-        return [statement]
-
-    def split_at_sync(self, node):
-        """Return (statements before, synchronising statement, statement after) for a statement that contains
-        a synchronisation point. Return None for any other statement."""
-        calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
-        calls = [call for call in calls if getattr(call.func, "id", "") in self.source.sync_points]
-        if not calls:
-            return None
-        (call,) = calls
-        instruction, operands, results = self.source.sync_points[call.func.id]
-        arguments = [*map(ast.unparse, call.args)]
-        inputs = [self.variable("given", ptx_type) for ptx_type in operands]
-        outputs = [self.variable("got", ptx_type) for ptx_type in results]
-        before = [f"{name} = {argument}" for name, argument in zip(inputs, arguments)]
-        if fetch := self.source.fetches.get(call.func.id):
-            before = [f"({', '.join(inputs)},) = {fetch}({', '.join(arguments)})"]
-        target = f"{', '.join(outputs)} = " if outputs else ""
-        # A placeholder instead of the instruction's name, which can contain a keyword (redux.sync.and).
-        *before, sync = ast.parse("\n".join([*before, f"{target}sync({', '.join(inputs)})"])).body
-        sync.value.sync, sync.value.site = instruction, self.source.barriers.get(calls[0].func.id, 0)
-        replace_node(call, ast.parse(f"({', '.join(outputs)})", mode="eval").body)
-        return before, sync, node if outputs else None
-
-    def variable(self, name, ptx_type):
-        """Return a new variable of this PTX type."""
-        name = self.module.fresh_name(name)
-        self.source.ptx_types[name] = ptx_type
-        return name
-
-    # --- runs -----------------------------------------------------------------------------------------------
-
-    def name_runs(self):
-        """Replace each placeholder by a call of its run, and define the runs as constants of the generated
-        module.
-
-        The inputs of a run are the variables that it may read before assigning them. Its outputs are the
-        variables that it assigns and other code may read.
-        """
-        wanted = set().union(
-            *(exposed_reads(nodes) for _, nodes in self.runs), *map(tested_names, self.statements)
-        )
-        for number, (statement, nodes) in enumerate(self.runs):
-            name, ptx_types = f"run_{number}", self.source.ptx_types
-            outputs = {v: ptx_types[v] for v in sorted(names_assigned(nodes) & wanted)}
-            read = sorted(exposed_reads(nodes) - set(self.source.calls))
-            inputs = {v: "index" if "." in SPECIAL[v] else "u16" for v in read if v in SPECIAL}
-            inputs |= {v: ptx_types[v] for v in read if v in ptx_types}
-            named = {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
-            calls = {v: self.source.calls[v] for v in sorted(named & set(self.source.calls))}
-            # `renew` uses the base address of its variable, and `arrive` the base address of the workspace,
-            # but neither function receives this address as an argument.
-            bases = {call[2] for call in calls.values() if call[0] == "renew"}
-            bases |= {call[1] for call in calls.values() if call[0] == "arrive"}
-            inputs |= {v: ptx_types[v] for v in sorted(bases)}
-            text = "\n".join(map(ast.unparse, map(ast.fix_missing_locations, nodes)))
-            self.module.imports["ptx_run"] = "sim.native.ptx.runs"
-            self.module.constants[name] = f'ptx_run("{name}", {inputs}, {outputs}, {calls}, """\n{text}\n""")'
-            machine = ["table", "thread", "state"] if calls else []
-            arguments = ", ".join([*machine, *(SPECIAL.get(v, v) for v in inputs)])
-            to = f"{', '.join(outputs)} = " if outputs else ""
-            replace_node(statement, ast.parse(f"{to}{name}({arguments})").body[0])
-
-    def numba_types(self):
-        """Return {variable: its Numba type}."""
-        return {name: numba_type_of(ptx_type) for name, ptx_type in self.source.ptx_types.items()}
-
-
-def tested_names(node):
-    """Return the names read by the tests and synchronisation points in a statement."""
-    found = set()
-    for part in ast.walk(node):
-        if isinstance(part, (ast.If, ast.While)):
-            found |= names_read(part.test)
-        elif hasattr(part, "sync"):
-            found |= {argument.id for argument in part.args}
-    return found
-
-
-def is_tick(node):
-    """Return whether a statement counts a loop iteration. Only the interpreter needs such statements."""
-    return isinstance(node, ast.Expr) and getattr(getattr(node.value, "func", None), "id", "") == "tick"
-
-
-def is_jump(node):
-    """Return whether a statement assigns a constant to `go`, the index of the next basic block."""
-    constant = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-    return constant and node.targets[0].id == "go"
-
-
-def replace_node(node, other):
-    """Turn a syntax-tree node into another node in place, so that its parents refer to the other node."""
-    node.__class__ = other.__class__
-    node.__dict__.update(other.__dict__)
-
-
-# --- programs -----------------------------------------------------------------------------------------------
 
 
 def compile_kernel(kernel, records=False):

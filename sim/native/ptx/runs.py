@@ -15,6 +15,7 @@ from sim.native.codegen.error_records import ADDRESS_MASK, forget_errors, note_a
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.shadow import DIVERGED, UNWRITTEN, set_error, watch_atomic, watch_store
 from sim.native.codegen.synchronization import arrive_at_grid
+from sim.native.ptx import mbarriers
 from sim.native.ptx.copies import commit, make_sender, receive
 from sim.native.ptx.evaluate import Evaluator, parse_expression
 from sim.native.ptx.memory import (
@@ -207,6 +208,53 @@ class RunCompiler(Evaluator):
     def do_receive_all(self):
         self.do_commit()
         self.do_receive(0)
+
+    # --- mbarriers (sim.native.ptx.mbarriers) ---------------------------------------------------------------
+
+    def phase(self, function, watched, site, space, address, *operands):
+        """Emit a call to a helper for the mbarrier at an address, and return its result.
+
+        watched: the check of the access.
+        operands: the operands of the helper, after the address on the host.
+        """
+        (pointer,) = self.locate(watched, "u64", space, 1, site, address)
+        host = self.builder.ptrtoint(pointer, I64)
+        given = [self.resize(self.to_integer(operand), 64) for operand in operands]
+        machine = dict(zip(("table", "thread", "state"), self.machine))
+        first = [machine[name] for name in function.helper.parameters if name in machine]
+        return self.call_helper(function, *first, host, *given)
+
+    def do_initialise(self, site, space, address, count):
+        self.phase(mbarriers.initialise, watch_store, site, space, address, count)
+
+    def do_invalidate(self, site, space, address):
+        self.phase(mbarriers.invalidate, watch_store, site, space, address)
+
+    def do_check_exists(self, site, space, address):
+        self.phase(mbarriers.check_exists, watch_atomic, site, space, address)
+
+    def do_arrive_at(self, site, space, address, count=1):
+        """Emit an arrival, and return the state of the mbarrier before it."""
+        return self.of_code(self.phase(mbarriers.arrive_at, watch_atomic, site, space, address, count), "u64")
+
+    def do_track(self, adds, site, space, address):
+        self.phase(mbarriers.track, watch_atomic, site, space, address, adds)
+
+    def do_wait_at(self, by_parity, site, space, address, operand):
+        """Emit a wait for a phase, and return the predicate True."""
+        self.phase(mbarriers.wait_at, watch_atomic, site, space, address, operand, by_parity)
+        return Predicate(ir.IntType(1)(1))
+
+    def do_skip(self):
+        """Emit nothing, for an instruction that has no effect in compiled code."""
+
+    def do_count_down(self, space, site, address, added):
+        """Emit the check of the counter in a destructor. Return the value with which it calls its thread the
+        last one."""
+        (pointer,) = self.locate(watch_atomic, "u32", space, 1, site, address)
+        value = self.resize(self.of_code(self.builder.load(pointer), "u32"), 64)
+        self.call_helper(mbarriers.check_count_down, self.machine[0], self.machine[2], value)
+        return self.and_(self.negate(self.to_integer(added)), self.to_integer((1 << 32) - 1))
 
     def do_atomic(self, operation, ptx_type, space, site, address, *operands):
         """Emit an atomic operation, and return the old value.

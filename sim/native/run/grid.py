@@ -49,7 +49,7 @@ class CompiledBlock:
             ctypes.memset(state.returned, 0, ctypes.sizeof(state.returned))
             state.returned_count = 0
             state.epoch += 1
-            state.resume_epoch = state.epoch
+            state.resume_epoch = state.unordered_epoch = state.epoch
         self.greenlet.switch()
         if not self.ended:
             self.fields = [getattr(state, name) for name in SAVED]

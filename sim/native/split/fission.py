@@ -35,6 +35,9 @@ from sim.native.split.rematerialize import Rematerializer
 THREAD, WARP, BLOCK = range(3)
 # exit statement -> exit code of a region (sim.native.codegen.synchronization)
 CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
+# synchronising instruction -> its function in sim.native.codegen.synchronization, if it is no block barrier
+BARRIERS = {"this_grid": "grid_barrier"}
+BARRIERS |= {name: name for name in ("wait_for_phase", "passed_phase", "arrived_at_phase")}
 
 
 def sync_level(node):
@@ -235,7 +238,7 @@ class Fission(Rematerializer):
         given = [*map(self.operand_text, [*call.args, *map(ast.Name, results)])]
         lines = self.rematerialize(names & self.uniform)
         if at == BLOCK:
-            barrier = "grid_barrier" if call.sync == "this_grid" else self.module.block_barrier
+            barrier = BARRIERS.get(call.sync, self.module.block_barrier)
             if self.module.records:
                 lines += [f"{self.module.library('note_barrier')}(state, {call.site})"]
             lines += [f"if not {barrier}(state):", "    return"]

@@ -10,7 +10,8 @@ from pathlib import Path
 from sim import load_ptx
 from sim.errors import LaunchError
 from sim.native.lower.module import CannotLower
-from sim.native.ptx.program import Lowering, Statements
+from sim.native.ptx.program import Lowering
+from sim.native.ptx.statements import Statements
 from sim.ptx.translate import IGNORED
 
 LIST = Path(__file__).with_name("instructions.txt")

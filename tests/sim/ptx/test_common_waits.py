@@ -1,0 +1,106 @@
+"""Tests of compiled kernels in which all threads of a block arrive and wait at mbarriers together.
+
+The findings, values and counters are those of the interpreter, and correct kernels are compiled."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptx.phase_corpus import CORPUS, KERNELS, PAIRS
+from ptx.phase_programs import KERNEL, RANDOM, STEPS, THREADS, random_program
+from sim import load_cuda, load_ptx, simulate
+from sim.ptx.nvrtc import compile_ptx
+
+pytest.importorskip("cuda.bindings.nvrtc")
+pytest.importorskip("numba")
+CI = 12  # a CI run takes one of 12 planted bugs
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.nightly] * (name in PAIRS and place % CI > 0))
+    for place, name in enumerate([*KERNELS, *PAIRS])
+]
+
+
+def compiled(text):
+    return load_ptx(compile_ptx(text, "k.cu", architecture="sm_90"), text)
+
+
+def findings(report):
+    """Return the kinds of the findings, with their severities and lines."""
+    return sorted(
+        (f.kind, f.severity, str({a.site.line for a in f.accesses if a.site})) for f in report.findings
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_findings_values_and_counters_are_those_of_the_interpreter(name):
+    module, runs = compiled(CORPUS.source(name)), {}
+    for engine in ("fibers", "native"):
+        report, right = CORPUS.run(name, module, engine=engine)
+        runs[engine] = findings(report), report.counters, right
+    assert runs["fibers"] == runs["native"]
+    expected = PAIRS[name][1] if name in PAIRS else []
+    assert {kind for kind, *_ in runs["native"][0]} == set(expected)
+    if not expected:
+        assert runs["native"][2] and report.notes == ("compiled",)
+
+
+def test_compiled_code_marks_the_programs_with_races():
+    module, racy = compiled(KERNEL + RANDOM), 0
+    for seed in range(40):
+        accesses, kinds, has_race = random_program(seed)
+        out = np.zeros(THREADS, np.int32)
+        launch = simulate(module["k"], engine="native", on_finding="report")
+        report = launch[1, THREADS](accesses, kinds, STEPS, out)
+        assert (report.notes[0] != "compiled") == bool(report.findings) == has_race, seed
+        racy += has_race
+    assert 10 <= racy <= 35
+
+
+@pytest.mark.parametrize("kernel", ["bug", "mended"])
+def test_a_pipeline_is_compiled(kernel):
+    module = load_cuda(Path(__file__).parent / "cuda" / "pipeline.cu")
+    x, y = np.arange(5 * 64, dtype=np.float32).reshape(5, 64), np.zeros((3, 64), np.float32)
+    report = simulate(module[kernel], engine="native", on_finding="report")[3, 64](x, y, 5)
+    assert [finding.kind for finding in report.findings] == ["race-shared"] * (kernel == "bug")
+    if kernel == "mended":
+        assert report.notes == ("compiled",) and (y == (x[:, ::-1].T * np.arange(1, 6)).sum(1)).all()
+
+
+def test_the_counter_of_a_destructor_is_checked():
+    source = (Path(__file__).parent / "cuda" / "pipeline.cu").read_text()
+    ptx = compile_ptx(source, "pipeline.cu")
+    assert ptx.count("st.relaxed.cta.b32") == 2
+    # Without the store that initialises the counter, its value is undefined.
+    ptx = ptx.replace("st.relaxed.cta.b32", "// st.relaxed.cta.b32")
+    x, y = np.zeros((1, 64), np.float32), np.zeros((1, 64), np.float32)
+    report = simulate(load_ptx(ptx)["mended"], engine="native", on_finding="report")[1, 64](x, y, 1)
+    assert [finding.kind for finding in report.findings] == ["uninitialized-read"]
+    assert report.notes[0].startswith("compiled, then explained")
+
+
+def test_a_long_launch_is_compiled(monkeypatch):
+    monkeypatch.setattr("sim.automatic.Automatic.__init__.__defaults__", (64,))
+    monkeypatch.setattr("sim.automatic.INSTRUCTIONS", 1 << 20)
+    report, right = CORPUS.run("stages", compiled(CORPUS.source("stages")))
+    assert right and report.engine == "native" and not report.findings
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (
+            ("        arrive(&bar);\n        wait_parity", "if (t < 32) arrive(&bar); wait_parity"),
+            "only some threads",
+        ),
+        (("    y[block", "    if (try_parity(&bar, 0)) v++;\n    y[block"), "without waiting"),
+    ],
+)
+def test_other_waits_are_interpreted(edit, reason):
+    text = CORPUS.source("parity")
+    test = text[text.index("__device__ void wait_parity") : text.index("__device__ void copy(")]
+    test = test.replace("void wait_parity", "u32 try_parity").replace("while (!done)", "")
+    test = test.replace('"memory");\n}', '"memory");\n    return done;\n}')
+    text = text.replace('extern "C"', test + 'extern "C"').replace(*edit, 1)
+    report, _ = CORPUS.run("parity", compiled(text), engine="native")
+    assert report.notes[0].startswith("interpreted") and reason in report.notes[0]
