@@ -619,7 +619,7 @@ def test_the_source_can_be_read():
     assert text == source(matmul, *[np.zeros((8, 8), np.float32)] * 3)
     assert (
         """
-@compiled
+@translated
 def matmul_3(thread, spill_buffer, spill_pitch, threadIdx, tile_a, tile_b):
     total = load_float32(spill_buffer, 0, spill_pitch, thread)
     x = threadIdx.x

@@ -29,7 +29,7 @@ RESERVED = {
     *SPECIAL,
     *MODULES.values(),
     "numba",
-    "compiled",
+    "translated",
     "kernel",
     "recursive",
     "spill_buffer",

@@ -352,10 +352,8 @@ def count_range(typing, state, given):
     def code(context, builder, signature, arguments):
         state, packed = arguments
         start, stop, step = bounds_of(context, builder, given, packed)
-        allowed = cgutils.create_struct_proxy(signature.return_type)(context, builder)
-        allowed.start, allowed.step = start, step
-        allowed.stop = limit_stop.helper.call(context, builder, state, start, stop, step)
-        return allowed._getvalue()
+        stop = limit_stop.helper.call(context, builder, state, start, stop, step)
+        return cgutils.make_anonymous_struct(builder, [start, stop, step])
 
     return range_type(state, given), code
 

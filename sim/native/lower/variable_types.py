@@ -1,4 +1,4 @@
-"""Type inference for the variables of a lowered kernel, performed by Numba."""
+"""Type inference for the variables of a lowered kernel, by Numba's rules."""
 
 import functools
 import inspect
@@ -11,6 +11,7 @@ from numba.core.typing.templates import signature
 
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 from sim.native.codegen.linking import REPLACED_PASSES, CachedTypeInference, intrinsic_of
+from sim.native.codegen.node_types import Inference, Untranslatable
 from sim.native.codegen.scalars import numba_type_of
 
 # The key for the type of a function's result. It contains a space, so it cannot be the name of a variable.
@@ -43,6 +44,20 @@ class OnlyTypes(compiler.CompilerBase):
         return [passes]
 
 
+def single_types(tree, names, arguments):
+    """Return {variable: set of the Numba type assigned to it}. Raise Untranslatable if a variable has several
+    types, or if the function contains other code that sim.native.codegen.node_types does not support.
+
+    tree: the syntax tree of a function.
+    names: its globals.
+    arguments: the Numba types of its arguments.
+    """
+    typing = cpu_target.typing_context
+    typing.refresh()
+    variables = Inference(tree, names, typing, arguments).variables
+    return {name: {variable.numba_type} for name, variable in variables.items()}
+
+
 def variable_types(function, arguments):
     """Return {variable: set of Numba types assigned to it}.
 
@@ -70,15 +85,21 @@ def infer_types(function, arguments):
     return compiler.compile_extra(*contexts, function, arguments, None, flags, {}, pipeline_class=OnlyTypes)
 
 
-def type_stub(function):
+def type_stub(function, tree):
     """Return a function that has the type of a device function, but no code.
 
     If Numba used the device function itself, it would compile the function just to infer the type of a call.
+
+    tree: the syntax tree of the device function.
     """
 
     @functools.cache  # cached, because Numba infers the same types several times
     def typed(typing, *given):
-        return signature(infer_types(function, given)[RESULT], *given), None
+        try:
+            result = Inference(tree, function.__globals__, typing, given).result
+        except Untranslatable:
+            result = infer_types(function, given)[RESULT]
+        return signature(result, *given), None
 
     count = len(inspect.signature(function).parameters)
     return intrinsic_of(function.__name__, [f"x{position}" for position in range(count)], typed)

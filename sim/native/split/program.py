@@ -4,6 +4,7 @@ the file contains a hash of everything that determines its contents."""
 import ast
 import copy
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numba
@@ -17,6 +18,7 @@ from sim.native.codegen import cache
 from sim.native.codegen.access_log import MAX_SITES
 from sim.native.codegen.arrays import GuardedType
 from sim.native.codegen.isa_functions import digest
+from sim.native.codegen.node_types import Untranslatable
 from sim.native.codegen.scalars import numba_type_of
 from sim.native.codegen.shadow import BARE, BOUNDED
 from sim.native.codegen.symbols import GRID_PARAMETERS, SPECIAL, entry_of
@@ -46,14 +48,15 @@ def file_head(module, title):
     known = ("import cmath", "import math", "import operator", "", "import numba", "import numpy as np")
     lines = [f'"""{title}"""', *known]
     lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(imports.items())]
-    lines += ["from sim.native.codegen.linking import compiled, kernel, recursive", ""]
+    lines += ["from sim.native.codegen.linking import kernel, recursive"]
+    lines += ["from sim.native.codegen.translation import translated", ""]
     lines += [*(f"{name} = {text}" for name, text in module.constants.items()), ""]
     together = set(module.operations.values()) & (WARP_WIDE | BLOCK_WIDE)
     entries = {name: INSTRUCTIONS[name] for name in together}
     entries |= {name: entry_of(name) for name in module.imports if name.startswith("isa_")}
     lines += [f"# {name}: {digest(entries[name])}" for name in sorted(entries)]
     for device in module.devices.values():
-        decorator = "@recursive" if device.recursive else "@compiled"
+        decorator = "@recursive" if device.recursive else "@translated"
         lines += ["", decorator, *ast.unparse(device.tree).split("\n"), ""]
     return lines
 
@@ -251,19 +254,24 @@ def thread_lines(module, name, parameters, statements):
 
 
 def types_in(module, name, parameters, numba_types):
-    """Return a function (statements) -> {variable: set of the types inferred by Numba}.
+    """Return a function (statements) -> {variable: set of the types that Numba would infer}.
 
     Each device function is typed once, for all of its calls.
     """
-    names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
+    names, devices = {}, [device for device in module.devices.values() if not device.recursive]
     cache.run_text("\n".join(file_head(module, name)), names)
     # Only type inference runs here, so the synchronising instructions and device functions need no code. An
     # instruction of the user can have the name of a device function of a kernel that does not use it.
-    stubs = {device: variable_types.type_stub(names[device].py_func) for device in devices}
+    stubs = {
+        device.name: variable_types.type_stub(names[device.name].py_func, device.tree) for device in devices
+    }
     names.update(variable_types.sync_stubs() | stubs)
 
     def types_of(statements):
-        cache.run_text("\n".join(thread_lines(module, name, parameters, statements)), names)
+        text = "\n".join(thread_lines(module, name, parameters, statements))
+        with suppress(Untranslatable):
+            return variable_types.single_types(ast.parse(text).body[0], names, numba_types)
+        cache.run_text(text, names)
         try:
             return variable_types.variable_types(names[f"{name}_thread"], tuple(numba_types))
         except NUMBA_ERRORS as error:
@@ -272,7 +280,7 @@ def types_in(module, name, parameters, numba_types):
     return types_of
 
 
-def kernel_text(module, name, parameters, split, decorator="@compiled", renewing=()):
+def kernel_text(module, name, parameters, split, decorator="@translated", renewing=()):
     """Return the text of a kernel's file: its head, the regions, a function for one block, and the grid
     function, which loops over blocks.
 
