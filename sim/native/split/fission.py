@@ -16,7 +16,7 @@ import copy
 
 from numba import types
 
-from sim.frontend.tree import as_list
+from sim.frontend.tree import as_list, has
 from sim.isa.table import WARP_WIDE
 from sim.native.codegen.symbols import GEOMETRY, home_of, in_text
 from sim.native.lower.hoisting import find_sync_call, result_names
@@ -70,9 +70,9 @@ class Fission(Rematerializer):
         # with.
         while any(known.endswith(self.suffix) for known in module.taken):
             self.suffix += "_"
-        self.ends = any(
-            isinstance(part, ast.Return) for statement in self.statements for part in ast.walk(statement)
-        )
+        # A return after the last synchronisation point affects no other thread.
+        last = max((i for i, node in enumerate(self.statements) if sync_level(node) > THREAD), default=-1)
+        self.ends = has(ast.Module(self.statements[: last + 1], []), ast.Return)
         self.spilled = {}
         # The first pass finds the variables whose live range crosses a region boundary. The second spills
         # them.
