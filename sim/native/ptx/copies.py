@@ -6,8 +6,8 @@ thread has a *ring* of the copies that it has sent and not waited for.
 At its issue, a copy is checked like a load of the source and a store to the destination. The shadow entries
 of the destination get the flag FLIGHT. At its arrival, the block is marked for the interpreter if any thread
 may have accessed the destination, or changed the source, since the issue. Accesses to the destination change
-its shadow entries, so the entry of the last write must still be that of the issue, and the entry of the last
-reads must be from an earlier epoch. Then the destination counts as written by the current thread, so that
+its shadow entries, so the entry of the last write must still be that of the issue, and there must be no entry
+of reads. Then the destination counts as written by the current thread, so that
 accesses which no barrier separates from the wait are races.
 
 A thread that ends before its copies have arrived leaves them in its ring. The interpreter then runs the
@@ -128,11 +128,16 @@ def copy_at(ring, position):
 
 @int64_helper(inline=False)
 def mark_flight(region, offset, size, state):
-    """Set the flag FLIGHT in the shadow entries of a destination."""
+    """Set the flag FLIGHT in the shadow entries of a destination, and remove the entries of earlier reads.
+
+    The issue is ordered after these reads, or the block is already marked. So an access that is ordered after
+    the issue is ordered after the reads too.
+    """
     if region[WATCH] != BARE:
         shadow, shift = region[SHADOW], region[SHIFT]
         for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
             shadow[2 * granule] = state.own_entry | FLIGHT
+            shadow[2 * granule + 1] = 0
 
 
 @int64_helper(inline=False)
@@ -163,7 +168,7 @@ def arrive(copy, state, entry):
     if to_region[WATCH] != BARE:
         shadow, shift, offset = to_region[SHADOW], to_region[SHIFT], copy[TO_AT]
         for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
-            if shadow[2 * granule] != own | FLIGHT or not_earlier(shadow[2 * granule + 1], own):
+            if shadow[2 * granule] != own | FLIGHT or shadow[2 * granule + 1] != 0:
                 set_error(state, RACE)
             shadow[2 * granule] = entry
     if from_region == 0:

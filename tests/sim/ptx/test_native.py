@@ -52,6 +52,24 @@ def test_an_endless_loop_is_found_at_the_first_limit(blocks, monkeypatch):
     assert [finding.kind for finding in report.findings] == ["no-progress"]
 
 
+@pytest.mark.parametrize(
+    ("wait", "kinds"), [("cp.async.wait_all; GET", set()), ("GET cp.async.wait_all;", {"async-copy"})]
+)
+def test_copies_that_each_thread_reads_itself(wait, kinds):
+    """Let each thread copy its own element four times, without a barrier, and read it after each copy."""
+    get = "ld.shared.u32 %r4, [%r3]; add.u32 %r5, %r5, %r4;"
+    body = """.shared .align 4 .b8 tile[256];
+    mov.u32 %r1, %tid.x; mov.u32 %r3, tile; shl.b32 %r2, %r1, 2; add.u32 %r3, %r3, %r2;
+    mov.u32 %r5, 0; mov.u32 %r6, 0;
+    LOOP: cp.async.ca.shared.global [%r3], [%d3], 4; """
+    body += wait.replace("GET", get)
+    body += "add.u32 %r6, %r6, 1; setp.lt.u32 %p1, %r6, 4; @%p1 bra LOOP; st.global.u32 [%d4], %r5;"
+    x, out = np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)
+    report = simulate(kernel(body), engine="native", on_finding="report")[1, 64](x, out)
+    assert {finding.kind for finding in report.findings} == kinds
+    assert kinds or (report.notes[0] == "compiled" and np.array_equal(out, 4 * x))
+
+
 def test_names_longer_than_llvm_accepts():
     # Templates of CUTLASS have such names. The two names differ only in their last character.
     first, second = (f"_Z{'9Iterators' * 130}{letter}" for letter in "ab")
