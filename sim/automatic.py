@@ -1,8 +1,9 @@
 """The engine "auto": interprets a launch, and compiles it if it turns out to be long.
 
 Most launches end in the interpreter before a compiler would be ready. How long a launch takes is unknown
-before it has run, so the interpreter counts its work: accesses, and turns of threads. The engine reads no
-clock, so that equal launches run on the same engine.
+before it has run, so the interpreter counts its work: accesses, and turns of threads. For the work of loops
+without accesses, it also reads the clock, but a launch has to take a second before the clock matters. Other
+launches run on the same engine each time.
 
 If much work has been done and much is left, the kernel is compiled. The interpreted run is then abandoned,
 memory is restored, and compiled code runs the launch from its start. If the kernel cannot be compiled, the
@@ -10,6 +11,7 @@ interpreted run continues.
 """
 
 import copy
+import time
 import weakref
 from dataclasses import replace
 from math import inf, prod
@@ -27,6 +29,9 @@ from sim.observers import COUNTERS, DEFAULT
 # The work after which a launch is long. An access is one unit, and a turn of a thread is TURN units. A unit
 # takes 0.3 to 0.8 µs of CPU time in the interpreter, and twice as long in a kernel from PTX.
 WORK, TURN = 1 << 19, 8
+# A launch is also long after this CPU time. The clock is read after every turn at first, and then after at
+# most READING turns.
+SECONDS, READING = 1.0, 1 << 10
 # In a kernel with mbarriers, each unit takes this many times as long, because the observers order the
 # accesses by the arrivals and waits of single threads.
 PHASES = 8
@@ -103,6 +108,8 @@ class WatchedGrid(Grid):
         self.identity = launch.function.function if by_ptx else launch.function
         self.least = engine.work / (2 if by_ptx else 1) / (PHASES if self.context.mbarriers else 1)
         self.limit = self.least / (COMPILED_BEFORE if self.identity in taken_over else 1)
+        # CPU time of the start; work by the clock, and the number of turns after which to read it again
+        self.began, self.timed, self.next_reading = time.thread_time(), 0.0, 1
         self.arrays = self.context.space.writable_bytes()
         if self.may_be_compiled(launch):
             self.launch, self.before = with_own_observers(launch), Snapshot(self.arrays)
@@ -128,7 +135,10 @@ class WatchedGrid(Grid):
     def enter(self, thread):
         """Make `thread` the current thread, unless compiled code can take over the launch."""
         context = self.context
-        work = TURN * context.entered + context.logged + len(context.log or ())
+        if context.entered >= self.next_reading:
+            self.timed = self.engine.work * (time.thread_time() - self.began) / SECONDS
+            self.next_reading = context.entered + min(context.entered, READING)
+        work = max(self.timed, TURN * context.entered + context.logged + len(context.log or ()))
         if work > self.limit:
             self.limit = self.next_limit(work)
             if self.limit == inf:

@@ -104,6 +104,23 @@ def test_a_short_launch_is_interpreted():
     assert (report.engine, report.notes) == ("fibers", ())
 
 
+def test_a_launch_with_long_loops_without_accesses_is_compiled(monkeypatch):
+    def kernel(x):
+        number = cuda.grid(1)
+        for i in range(100):
+            number = (number * 75 + i) % 65537
+        x[cuda.grid(1)] = number
+
+    found = {}
+    for seconds, engine in ((1e9, "fibers"), (1e-9, "native")):
+        monkeypatch.setattr(automatic, "SECONDS", seconds)
+        x = np.zeros(320, np.int64)
+        report = simulate(kernel)[10, 32](x)
+        assert report.engine == engine
+        found[engine] = x.tolist(), report.findings, report.counters
+    assert found["native"] == found["fibers"]
+
+
 def test_variables_of_a_module_are_restored(early):
     module, out = load_ptx(COUNT), np.zeros(320, np.uint32)
     assert simulate(module["count"])[10, 32](out).engine == "native"
