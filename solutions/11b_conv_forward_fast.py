@@ -102,7 +102,7 @@ def neighbours(x, out):
 
 ring, sums = torch.arange(32.0), torch.empty(32)
 text = native.source(neighbours, ring, sums)
-print(text[text.index("@compiled") : text.index("@kernel")].rstrip())
+print(text[text.index("@translated") : text.index("@kernel")].rstrip())
 
 # %% [markdown]
 # **Predict.** The barrier is gone. What replaces it? (And why may a loop process the threads in order?)
