@@ -59,7 +59,7 @@ def test_compiled_code_marks_the_programs_with_races():
 
 @pytest.mark.parametrize("kernel", ["bug", "mended"])
 def test_a_pipeline_is_compiled(kernel):
-    module = load_cuda(Path(__file__).parent / "cuda" / "pipeline.cu")
+    module = load_cuda(Path(__file__).with_name("pipeline.cu"))
     x, y = np.arange(5 * 64, dtype=np.float32).reshape(5, 64), np.zeros((3, 64), np.float32)
     report = simulate(module[kernel], engine="native", on_finding="report")[3, 64](x, y, 5)
     assert [finding.kind for finding in report.findings] == ["race-shared"] * (kernel == "bug")
@@ -68,7 +68,7 @@ def test_a_pipeline_is_compiled(kernel):
 
 
 def test_the_counter_of_a_destructor_is_checked():
-    source = (Path(__file__).parent / "cuda" / "pipeline.cu").read_text()
+    source = (Path(__file__).with_name("pipeline.cu")).read_text()
     ptx = compile_ptx(source, "pipeline.cu")
     assert ptx.count("st.relaxed.cta.b32") == 2
     # Without the store that initialises the counter, its value is undefined.
