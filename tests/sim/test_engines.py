@@ -545,7 +545,7 @@ def test_places_are_numbered_once():
 
 def test_more_places_than_numbers_are_refused(monkeypatch):
     monkeypatch.setattr(SITES, "sites", range(1 << 30))
-    with pytest.raises(LaunchError, match="start a new one"):
+    with pytest.raises(LaunchError, match="start a new process"):
         SITES.add(Site("load", "of a test", 1, 0, ""))
 
 
