@@ -136,7 +136,7 @@ class WatchedGrid(Grid):
         """Make `thread` the current thread, unless compiled code can take over the launch."""
         context = self.context
         if context.entered >= self.next_reading:
-            self.timed = self.engine.work * (time.thread_time() - self.began) / SECONDS
+            self.timed = self.least * (time.thread_time() - self.began) / SECONDS
             self.next_reading = context.entered + min(context.entered, READING)
         work = max(self.timed, TURN * context.entered + context.logged + len(context.log or ()))
         if work > self.limit:
