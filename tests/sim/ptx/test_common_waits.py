@@ -2,7 +2,9 @@
 
 The findings, values and counters are those of the interpreter, and correct kernels are compiled."""
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,6 +86,14 @@ def test_a_long_launch_is_compiled(monkeypatch):
     monkeypatch.setattr("sim.automatic.INSTRUCTIONS", 1 << 20)
     report, right = CORPUS.run("stages", compiled(CORPUS.source("stages")))
     assert right and report.engine == "native" and not report.findings
+
+
+@pytest.mark.parametrize(("tick", "engine"), [(0.02, "fibers"), (0.2, "native")])
+def test_a_launch_is_long_after_a_second(tick, engine, monkeypatch):
+    clock = itertools.count(0.0, tick)  # it is read about ten times
+    monkeypatch.setattr("sim.automatic.time", SimpleNamespace(thread_time=lambda: next(clock)))
+    report, right = CORPUS.run("stages", compiled(CORPUS.source("stages")))
+    assert right and report.engine == engine and not report.findings
 
 
 @pytest.mark.parametrize(
