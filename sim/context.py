@@ -200,7 +200,7 @@ class Context:
     def begin_epoch(self):
         """Store the time of the beginning of an epoch. After an error, the time belongs to the epoch with the
         error."""
-        if not self.has_errors or self.error_limit.deadline is not None and not self.findings:
+        if not self.has_errors:
             self.epoch_time = time.process_time()
 
     # --- the log --------------------------------------------------------------------------------------------

@@ -28,9 +28,14 @@ class ErrorLimit:
         # run again; the CPU seconds between the doubtful finding and the next call of this function.
         self.trial, self.trial_after = None, FIRST_TRIAL
 
+    @property
+    def is_running(self):
+        """True if time may end the launch: there is an error, or `end_after` has been called."""
+        return self.context.has_errors or self.deadline is not None
+
     def is_overdue(self):
-        """Return whether the launch has run for longer than SECONDS_AFTER_ERROR after an error that
-        counts."""
+        """Return whether the launch has run for longer than SECONDS_AFTER_ERROR after an error that counts,
+        or longer than `end_after` allows."""
         context = self.context
         if context.max_steps:
             return False
@@ -45,8 +50,8 @@ class ErrorLimit:
                 # Most errors are found at the end of an epoch. The error may have happened at its beginning.
                 self.error_time = min(now, context.epoch_time)
         self.seen = number
-        late = self.deadline is not None and now > self.deadline
-        return late or self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
+        is_late = self.deadline is not None and now > self.deadline
+        return is_late or self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
 
     def must_end(self):
         """Return whether the launch is overdue. If a trial of doubtful findings is due, perform it."""
@@ -79,7 +84,6 @@ class ErrorLimit:
 
     def end_after(self, seconds):
         """Let the launch end in this many seconds of CPU time, even without an error."""
-        self.context.has_errors = True
         self.deadline = time.process_time() + seconds
 
 

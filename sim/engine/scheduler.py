@@ -141,10 +141,10 @@ class Scheduler:
 
     def enter(self, thread):
         """Make `thread` the current thread. Raise OutOfTime if the launch has to end."""
-        context, index = self.context, self.thread_index
+        context, index, limit = self.context, self.thread_index, self.context.error_limit
         # If all findings are warnings, check the limit less often.
-        examined = context.has_errors or context.findings and not context.entered & 63
-        if examined and context.error_limit.must_end():
+        is_limited = context.has_errors or limit.deadline is not None
+        if (is_limited or context.findings and not context.entered & 63) and limit.must_end():
             raise OutOfTime
         if thread.block is not self.block:
             self.enter_block(thread.block)

@@ -54,7 +54,7 @@ class Watchdog:
                 changed = now
             same, entered, pause = context.entered == entered, context.entered, max(pause - 1, 0)
             runs = same and not pause and context.runs_kernel
-            if runs and context.has_errors and context.error_limit.is_overdue():
+            if runs and context.error_limit.is_running and context.error_limit.is_overdue():
                 self.interrupt(OutOfTime)
                 pause = PAUSE
 

@@ -111,14 +111,14 @@ def test_loop_whose_load_the_compiler_moved_out_says_so(before, hoisted):
     assert ("neither volatile nor atomic" in finding.message) == hoisted
 
 
-def test_barriers_extend_the_time_limit_of_a_loop_only_for_a_while(monkeypatch):
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_barriers_extend_the_time_limit_of_a_loop_only_for_a_while(engine, monkeypatch):
     monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.05)
     monkeypatch.setattr(sim.loop_limits, "PATIENCE", 0.05)
     monkeypatch.setattr(sim.loop_limits, "BARRIER_PATIENCE", 0.5)
     began = time.process_time()
     kernel = load_ptx(HEAD + COUNTDOWN)["countdown"]
-    # An explanation of compiled code ends after 6 s, before a loop would reach the default limit of 8 s.
-    how = simulate(kernel, engine="fibers", on_finding="report")
+    how = simulate(kernel, engine=engine, on_finding="report")
     (finding,) = how[1, 32](np.zeros(1)).findings
     assert finding.kind == "undecided" and " within 0.5 s or " in finding.reason
     assert 0.4 < time.process_time() - began < 6
