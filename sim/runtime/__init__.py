@@ -23,11 +23,13 @@ Read the files in this order:
     fatbin      extract the PTX from a compiled program
     device      the state of the simulated device: modules, launches, errors, streams and events
     memory      device memory: buffers at simulated addresses
-    streams     the order of streams, and host accesses that do not wait for them
+    stream_order  the order of operations that streams, events and waits establish
+    streams     host accesses that do not wait for streams
     call_sites  source lines of host calls
     unchecked   failed calls whose result the source ignores
     footprints  the memory that operations access, and unordered nodes of a graph
     stream_races  operations of different streams that access the same memory in no order
+    stream_operations  execution of the operations of streams
     findings    findings about host code; output of all findings and of the summary
     handlers_memory, handlers_copies   allocation; copies, cudaMemset and variables
     handlers_launch, handlers_device   launches; devices, errors, streams and events

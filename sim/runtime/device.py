@@ -21,6 +21,7 @@ from sim.memory.snapshot import Snapshot
 from sim.observers import Misuse
 from sim.ptx.module import Kernel, Module, load_ptx
 from sim.ptx.syntax import Instruction
+from sim.runtime import stream_operations
 from sim.runtime.call_sites import UNKNOWN, CallSite
 from sim.runtime.errors import (
     ASSERT,
@@ -34,7 +35,7 @@ from sim.runtime.findings import HostFinding, Log
 from sim.runtime.footprints import Footprint
 from sim.runtime.handlers_graphs import Graphs
 from sim.runtime.memory import DEVICE, DeviceMemory
-from sim.runtime.stream_races import NOT_RECORDED, StreamRaces
+from sim.runtime.stream_races import StreamRaces
 from sim.runtime.streams import Streams
 
 # largest size in bytes of dynamic shared memory that does not require cudaFuncSetAttribute
@@ -203,7 +204,7 @@ class Device:
             capture.add(self.new_handle(), stream, action, self.call)
             return SUCCESS
         self.streams.issue(stream)
-        return self.races.execute(self, action)
+        return stream_operations.execute(self, action)
 
     def launch(
         self, function: HostFunction, grid: tuple, block: tuple, arguments: int, shared: int, stream: int
@@ -299,7 +300,7 @@ class Device:
             if self.races.can_record(prod(grid) * prod(block)):
                 observers += (self.graphs.footprint,)
             else:
-                self.log.notes[NOT_RECORDED] = None
+                self.log.notes[stream_operations.NOT_RECORDED] = None
         simulation = simulate(
             kernel,
             engine=options.engine,

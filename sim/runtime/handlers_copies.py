@@ -15,7 +15,7 @@ from sim.ptx.regions import ModuleKey
 from sim.runtime.errors import INVALID_DIRECTION, INVALID_SYMBOL, INVALID_VALUE, SUCCESS
 from sim.runtime.handlers_memory import write_pointer
 from sim.runtime.memory import DEVICE, PINNED, SYMBOL, DeviceBuffer, is_mapped
-from sim.runtime.streams import DEFAULT_STREAM
+from sim.runtime.stream_order import DEFAULT_STREAM
 
 # cudaMemcpyKind -> whether (destination, source) are on the device; None means that the pointers determine it
 KINDS = {0: (False, False), 1: (True, False), 2: (False, True), 3: (True, True), 4: (None, None)}

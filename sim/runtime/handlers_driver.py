@@ -27,7 +27,7 @@ from sim.runtime.errors import (
     error_text,
 )
 from sim.runtime.fatbin import ptx_of_image
-from sim.runtime.streams import DEFAULT_STREAM
+from sim.runtime.stream_order import DEFAULT_STREAM
 
 CONTEXT = 1  # the handle of the only context
 ENTRY_POINT_FOUND, ENTRY_POINT_MISSING = 0, 1  # cudaDriverEntryPointQueryResult

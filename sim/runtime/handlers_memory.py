@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.runtime.errors import ALREADY_REGISTERED, INVALID_VALUE, MEMORY_ALLOCATION, NOT_REGISTERED, SUCCESS
 from sim.runtime.memory import DEVICE, LIMIT, MANAGED, PINNED, PITCH, SYMBOL, DeviceBuffer, OutOfDeviceMemory
-from sim.runtime.stream_races import free_in_order
+from sim.runtime.stream_operations import free_in_order
 
 
 def allocate(device, pointer, nbytes, kind):

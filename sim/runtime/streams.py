@@ -7,10 +7,7 @@ SIGSEGV, which `sim.runtime.process` reports if the access conflicts with the wo
 gives the host access to the page until the next call of a runtime function. That call searches the page for
 bytes that have changed in the meantime.
 
-Each stream has a vector clock: for each stream, the number of operations that precede the stream's next
-operation. The default stream waits for all blocking streams, and they wait for it.
-
-Source: CUDA Runtime API, "API synchronization behavior" and "Stream synchronization behavior".
+The order of operations is that of `sim.runtime.stream_order`.
 """
 
 import ctypes
@@ -22,13 +19,12 @@ import numpy as np
 
 from sim.runtime.call_sites import CallSite
 from sim.runtime.footprints import merged
+from sim.runtime.stream_order import StreamOrder
 
 LIBC = ctypes.CDLL(None)
 LIBC.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 WORD = 4  # the address of a changed byte is rounded down to a multiple of this size in bytes
 MOST_PENDING = 64  # operations whose memory is watched at a time
-DEFAULT_STREAM = 0
-DEFAULT_NAMES = 0, 1  # the handles that stand for the default stream: nullptr and cudaStreamLegacy
 
 
 @dataclass(eq=False)
@@ -66,101 +62,26 @@ class Pending:
         return same and np.array_equal(self.ranges, other.ranges)
 
 
-class Streams:
+class Streams(StreamOrder):
     """The streams of a program, and the host memory that their pending work uses."""
 
     def __init__(self) -> None:
-        self.clocks: dict[int, Counter] = {DEFAULT_STREAM: Counter()}
-        self.live: set[int] = set()
-        self.nonblocking: set[int] = set()
-        self.events: dict[int, Counter] = {}
-        self.finished: Counter = Counter()  # the operations that the host has waited for
+        super().__init__()
         self.pending: list[Pending] = []
         # page -> its contents when the host was given access to it, and the site of that access
         self.opened: dict[int, tuple[bytes, CallSite]] = {}
-        self.asked: set[frozenset] = set()  # the clocks of queries whose operations were pending
-        self.current = DEFAULT_STREAM, 0  # the operation being executed
-
-    def create(self, stream: int, nonblocking: bool) -> None:
-        """Add a stream."""
-        self.live.add(stream)
-        self.clocks[stream] = Counter()
-        if nonblocking:
-            self.nonblocking.add(stream)
-
-    # --- order ----------------------------------------------------------------------------------------------
-
-    def clock(self, stream: int) -> Counter:
-        """Return the clock of a stream, including the work that its next operation waits for implicitly."""
-        stream = DEFAULT_STREAM if stream in DEFAULT_NAMES else stream
-        clock = self.clocks.setdefault(stream, Counter())
-        if stream == DEFAULT_STREAM:
-            for other, theirs in self.clocks.items():
-                if other not in self.nonblocking:
-                    clock |= theirs
-        elif stream not in self.nonblocking:
-            clock |= self.clocks[DEFAULT_STREAM]
-        self.clocks[stream] = clock
-        return clock
-
-    def issue(self, stream: int) -> None:
-        """Begin an operation of a stream."""
-        stream = DEFAULT_STREAM if stream in DEFAULT_NAMES else stream
-        clock = self.clock(stream)
-        clock[stream] += 1
-        self.current = stream, clock[stream]
-
-    def record(self, event: int, stream: int) -> None:
-        self.events[event] = Counter(self.clock(stream))
-
-    def wait(self, stream: int, event: int) -> None:
-        """Make a stream wait for an event."""
-        self.clock(stream)
-        stream = DEFAULT_STREAM if stream in DEFAULT_NAMES else stream
-        self.clocks[stream] |= self.events.get(event, Counter())
-
-    def synchronize(self, stream: int) -> None:
-        """Record that the host has waited for a stream."""
-        default = stream in DEFAULT_NAMES
-        self.finish(self.clock(stream) if default else self.clocks.get(stream, Counter()))
 
     def reach_host(self) -> None:
-        """Record that the host executes the current operation, so that the operations before it are complete.
-
-        The function that the host executes can notify any thread of the host of their completion.
-        """
-        stream, _ = self.current
-        self.finish(self.clocks[stream] - Counter({stream: 1}))
+        """Give the host function access to all memory, because its thread can wait for other threads."""
+        super().reach_host()
         self.open()
 
-    def synchronize_event(self, event: int) -> None:
-        self.finish(self.events.get(event, Counter()))
-
-    def synchronize_all(self) -> None:
-        """Record that the host has waited for the device."""
-        for stream in list(self.clocks):
-            self.finish(self.clocks[stream])
-
-    def query(self, clock: Counter) -> bool:
-        """Return whether the operations of a clock are complete.
-
-        The first query of pending operations returns False. This exposes programs that do not repeat it.
-        """
-        asked = frozenset(clock.items())
-        if clock - self.finished and asked not in self.asked:
-            self.asked.add(asked)
-            return False
-        self.finish(clock)
-        return True
-
     def finish(self, clock: Counter) -> None:
-        self.finished |= clock
+        super().finish(clock)
         if self.pending:
             self.open()
-            self.pending = [p for p in self.pending if p.number > self.finished[p.stream]]
+            self.pending = [p for p in self.pending if not self.is_finished(p.stream, p.number)]
             self.close()
-
-    # --- memory ---------------------------------------------------------------------------------------------
 
     def watch(self, ranges: np.ndarray, writes: bool, what: str, site: CallSite) -> None:
         """Protect host memory that the current operation uses, until the host has waited for the operation.

@@ -451,6 +451,18 @@ def test_the_order_of_streams():
     assert done()[7] == 2
 
 
+def test_a_destroyed_stream_overlaps_as_long_as_it_has_work():
+    streams = Streams()
+    streams.create(5, False)
+    streams.issue(5)
+    streams.live.remove(5)
+    assert not streams.may_overlap()
+    streams.create(6, False)
+    assert streams.may_overlap()
+    streams.synchronize(5)
+    assert not streams.may_overlap()
+
+
 @needs_nvcc
 def test_the_driver_api_and_products_of_cublas(run, built):
     status, out, err = run(built("driver"))
