@@ -1,16 +1,17 @@
 """Configuration of pytest for the tests and the stored notebooks.
 
 Progress bars are off, and the learner's own progress file is not used. The longest tests run with a sample of
-their cases, unless --all is given. The summary counts the tests that were skipped, for example because there
-is no GPU.
+their cases, unless --all is given. The summary counts the tests that do not run, for example because there is
+no GPU.
 """
 
 import gc
 import os
 import sys
 from argparse import ArgumentTypeError
+from collections import Counter
 from importlib.util import find_spec
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zlib import crc32
@@ -30,6 +31,7 @@ ALONE = {"test_mutants.py", "test_corpus.py", "test_ptx.py", "test_notebooks.py"
 # Files whose names begin alike share compiled kernels, so one process runs all of them.
 TOGETHER = ("test_conv_", "test_distributed"), ("test_latent_",), ("test_multi_token_",)
 state = pytest.StashKey[Path]()
+omitted = pytest.StashKey[Counter]()  # {reason: number of tests deselected}
 
 
 def pytest_addoption(parser):
@@ -168,31 +170,64 @@ def few(request):
 def pytest_collection_modifyitems(config, items):
     """Select, sort and mark the tests.
 
-    Tests marked nightly are skipped without --all. Tests marked triton or gpu are skipped if Triton or a GPU
-    is missing. Cells tagged gpu show their recorded output if there is no GPU. Notebooks, which one process
-    runs as a whole, come first, and the files whose tests are distributed one by one come last, so that all
-    processes end at about the same time.
+    Tests marked nightly are deselected without --all. Tests marked triton or gpu are deselected if Triton or
+    a GPU is missing. These are almost half of all tests, and reporting each of them as skipped would take
+    4 ms of CPU time. The summary counts them. Cells tagged gpu show their recorded output if there is no GPU.
+    Notebooks, which one process runs as a whole, come first, and the files whose tests are distributed one by
+    one come last, so that all processes end at about the same time.
     """
     if config.getoption("part"):
         chosen = [is_in(config.getoption("part"), item.nodeid) for item in items]
-        config.hook.pytest_deselected(items=[item for item, here in zip(items, chosen) if not here])
-        items[:] = compress(items, chosen)
+        deselect(config, items, chosen)
+    reasons = [list_missing(config, item) for item in items]
+    deselect(config, items, [not reason for reason in reasons])
+    config.stash[omitted] = Counter(chain(*reasons))
+    if hasattr(config, "workeroutput"):  # in a process of pytest-xdist
+        config.workeroutput["omitted"] = dict(config.stash[omitted])
     items.sort(key=lambda item: (item.path.suffix != ".ipynb") + (item.path.name in ALONE))
     for item in items:
-        if item.get_closest_marker("nightly") and not config.getoption("all"):
-            item.user_properties.append(("left out", 1))
-            item.add_marker(pytest.mark.skip(reason="make test-all runs it"))
         if item.get_closest_marker("triton"):
-            item.user_properties.append(("triton", True))
-            if not TRITON:
-                item.add_marker(pytest.mark.skip(reason="no Triton here: pip install triton"))
-    for item in filter(wants_gpu, items):
-        if isinstance(item, IPyNbCell):
-            item.options["check"] &= not GPUS  # with a GPU, outputs differ, and only errors fail
-        elif not GPUS:
-            item.add_marker(pytest.mark.skip(reason="no CUDA GPU here"))
-        if GPUS or not isinstance(item, IPyNbCell):
-            item.user_properties.append(("gpu", True))
+            item.user_properties.append(("triton", 1))
+        if wants_gpu(item):
+            if isinstance(item, IPyNbCell):
+                item.options["check"] &= not GPUS  # with a GPU, outputs differ, and only errors fail
+            if GPUS:
+                item.user_properties.append(("gpu", 1))
+
+
+def deselect(config, items, chosen):
+    """Keep the items whose entry in `chosen` is true."""
+    config.hook.pytest_deselected(items=[item for item, here in zip(items, chosen) if not here])
+    items[:] = compress(items, chosen)
+
+
+def list_missing(config, item):
+    """Return the reasons why a test does not run: "left out", "triton" and "gpu"."""
+    reasons = []
+    if item.get_closest_marker("nightly") and not config.getoption("all"):
+        reasons.append("left out")
+    if item.get_closest_marker("triton") and not TRITON:
+        reasons.append("triton")
+    if wants_gpu(item) and not GPUS and not isinstance(item, IPyNbCell):
+        reasons.append("gpu")
+    return reasons
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Receive the numbers of deselected tests from a process. All processes collect the same tests."""
+    if counts := getattr(node, "workeroutput", {}).get("omitted"):
+        node.config.stash[omitted] = Counter(counts)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    """Return exit code 0 if all tests were deselected because of a missing GPU, Triton or --all.
+
+    pytest regards a run without tests as an error.
+    """
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.stash.get(omitted, None):
+        session.exitstatus = pytest.ExitCode.OK
 
 
 def wants_gpu(item) -> bool:
@@ -221,14 +256,13 @@ def pytest_terminal_summary(terminalreporter):
     for name, line in properties:
         if name == "summary":
             terminalreporter.write_line(line)
-    total = sum(number for name, number in properties if name == "left out")
-    further = f"{total:,} further seeds, shapes and architectures; make test-all has them"
-    terminalreporter.write_line(f"left out: {further if total else 'nothing'}")
-    terminalreporter.write_line(
-        f"GPU tests: {len([name for name, _ in properties if name == 'gpu'])}"
-        f" {'run' if GPUS else 'skipped, no CUDA GPU here'}"
-    )
-    terminalreporter.write_line(
-        f"Triton tests: {len([name for name, _ in properties if name == 'triton'])}"
-        f" {'run' if TRITON else 'skipped, no Triton here'}"
-    )
+    counts = Counter(terminalreporter.config.stash.get(omitted, {}))
+    for name, number in properties:
+        if name in ("left out", "triton", "gpu"):
+            counts[name] += number
+    further = f"{counts['left out']:,} further seeds, shapes and architectures; make test-all has them"
+    terminalreporter.write_line(f"left out: {further if counts['left out'] else 'nothing'}")
+    gpu = "run" if GPUS else "not run, no CUDA GPU here"
+    triton = "run" if TRITON else "not run, no Triton here: pip install triton"
+    terminalreporter.write_line(f"GPU tests: {counts['gpu']} {gpu}")
+    terminalreporter.write_line(f"Triton tests: {counts['triton']} {triton}")

@@ -5,6 +5,7 @@ Each test runs once, and the run ends even if a process crashes.
 
 from argparse import ArgumentTypeError
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -70,16 +71,19 @@ def finished(scheduler, crashing):
 
 
 @pytest.fixture
-def scheduler(pytestconfig):
-    conftest = pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
+def conftest(pytestconfig):
+    return pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
+
+
+@pytest.fixture
+def scheduler(conftest):
     options = SimpleNamespace(
         getvalue=lambda name: ["2*popen"], option=SimpleNamespace(loadscopereorder=False)
     )
     return lambda: conftest.ByFile(options)
 
 
-def test_parts_are_all_tests_and_a_notebook_is_whole(pytestconfig):
-    conftest = pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
+def test_parts_are_all_tests_and_a_notebook_is_whole(conftest):
     tests = [*TESTS, *(f"solutions/{lesson}.ipynb::Cell {cell}" for lesson in range(9) for cell in range(9))]
     parts = [[test for test in tests if conftest.is_in(conftest.part_of(f"{k}/3"), test)] for k in (1, 2, 3)]
     assert sorted(chain(*parts)) == sorted(tests) and all(parts)
@@ -98,3 +102,50 @@ def test_each_test_runs_once(scheduler):
 def test_each_test_runs_once_where_one_or_two_crash(scheduler, first):
     for second in TESTS:
         assert sorted(finished(scheduler(), crashing=(first, second))) == sorted(TESTS)
+
+
+def item_with(*markers):
+    """Return a fake pytest item with these markers."""
+    return SimpleNamespace(
+        path=Path("test_a.py"),
+        nodeid=f"test_a.py::{markers}",
+        user_properties=[],
+        get_closest_marker=lambda name: name in markers or None,
+    )
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_tests_that_cannot_run_are_deselected_and_counted(conftest, monkeypatch, everything):
+    """Run the hook in a process of pytest-xdist. The controller, which collects no tests, gets the counts."""
+    monkeypatch.setattr(conftest, "GPUS", [])
+    monkeypatch.setattr(conftest, "TRITON", False)
+    items = [
+        item_with(),
+        item_with("nightly"),
+        item_with("gpu"),
+        item_with("gpu", "nightly"),
+        item_with("triton"),
+    ]
+    dropped, options = [], {"all": everything, "part": None}
+    worker = SimpleNamespace(
+        getoption=options.get,
+        hook=SimpleNamespace(pytest_deselected=lambda items: dropped.extend(items)),
+        stash={},
+        workeroutput={},
+    )
+    before = list(items)
+    conftest.pytest_collection_modifyitems(worker, items)
+    assert items == before[: 2 if everything else 1] and dropped == before[len(items) :]
+
+    controller = SimpleNamespace(stash={})
+    crashed = SimpleNamespace(config=controller)
+    ended = SimpleNamespace(config=controller, workeroutput=worker.workeroutput)
+    for node in (ended, crashed):
+        conftest.pytest_testnodedown(node, None)
+    wanted = {"gpu": 2, "triton": 1} | ({} if everything else {"left out": 2})
+    assert controller.stash[conftest.omitted] == wanted
+
+    for status, ends in ((5, 0), (1, 1)):
+        session = SimpleNamespace(config=controller, exitstatus=status)
+        conftest.pytest_sessionfinish(session, status)
+        assert session.exitstatus == ends
