@@ -324,8 +324,13 @@ LOOK = {
     "out-of-bounds": "Take the largest i that the guard lets through: what is the largest index in each []?",
     "negative-index": "Take i = 0 and t = 0: what is the smallest index in each []?",
     "uninitialized-read": "For each element that is read: which line wrote it, and did a thread run it?",
-    "race-shared": "Name two threads, an element, and a write; then look for the barrier between the two.",
-    "race-global": "Name two threads that access the same element of an argument, one of which writes.",
+    "race-shared": (
+        "Name two threads that access the same element, of which at least one writes it. Is there a barrier"
+        " between the two accesses?"
+    ),
+    "race-global": (
+        "Name two threads that access the same element of an argument, of which at least one writes it."
+    ),
     "barrier-divergence": (
         "Which threads of a block do not reach the barrier? (There is no bug if all of them return.)"
     ),

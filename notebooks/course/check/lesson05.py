@@ -215,7 +215,9 @@ def own_queries(n, d, rows, columns):
     """Return the contract: each block computes its own query tile and loads every key tile once for it."""
     blocks, tiles = -(-n // rows), -(-n // columns)
     keys = blocks * n * d
-    hint = "Each block computes the output of its own queries, and each thread that of one query."
+    hint = (
+        "Each block computes the output of its own queries, and each thread computes the output of one query."
+    )
     return Contract(
         "q k v o",
         max_per_thread=dict.fromkeys("kv", tiles * -(-columns // rows) * d),

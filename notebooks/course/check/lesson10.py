@@ -197,8 +197,9 @@ OVERFLOWN = (
     " a tile. update(state, t, v_tile) avoids both: it subtracts the running maximum."
 )
 IN_ORDER = (
-    "The order is: scores; 0 where the key is later, with rows from query i0 - P_q and columns from key j0"
-    " - P_k on; the convolution; -inf where the key is later, with rows from i0 and columns from j0 on."
+    "The order is: the scores; 0 where the key is later than the query; the convolution; -inf where the key"
+    " is later. Before the convolution, the first row is query i0 - P_q and the first column is key j0 - P_k."
+    " After it, they are i0 and j0."
 )
 MASKED = (
     "Above the diagonal T is -inf, on and below it is finite: column 0 of T is key j0, row 0 is query i0."
@@ -493,14 +494,14 @@ def differs(faulty, qkv, w, loaded):
 
 
 SHARP_HINT = (
-    "What does each fault need? no_zero_mask: a future score next to a key that counts. halo_counted: a key"
-    " beyond the border of a tile. tile_maximum: a tile of which a row sees no key."
+    "Each fault shows only in some inputs. no_zero_mask: a future score next to a key that counts."
+    " halo_counted: a key beyond the border of a tile. tile_maximum: a row that sees no key of some tile."
 )
-BLIND_HINT = "What do halo_counted and tile_maximum need that a test with a single tile does not have?"
+BLIND_HINT = "halo_counted and tile_maximum do no harm in a single tile. What has to be in a second one?"
 MISSED = {
     "no_zero_mask": (
-        "A tap must reach a future score from an entry of T that counts; and a row with one key has the"
-        " weight 1 whatever happens."
+        "A tap must reach a future score from an entry of T that counts. In a row with a single key, the"
+        " weight is always 1."
     ),
     "halo_counted": (
         "Some key must lie in two tiles, and another key in fewer: if every tile contains every key, all"

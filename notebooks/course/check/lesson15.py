@@ -394,9 +394,9 @@ RIGHT = "Equal to the fraction of correct answers."
 NUMBER = "Equal to the number of wrong answers. A fraction is between 0 and 1."
 PERCENT = "Equal to the result in percent. A fraction is between 0 and 1."
 SHARE = (
-    "model(text)[:, i] are the logits for the letter after letter i, so those for the answer begin one"
-    " place before it. An answer is wrong if any of its letters is. Return the fraction of texts, not of"
-    " letters."
+    "model(text)[:, i] are the logits for the letter after letter i, so the logits for the answer begin one"
+    " position before the answer. An answer is wrong if any of its letters is. Return the fraction of texts,"
+    " not of letters."
 )
 
 

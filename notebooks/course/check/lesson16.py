@@ -212,9 +212,9 @@ def ex16_3(bound, rng):
 # 16.4 -------------------------------------------------------------------------------------------------------
 
 ROWS = (
-    "Lane l supplies the address of row l % 8 of matrix l // 8. The matrices of A are those of a0 (top"
-    " left), a1 (bottom left), a2 (top right), a3; those of B, in b_tile: b0 top left, b1 below it, b2 and"
-    " b3 to the right of these."
+    "Lane l supplies the address of row l % 8 of matrix l // 8. In A, matrix 0 is the one of a0 (top left)."
+    " Then follow a1 (bottom left), a2 (top right) and a3. In b_tile, matrix 0 is the one of b0 (top left)."
+    " Then follow b1 (below it), and b2 and b3 to the right of these."
 )
 TWO = "Two instructions of a warp fetch all eight registers: ldmatrix_x4 and ldmatrix_x4_trans."
 
@@ -315,12 +315,14 @@ def ex16_4(fragments, rng):
 
 BLOCK, TILE = 128, 32
 MATMUL = (
-    "Block (x, y) owns the rows from 32 y on, the columns from 32 x on; warp w within them the rows from"
-    " w // 2 * 16 on, the columns from w % 2 * 16 on: c0 to c3 its left 8 columns, e0 to e3 the right ones."
+    "Block (x, y) owns 32 rows from row 32 y on, and 32 columns from column 32 x on. Within them, warp w owns"
+    " 16 rows from w // 2 * 16 on, and 16 columns from w % 2 * 16 on. c0 to c3 belong to its left 8 columns,"
+    " and e0 to e3 to the right ones."
 )
 PART = (
-    "In each iteration 128 threads load one tile of a and one of b together (load_tile), and each warp"
-    " loads its own fragments and computes its own 16 × 16 entries of c, by two mma_bf16 for each 16 terms."
+    "In each iteration, the 128 threads together load one tile of a and one tile of b (load_tile). Then each"
+    " warp loads its own fragments, and computes its own 16 × 16 entries of c with two mma_bf16 for every 16"
+    " terms."
 )
 CONFLICT = "How many 16-byte chunks has a row of your tiles? With an odd number, eight rows share no bank."
 

@@ -117,7 +117,7 @@ def ex17_1(as_left, rng):
                 shuffles=(0, 0),
                 barriers=(0, 0),
                 warp_barriers=(0, 0),
-                hint="Every lane already has the numbers that it needs.",
+                hint="Every lane already has the values that it needs.",
             ),
             tolerance=0,
             what="a wrong operand, then p",

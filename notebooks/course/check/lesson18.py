@@ -125,7 +125,7 @@ TURNED = (
     "Equal to dW with the taps of each row in reverse order: b is x - y, not y - x, where x counts the"
     " window."
 )
-NO_SHIFT = "All rows of your dW equal its row 0: for row a, the rows of s_tile begin at a."
+NO_SHIFT = "All rows of your dW are equal to the correct row 0. For row a, begin at row a of s_tile."
 ONE_BLOCK = "Equal to what the first 8 columns alone give."
 LAST_BLOCK = "Equal to what the last 8 columns alone give: +="
 
