@@ -1,9 +1,10 @@
 """The engine "auto": interprets a launch, and compiles it if it turns out to be long.
 
 Most launches end in the interpreter before a compiler would be ready. How long a launch takes is unknown
-before it has run, so the interpreter counts its work: accesses, and turns of threads. For the work of loops
-without accesses, it also reads the clock, but a launch has to take a second before the clock matters. Other
-launches run on the same engine each time.
+before it has run, so the interpreter counts its work: accesses, and turns of threads. Loops without accesses
+are not counted, so the interpreter also measures CPU time. It matters only after a second, or after a
+sixteenth of a second if this process has already compiled the kernel, so the engine of a shorter launch does
+not depend on the machine.
 
 If much work has been done and much is left, the kernel is compiled. The interpreted run is then abandoned,
 memory is restored, and compiled code runs the launch from its start. If the kernel cannot be compiled, the
@@ -29,12 +30,12 @@ from sim.observers import COUNTERS, DEFAULT
 # The work after which a launch is long. An access is one unit, and a turn of a thread is TURN units. A unit
 # takes 0.3 to 0.8 µs of CPU time in the interpreter, and twice as long in a kernel from PTX.
 WORK, TURN = 1 << 19, 8
-# A launch is also long after this CPU time. The clock is read after every turn at first, and then after at
-# most READING turns.
-SECONDS, READING = 1.0, 1 << 10
-# In a kernel with mbarriers, each unit takes this many times as long, because the observers order the
+# A launch is also long after this CPU time. The clock is read after 1, 2, 4, 8 ... turns, and later after
+# every READING_INTERVAL turns.
+SECONDS, READING_INTERVAL = 1.0, 1 << 10
+# Factor by which a unit of work takes longer in a kernel with mbarriers. There, the observers order the
 # accesses by the arrivals and waits of single threads.
-PHASES = 8
+MBARRIER_FACTOR = 8
 # A kernel with more instructions than this takes longer to compile (3 to 5 ms for each instruction), so its
 # launch is long only after more work.
 INSTRUCTIONS = 256
@@ -106,9 +107,10 @@ class WatchedGrid(Grid):
         self.engine, by_ptx = engine, isinstance(launch.function, Kernel)
         # A Kernel is made for each launch, and refers to the function in the module's PTX.
         self.identity = launch.function.function if by_ptx else launch.function
-        self.least = engine.work / (2 if by_ptx else 1) / (PHASES if self.context.mbarriers else 1)
+        self.least = engine.work / (2 if by_ptx else 1) / (MBARRIER_FACTOR if self.context.mbarriers else 1)
         self.limit = self.least / (COMPILED_BEFORE if self.identity in taken_over else 1)
-        # CPU time of the start; work by the clock, and the number of turns after which to read it again
+        # the CPU time at the start; the work that corresponds to the CPU time since then; the number of turns
+        # after which to measure it again
         self.began, self.timed, self.next_reading = time.thread_time(), 0.0, 1
         self.arrays = self.context.space.writable_bytes()
         if self.may_be_compiled(launch):
@@ -124,7 +126,8 @@ class WatchedGrid(Grid):
         counting = () if isinstance(launch.function, Kernel) else COUNTERS
         observed = all(each in counting or observer_class(each) in DEFAULT for each in launch.observers)
         # Threads that act on the results of atomics, or wait for other blocks, depend on the order of blocks.
-        # Waits at mbarriers do not if all threads of a block wait together, which is tested later.
+        # Waits at mbarriers do not depend on it if all threads of a block wait together, which `next_limit`
+        # tests after lowering.
         ordered = self.context.synchronizes or self.scheduler.atomics_yield
         ordered = ordered and not self.context.mbarriers
         # A copy of large arrays takes longer than many a launch.
@@ -137,7 +140,7 @@ class WatchedGrid(Grid):
         context = self.context
         if context.entered >= self.next_reading:
             self.timed = self.least * (time.thread_time() - self.began) / SECONDS
-            self.next_reading = context.entered + min(context.entered, READING)
+            self.next_reading = context.entered + min(context.entered, READING_INTERVAL)
         work = max(self.timed, TURN * context.entered + context.logged + len(context.log or ()))
         if work > self.limit:
             self.limit = self.next_limit(work)

@@ -23,7 +23,7 @@ from sim.sites import block_indices, thread_index
 FLUSH_AT = 1 << 20
 # an epoch with more logged accesses ends at the next barrier, even in a block of one thread
 MERGED_ACCESSES = 1 << 12
-# the turns that take as long as an event that may order the accesses of threads, in addition to its own turns
+# CPU time of an event that may order accesses (an atomic or a fence), in turns, in addition to its own turn
 ORDERED_TURNS = 4
 # Hooks that only record the order of threads. Reading the clock twice would take longer than such a hook.
 QUICK = set("atomic_done fenced arrived passed copy_sent copies_received copies_tracked".split())
@@ -198,7 +198,7 @@ class Context:
         return block_indices(block, self.cluster)
 
     def begin_epoch(self):
-        """Store the time of the beginning of an epoch. After an error, the time belongs to the epoch with the
+        """Store the CPU time at which an epoch begins. After an error, keep the time of the epoch with the
         error."""
         if not self.has_errors:
             self.epoch_time = time.process_time()

@@ -76,8 +76,10 @@ def is_missed(scheduler, block, running):
 
 
 def returned_threads(block):
-    """Return the threads that have returned from the kernel. An exception, such as the end of the time after
-    an error, ends a thread without a return."""
+    """Return the threads that have returned from the kernel.
+
+    A thread that an exception has ended, for example after the time limit, has not returned.
+    """
     return [thread for thread in block.threads if thread.done and thread.error is None]
 
 

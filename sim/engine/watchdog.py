@@ -23,7 +23,7 @@ class Watchdog:
     def __init__(self, context):
         self.context = context
         self.over, self.launcher = threading.Event(), threading.get_ident()
-        self.lock, self.interrupted = threading.Lock(), set()  # the idents of the threads with an exception
+        self.lock, self.interrupted = threading.Lock(), set()  # idents of threads that got an exception
         self.thread = threading.Thread(target=self.watch, daemon=True)
 
     def __enter__(self):
@@ -32,7 +32,7 @@ class Watchdog:
     def __exit__(self, *_):
         try:
             self.stop()
-        except Stuck:  # an exception that was thrown just before, when the launch ended by itself
+        except Stuck:  # thrown just before the launch ended by itself
             self.stop()
 
     def stop(self):
