@@ -277,8 +277,8 @@ def confirmed(findings):
 def format_few_poisons(tried, values):
     """Return the note that not all initial values of unwritten memory were tried."""
     return (
-        f"reads of unwritten memory: judged with {tried} of {values} initial values, because the launch takes"
-        " long"
+        f"reads of unwritten memory: only {tried} of {values} initial values were tried, because the launch"
+        " takes long"
     )
 
 
@@ -288,8 +288,10 @@ def format_undecided(tried, parts=0):
     tried: number of schedules of the whole launch. It is 0 if the kernel cannot run again.
     parts: number of schedules of its first part.
     """
-    under = plural(tried, "schedule") if tried else "this schedule only, as the kernel prints"
-    under += f" and, for its first blocks, under {parts} more" * (parts > 0)
-    judged = f"threads act on the results of atomics: judged under {under}"
-    smaller = " (a launch of fewer threads is judged under more)" * (0 < tried < FEW)
-    return f"{judged}{smaller}; whether other schedules show more is not decided"
+    under = plural(tried, "schedule") if tried else "this schedule only, because the kernel prints"
+    under += f", and its first blocks under {parts} more" * (parts > 0)
+    smaller = " (a launch of fewer threads runs under more)" * (0 < tried < FEW)
+    return (
+        f"threads act on the results of atomics: the launch ran under {under}{smaller}; other schedules may"
+        " show more errors"
+    )

@@ -97,8 +97,8 @@ class SiteTable:
                 number = len(self.sites) * 4 + ACTIONS[site.action]
                 if number >> SITE_BITS:
                     raise LaunchError(
-                        f"this process has simulated kernels with {len(self.sites):,} places in their source,"
-                        " and cannot number more: start a new process"
+                        f"this process has simulated kernels with {len(self.sites):,} access sites, and more"
+                        " cannot be numbered: start a new process"
                     )
                 self.sites.append(site)
                 self.number_of[site] = number

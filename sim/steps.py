@@ -19,7 +19,7 @@ class Step:
       contains line `at`.
     - "guard": execute the statement at `line` only if `what` holds.
     - "mask": replace the mask of the call at `line` by `what`.
-    - "buffers": give the array `what` one buffer more than `at`.
+    - "buffers": give the array `what` one more buffer than `at`.
     - "widen": start the view `what` at byte `at`.
     - "separate": put each statement of `line` on a line of its own.
     - "atomic": replace the access at `line` by an atomic. For `what` "update", the read is at line `at`.

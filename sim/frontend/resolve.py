@@ -210,8 +210,8 @@ class Source(ast.NodeVisitor):
                 site = self.site("call", node)
                 raise LaunchError(
                     f"{ast.unparse(part)} in the shape of a declared array is no constant for Numba:"
-                    f" {site.function} line {site.line}  {site.source}\n  wanted numbers, or names of numbers"
-                    " defined outside the kernel: give the result such a name there, WIDTH = TILE + 1"
+                    f" {site.function} line {site.line}  {site.source}\n  use numbers, or names of numbers"
+                    " defined outside the kernel: assign the result to such a name, as in WIDTH = TILE + 1"
                 )
 
     # --- queries --------------------------------------------------------------------------------------------

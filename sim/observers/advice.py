@@ -354,8 +354,7 @@ PATTERNS = (
         lambda facts: facts.fenced_by_one,
         lambda facts: (
             f"{{barrier}} between line {facts.one.line} and the fence on line {facts.fenced_by_one},"
-            f" {fixes.EVERY}: what other threads of the block wrote is behind that fence only if a barrier"
-            " comes first"
+            f" {fixes.EVERY}: the fence covers the writes of other threads of the block only after a barrier"
         ),
         steps=lambda facts: fixes.insertion_after_line(facts, facts.one.line, "barrier"),
     ),

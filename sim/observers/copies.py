@@ -307,7 +307,7 @@ class Flights:
         own, tracked = row.thread == begin.thread, flight.is_tracked()
         until = "the mbarrier's phase is complete" if tracked else "the thread that sent it waits for it"
         wait = "commit it and wait for it (cp.async.wait_group)" + (
-            " before this line" if own else ", and all threads meet behind that: cuda.syncthreads()"
+            " before this line" if own else ", and synchronise all threads after that: cuda.syncthreads()"
         )
         direction, does = ("to", "arrives") if place.is_written else ("from", "reads")
         return Finding(

@@ -38,17 +38,17 @@ def cause_of_views(facts):
 def fix_of_written_views(facts):
     moves, stays, end = moved_view(facts)
     return (
-        f"let {moves} begin at byte {end} or later, behind {stays}, and give the launch the bytes for both; a"
-        " barrier would only choose which of the two writes is lost"
+        f"move {moves} to byte {end} or later, after {stays}, and give the launch enough shared memory for"
+        f" {stays} and {moves}; a barrier would only determine which of the two writes is lost"
     )
 
 
 def fix_of_views(facts):
     moves, stays, end = moved_view(facts)
-    apart = f"if it is not meant that they overlap, let {moves} begin at byte {end} or later, behind {stays}"
+    apart = f"move {moves} to byte {end} or later, after {stays}"
     if facts.space == "global":
-        apart = f"if one array is not meant, pass arrays that do not overlap as {stays} and {moves}"
-    return f"{apart}; if it is meant, {general_fix(facts)}"
+        apart = f"pass arrays that do not overlap as {stays} and {moves}"
+    return f"if {stays} and {moves} are not meant to overlap, {apart}; otherwise, {general_fix(facts)}"
 
 
 def general_fix(facts):
@@ -71,12 +71,12 @@ def grid_barrier_advice(facts, joint):
 
 def fix_of_phases(facts):
     again = f" and at the end of each iteration of the loop at line {facts.loop.first}" if facts.loop else ""
-    meeting = ", or let all blocks meet there: {grid_barrier}, which every thread of the grid has to reach"
+    sync = ", or synchronise all blocks there: {grid_barrier}, which every thread of the grid has to reach"
     if facts.language == TRITON:
-        meeting = ""
+        sync = ""
     return (
         f"end the kernel between lines {facts.low} and {facts.high}{again}, and launch a second one for what"
-        f" comes after{meeting}{branch_advice(facts) if meeting else ''}"
+        f" comes after{sync}{branch_advice(facts) if sync else ''}"
     )
 
 
@@ -93,7 +93,7 @@ def branch_advice(facts):
 
 def fix_of_barrier(facts):
     low, high = facts.low, facts.high
-    again = f"behind line {high} and before the loop comes back to line {low}"
+    again = f"after line {high} and before the loop returns to line {low}"
     if facts.same_line:
         return f"{{barrier}} between the passes over this line, {EVERY}"
     if facts.one.function != facts.other.function:
@@ -118,11 +118,11 @@ def steps_of_barrier(facts):
     if outline is None:
         return ()
     last = loop and outline.part(loop, high)
-    behind = insertion_steps(facts, last, what) if last and outline.all_reach_end(last) else ()
+    after = insertion_steps(facts, last, what) if last and outline.all_reach_end(last) else ()
     if facts.same_line or has_barrier_between(facts):
-        return behind
+        return after
     first = steps_between_lines(facts, low, high, what)
-    return first + behind if first and loop is not None and needs_two_barriers(facts) else first
+    return first + after if first and loop is not None and needs_two_barriers(facts) else first
 
 
 def steps_between_lines(facts, low, high, what):
@@ -149,7 +149,7 @@ def fix_of_arms(facts):
 
 
 def fix_of_fence(facts):
-    return f"{{fence}} between this write and the atomic that tells of it{reach_note(facts)}"
+    return f"{{fence}} between this write and the atomic that signals it{reach_note(facts)}"
 
 
 def reach_note(facts):
@@ -177,7 +177,7 @@ def steps_of_lock(facts):
 
 
 def fix_of_update(facts):
-    lock = ", or let all hold one lock of atomics" if facts.synchronizes else ""
+    lock = ", or let all threads hold the same lock" if facts.synchronizes else ""
     atomic = f"one atomic, {{{facts.extreme[0]}}}" if facts.extreme else "{an_atomic}"
     place = atomic_target(facts.update[1].target) if facts.update and facts.language == NUMBA else None
     if place and place[0].endswith("]"):  # the element is a field of a record
@@ -224,15 +224,15 @@ def fix_of_passes(facts):
     first = facts.loop.first
     return (
         f"end the kernel after each iteration of the loop at line {first} and launch it again for the next,"
-        " or let all blocks meet there: {grid_barrier}; an atomic would not put the iterations in order"
+        " or synchronise all blocks there: {grid_barrier}; an atomic would not put the iterations in order"
     )
 
 
 def fix_of_waiting(facts):
     last = "; or end the kernel and launch a second one for what comes after" if facts.several_blocks else ""
     return (
-        "let one of them wait for an atomic that the other does behind it, after {fence}, or let both hold"
-        f" one lock of atomics{last}"
+        "let one thread execute an atomic after its access and {fence}, and let the other thread wait for"
+        f" this atomic before its own access; or let both threads hold the same lock{last}"
     )
 
 
@@ -295,10 +295,10 @@ def fix_of_buffers(facts):
     name, number = facts.buffers
     more = int(number) + 1 if number.isdigit() else f"{number} + 1"
     store, load = sorted((facts.one, facts.other), key=lambda site: site.action != "store")
-    behind = f"{{barrier}} before line {store.line}, {EVERY}"
+    instead = f"{{barrier}} before line {store.line}, {EVERY}"
     if store.line < load.line:
-        behind = f"fill it on line {store.line} only after line {load.line} and {{barrier}}, {EVERY}"
-    return f"give {name} one buffer more ({more} in its shape and behind each %); or {behind}"
+        instead = f"fill it on line {store.line} only after line {load.line} and {{barrier}}, {EVERY}"
+    return f"give {name} one more buffer ({more} in its shape and after each %); or {instead}"
 
 
 def steps_of_buffers(facts):

@@ -80,7 +80,7 @@ def test_the_exceptions_are_cases():
 @pytest.mark.parametrize(
     "name, pattern, says",
     [
-        ("patterns.ViewsOfDifferentLength", "overlapping views", "let places begin at byte 32 or later"),
+        ("patterns.ViewsOfDifferentLength", "overlapping views", "move places to byte 32 or later"),
         ("patterns.OppositeArms", "opposite arms", "between the two arms of the branch at line 4"),
         ("patterns.ShiftInOneStatement", "one statement", "split line 3: read into a variable"),
         ("patterns.UpSweepWithoutBarrier", "barrier", "cuda.syncthreads() between the passes"),
@@ -94,7 +94,7 @@ def test_the_exceptions_are_cases():
         ("fences.SpinLockWithoutFence", "lock without fences", "after the atomic that takes the lock"),
         ("shared_counts.EveryoneAddsToOneTotal", "update", "cuda.atomic (cuda.atomic.add for +=)"),
         ("global_races.BlockForgotten", "overwritten", "let each thread write an element of its own"),
-        ("release.WarpsHandOver", "message", "let one of them wait for an atomic"),
+        ("release.WarpsHandOver", "message", "let one thread execute an atomic after its access"),
     ],
 )
 def test_each_pattern_has_its_advice(name, pattern, says):
@@ -450,4 +450,4 @@ def test_a_view_sliced_under_its_own_name_has_to_begin_behind_the_other_view():
     report = simulate(views_that_overlap, on_finding="report")[1, 48, 0, 48 * 9](np.ones(48), np.ones(48))
     (race,) = report.findings
     assert race.advice.pattern == "overlapping views"
-    assert "let signs begin at byte 384 or later, behind values" in race.fix
+    assert "move signs to byte 384 or later, after values" in race.fix

@@ -444,7 +444,7 @@ def test_a_shape_that_numba_does_not_take(line, part):
             simulate(names["kernel"], engine=engine)[1, 1](np.zeros(1))
         assert str(caught.value).startswith(
             f"{part} in the shape of a declared array is no constant for Numba: kernel line 2  s = {line}\n "
-            " wanted numbers"
+            " use numbers"
         )
 
 

@@ -380,7 +380,7 @@ def test_what_is_read_and_then_written_by_all_wants_an_atomic():
         slot = cuda.atomic.add(n, 1, 1)
         n[0] += slot
 
-    for kernel, also in ((two_lines, ""), (beside_a_queue, ", or let all hold one lock of atomics")):
+    for kernel, also in ((two_lines, ""), (beside_a_queue, ", or let all threads hold the same lock")):
         findings = simulate(kernel, on_finding="report")[1, 4](np.zeros(2, np.int64)).findings
         assert {finding.fix for finding in findings} == {
             "cuda.atomic (cuda.atomic.add for +=), or let each thread write an element of its own, or let one"

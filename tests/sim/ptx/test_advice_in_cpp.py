@@ -57,13 +57,7 @@ extern "C" __global__ void kernel(const float *x, float *out) {
 }
 """
 CASES = {
-    "views": (
-        VIEWS,
-        "overlapping views",
-        "let places begin at byte 32 or later",
-        "memory + 16",
-        "memory + 32",
-    ),
+    "views": (VIEWS, "overlapping views", "move places to byte 32 or later", "memory + 16", "memory + 32"),
     "arms": (
         ARMS,
         "opposite arms",
@@ -234,8 +228,8 @@ MORE = {
     x[i] = out[63 - i];
 """,
         "phases of blocks",
-        "end the kernel between lines 3 and 5, and launch a second one for what comes after, or let all"
-        " blocks meet there: cooperative_groups::this_grid().sync()",
+        "end the kernel between lines 3 and 5, and launch a second one for what comes after, or"
+        " synchronise all blocks there: cooperative_groups::this_grid().sync()",
         [],
         {},
     ),
@@ -289,7 +283,7 @@ MORE = {
     out[t] = total;
 """,
         "too few buffers",
-        "give s one buffer more (3 in its shape and behind each %)",
+        "give s one more buffer (3 in its shape and after each %)",
         [("s[2][64]", "s[3][64]"), ("(k + 2) % 2", "(k + 2) % 3"), ("s[k % 2]", "s[k % 3]")],
         {"out": 6 * X[::-1] + 15},
     ),

@@ -121,7 +121,7 @@ def test_a_covered_launch_is_not_run_again(name, few):
     for engine in few(ENGINES, 1):
         report, right = run(name, engine)
         assert right and not report.findings and report.counters["schedules"] == 1
-        assert any("1 schedule (a launch of fewer threads is judged under more)" in n for n in report.notes)
+        assert any("1 schedule (a launch of fewer threads runs under more)" in n for n in report.notes)
 
 
 @pytest.mark.parametrize("name", PAIRS)
