@@ -510,7 +510,7 @@ def test_first_parts_have_a_limit_of_effort(rerun_contexts, monkeypatch):
     efforts = [context.effort for max_turns, context in rerun_contexts if max_turns < inf]
     # Nine parts of 2,000 turns would fit if all turns took equally long.
     assert sum(efforts[:-1]) < 18_000 <= sum(efforts) and len(efforts) < 9
-    assert f"for its first blocks, under {len(efforts)} more" in " ".join(report.notes)
+    assert f"its first blocks under {len(efforts)} more" in " ".join(report.notes)
 
 
 def test_a_random_schedule_of_a_large_launch_fits_into_the_budget(rerun_contexts, monkeypatch):
