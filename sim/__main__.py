@@ -52,7 +52,7 @@ def parse_argument(text, random):
         return np.dtype(dtype or "float32").type(number)
     except (TypeError, ValueError, OverflowError) as error:
         raise LaunchError(
-            f"argument {text!r} is no number, array or file ({error}); wanted 7, 0.5, float32[128],"
+            f"argument {text!r} is not a number, array or file ({error}); wanted 7, 0.5, float32[128],"
             " int32[8]=0, x.npy"
         ) from None
 

@@ -128,7 +128,7 @@ def _integral(value, bits, signed):
         return int(value)
     if isinstance(value, FLOATS):
         return truncated(value, bits, signed)
-    raise TypeError(f"{value!r} is no number, and cannot become an integer")
+    raise TypeError(f"{value!r} is not a number, and cannot become an integer")
 
 
 def truncated(value, bits=64, signed=True, least=16):
@@ -198,7 +198,7 @@ def _double(value):
     """
     if isinstance(value, NUMBERS[:-2]):
         return float(value)
-    raise TypeError(f"{value!r} is no number, and cannot become a float")
+    raise TypeError(f"{value!r} is not a number, and cannot become a float")
 
 
 _TO_OTHER = {

@@ -127,4 +127,4 @@ class Operands(Tokens):
                 )
             return Immediate(-parse_integer(token) if negative else parse_integer(token))
         except ValueError:
-            raise self.error(f"{token!r} is no number", self.at - 1) from None
+            raise self.error(f"{token!r} is not a number", self.at - 1) from None

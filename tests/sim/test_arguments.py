@@ -562,8 +562,8 @@ NO_DIMENSIONS = np.array(3.0)
         (equal, np.ones(3), f"=={BY_ELEMENT}x[i] == y[i]"),
         (negative, np.ones(3), f"-{BY_ELEMENT}-x[i]"),
         (magnitude, np.ones(3), f"abs{BY_ELEMENT}abs(x[i])"),
-        (as_float, np.ones(3), "<global array x float64[3]> is no number, and cannot become a float"),
-        (first, np.ones((3, 2)), "<global array x float64[2]> is no number, and cannot become a float"),
+        (as_float, np.ones(3), "<global array x float64[3]> is not a number, and cannot become a float"),
+        (first, np.ones((3, 2)), "<global array x float64[2]> is not a number, and cannot become a float"),
         (first, NO_DIMENSIONS, "x has 0 dimensions, and not 1; wanted x[()]"),
         (
             more,

@@ -191,7 +191,7 @@ def parsed(text):
         try:
             metrics[row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
         except ValueError:
-            sys.exit(f"{name}: {row['Metric Name']} is {row['Metric Value']!r}, which is no number")
+            sys.exit(f"{name}: {row['Metric Name']} is {row['Metric Value']!r}, which is not a number")
     return [launches[number] for number in sorted(launches)]
 
 

@@ -428,7 +428,7 @@ def refused(body):
         ("bra;", "bra wants a label"),
         ("brx.idx %r1, nowhere;", "brx.idx wants an index and .branchtargets"),
         ("L: ret; L: ret;", "there are two labels L"),
-        ("add.u32 %r1, %r1, 09;", "'09' is no number"),
+        ("add.u32 %r1, %r1, 09;", "'09' is not a number"),
         ("call frob, ();", "call of frob, which the module does not define"),
         ("call %d1, ();", "call of a pointer"),
     ],
