@@ -2,7 +2,6 @@
 end."""
 
 import signal
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from numba import cuda
 
 import sim
 from example_kernels import endless_barriers, endless_spin, endless_with_loads, grid_wide, tiled_matmul
+from iteration_clock import IterationClock
 from sim import KernelBug, LaunchError, ThreadError, simulate
 from sim.engine.scheduler import Scheduler
 from sim.errors import Stuck
@@ -152,12 +152,12 @@ def endless_for(x):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Treat a thread as stuck after a quarter of a second or 5,000 iterations.
+    """Treat a thread as stuck after two seconds or 5,000 iterations.
 
     test_no_progress uses the defaults, which are eight seconds and 1,000,000 iterations.
     """
     for module in (sim.loop_limits, sim.engine.watchdog):
-        monkeypatch.setattr(module, "PATIENCE", 0.25)
+        monkeypatch.setattr(module, "PATIENCE", 2.0)
     monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.03)
     monkeypatch.setattr(sim.loop_limits, "DEFAULT_STEPS", 5_000)
 
@@ -183,6 +183,7 @@ def test_endless_loops_end_and_name_the_line(kernel, line, engine):
 def test_a_long_for_loop_is_undecided_and_gets_cpu_time(engine, monkeypatch):
     """Check the CPU time, too: another process that uses the CPU must not shorten the limit."""
     for module in (sim.loop_limits, sim.engine.watchdog):
+        monkeypatch.setattr(module, "PATIENCE", 0.25)
         monkeypatch.setattr(module, "PATIENCE_FACTOR", 2)
     monkeypatch.setattr(sim.engine.watchdog, "INTERVAL", 0.05)
     began = time.process_time()
@@ -333,23 +334,6 @@ def slow_loops():
         (pushed, 4, False),
         (turning, 1, False),
     ]
-
-
-class IterationClock:
-    """A clock for loop limits that advances by 20 µs with each iteration of a loop, on every machine."""
-
-    def __init__(self, monkeypatch):
-        self.seconds, tick = 0.0, sim.loop_limits.LoopLimits.tick
-
-        def advance(limits, site):
-            self.seconds += 20e-6
-            tick(limits, site)
-
-        # `tick` asks for the frame of its caller, which is two frames further away here.
-        frames = SimpleNamespace(_getframe=lambda depth: sys._getframe(depth + 2))
-        monkeypatch.setattr(sim.loop_limits.LoopLimits, "tick", advance)
-        monkeypatch.setattr(sim.loop_limits, "sys", frames)
-        monkeypatch.setattr(sim.loop_limits, "time", SimpleNamespace(process_time=lambda: self.seconds))
 
 
 @pytest.mark.parametrize(

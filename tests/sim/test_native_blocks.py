@@ -70,7 +70,9 @@ def test_an_error_in_the_last_of_very_many_blocks():
     )
 
 
-def test_findings_and_values_are_those_of_the_whole_launch():
+def test_findings_and_values_are_those_of_the_whole_launch(monkeypatch):
+    monkeypatch.setattr("sim.error_limit.SECONDS_AFTER_ERROR", 1000)
+
     def kernel(x, out, counts):
         tile = cuda.shared.array(32, float32)
         t = cuda.threadIdx.x + cuda.threadIdx.y * cuda.blockDim.x

@@ -251,7 +251,7 @@ def gives_up(flag, rounds, out):
 
 def test_loop_that_counts_until_it_ends_is_not_reported(monkeypatch):
     monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 0.02)
-    report = simulate(gives_up, observers=())[2, 4](np.zeros(1, np.int32), 1000, np.zeros(8, np.int32))
+    report = simulate(gives_up, observers=())[2, 4](np.zeros(1, np.int32), 300, np.zeros(8, np.int32))
     assert not report.findings
 
 
@@ -396,7 +396,8 @@ def ended_early(report):
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 @pytest.mark.parametrize("kernel", [reversed_without_barrier, sum_without_barrier_in_its_loop])
 def test_a_launch_ends_soon_after_an_error(monkeypatch, kernel, engine):
-    blocks = 200 if engine == "native" else 4
+    blocks = 40 if engine == "native" else 4
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", 1000)
     report, written = blocks_written(kernel, engine, blocks)
     assert report.errors[0].kind == "race-shared" and written == blocks and not ended_early(report)
     monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)

@@ -16,7 +16,7 @@ from sim.progress import ProgressCheck
 from sim.ptx import nvrtc
 
 pytest.importorskip("cuda.bindings.nvrtc")
-LIMIT = 2.0  # CPU seconds until the verdict
+LIMIT = 5.0  # CPU seconds until the verdict
 
 
 @functools.cache

@@ -79,7 +79,8 @@ def impatient(monkeypatch):
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 @pytest.mark.parametrize("name", SET_IN_TIME)
-def test_a_wait_for_a_flag_between_reads_of_the_clock_ends(name, engine):
+def test_a_wait_for_a_flag_between_reads_of_the_clock_ends(name, engine, monkeypatch):
+    monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 8.0)
     findings, y = run(SET_IN_TIME[name], engine)
     assert findings == () and (y == 7).all()
 

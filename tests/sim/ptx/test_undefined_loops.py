@@ -1,12 +1,12 @@
 """Tests of loops around a barrier that do not end, because they compare a value that was never written."""
 
-import gc
 import time
 
 import numpy as np
 import pytest
 
 import sim.loop_limits
+from iteration_clock import IterationClock
 from ptx.test_language import HEAD
 from sim import load_ptx, simulate
 
@@ -67,28 +67,27 @@ L:  bra L;
 
 def test_loop_around_a_barrier_ends_soon_after_an_uninitialised_read(monkeypatch):
     monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.1)
-    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 1.0)
+    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 20.0)
     began = time.process_time()
     kernel = load_ptx(HEAD + RELAX)["relax"]
     report = simulate(kernel, engine="fibers", on_finding="report")[1, 32](np.zeros(32, np.float32))
     assert [finding.kind for finding in report.findings] == ["uninitialized-read", "no-progress"]
     # PATIENCE applies to the first run and to a rerun with other values of unwritten memory
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 60
 
 
-def test_barriers_are_progress_while_there_is_no_error(monkeypatch, request):
+def test_barriers_are_progress_while_there_is_no_error(monkeypatch):
     """Let `s[33]` be 0, so that the values converge. The loop takes five times the patience, but not between
     two barriers."""
-    monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.001)
-    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 0.01)
-    gc.disable()  # a collection between two barriers could exceed the patience
-    request.addfinalizer(gc.enable)
+    monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.0004)
+    monkeypatch.setattr(sim.loop_limits, "PATIENCE", 0.004)
+    clock = IterationClock(monkeypatch)
     zero = "@%p1 st.shared.u32 [s], 1065353216; @%p1 st.shared.u32 [s+132], %r4;"
     kernel = load_ptx(HEAD + RELAX.replace("@%p1 st.shared.u32 [s], 1065353216;", zero))["relax"]
     report = simulate(kernel, engine="fibers", observers=(), on_finding="report")[1, 32](
         np.zeros(32, np.float32)
     )
-    assert not report.findings and report.counters["barriers"] > 10
+    assert not report.findings and report.counters["barriers"] > 10 and clock.seconds > 5 * 0.004
 
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
