@@ -12,29 +12,20 @@ Stratton, Stone and Hwu, "MCUDA: An Efficient Implementation of CUDA Kernels for
 """
 
 import ast
-import copy
 
 from numba import types
 
-from sim.frontend.tree import as_list, has
+from sim.frontend.tree import has
 from sim.isa.table import WARP_WIDE
-from sim.native.codegen.symbols import GEOMETRY, home_of, in_text
+from sim.native.codegen.symbols import in_text
 from sim.native.lower.hoisting import find_sync_call, result_names
-from sim.native.lower.liveness import (
-    definitely_assigned,
-    escaping_exits,
-    exposed_reads,
-    names_assigned,
-    names_read,
-)
-from sim.native.lower.loops import LoopCounter, is_range
+from sim.native.lower.liveness import escaping_exits, names_assigned, names_read
+from sim.native.lower.loops import is_range
 from sim.native.lower.module import CannotLower
-from sim.native.split.rematerialize import Rematerializer
+from sim.native.split.regions import CODES, Regions, indent
 
 # Levels of synchronisation, in increasing order. A statement of a lower level can be part of a region.
 THREAD, WARP, BLOCK = range(3)
-# exit statement -> exit code of a region (sim.native.codegen.synchronization)
-CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
 # synchronising instruction -> its function in sim.native.codegen.synchronization, if it is no block barrier
 BARRIERS = {"this_grid": "grid_barrier"}
 BARRIERS |= {name: name for name in ("wait_for_phase", "passed_phase", "arrived_at_phase")}
@@ -52,36 +43,25 @@ def sync_level(node):
     return node.level
 
 
-class Fission(Rematerializer):
-    """The regions of one kernel, as text.
+class Fission(Regions):
+    """The regions of one kernel, and the code that runs them in loops over threads, as text.
 
     The constructor fills `functions` with the definitions of the regions, as lists of lines, and `lines` with
-    the body of the block function. `spilled` maps each spilled variable to the name of its dtype.
-
-    name: the kernel's name, the prefix of all region names.
+    the body of the block function.
     """
 
     def __init__(self, module, name, parameters, statements, numba_types):
-        super().__init__(module, parameters, statements, numba_types)
+        super().__init__(module, name, parameters, statements, numba_types)
         # The operands and results of a synchronisation point are spilled even if they could be
         # rematerialised, because the instruction accesses the values of all lanes in an array over threads.
-        self.name, self.sync_operands, self.suffix = name, set(), "_of"
-        # The name of a spill array must not collide with a variable, so choose a suffix that no name ends
-        # with.
-        while any(known.endswith(self.suffix) for known in module.taken):
-            self.suffix += "_"
+        self.sync_operands = set()
         # A return after the last synchronisation point affects no other thread.
         last = max((i for i, node in enumerate(self.statements) if sync_level(node) > THREAD), default=-1)
         self.ends = has(ast.Module(self.statements[: last + 1], []), ast.Return)
-        self.spilled = {}
         # The first pass finds the variables whose live range crosses a region boundary. The second spills
         # them.
         for _ in range(2):
-            self.functions, self.needed = [], set()
-            self.spill_positions = {
-                self.spill_name(variable): (position, dtype)
-                for position, (variable, dtype) in enumerate(self.spilled.items())
-            }
+            self.clear()
             self.lines = self.lower_sequence(self.statements, BLOCK, 0)
             self.spilled = {
                 variable: self.dtype(variable)
@@ -159,8 +139,8 @@ class Fission(Rematerializer):
             joined = f"agree_warps(state, exit_code, {call})"
         lines = ["exit_code = NO_THREAD", *loop, f"    exit_code = {joined}"]
         for name in sorted(exits):
-            # The code of a warp is a separate function, so its return value tells the block that it leaves a
-            # loop of the block.
+            # The code of a warp is a separate function. Its return value is an exit code if the threads leave
+            # the kernel or a loop of the block.
             leaves_warp = at == WARP and (name == "return" or not depth)
             leave = f"return {CODES[name]}" if leaves_warp else name
             lines += [f"if exit_code == {CODES[name]}:", f"    {leave}"]
@@ -256,148 +236,3 @@ class Fission(Rematerializer):
         uniform expression."""
         is_spilled = isinstance(node, ast.Name) and node.id in self.spilled
         return self.spill_name(node.id) if is_spilled else ast.unparse(node)
-
-    # --- regions --------------------------------------------------------------------------------------------
-
-    def add_region(self, group, result=None, expression=None):
-        """Add a function that runs statements for one thread, and return the text of a call to it.
-
-        group: the statements.
-        result: the text of the returned expression, or None.
-        expression: the syntax tree of `result`, which shows the variables read.
-        """
-        wanted = exposed_reads(group) | names_read(expression)
-        changed = names_assigned(group)
-        # On every path, the region stores each variable that it may assign. If some path does not assign the
-        # variable, load its old value first.
-        needed = wanted | changed - certain_assignments(group)
-        self.needed |= wanted
-        loads = [v for v in self.spilled if v in needed]
-        stores = [self.spill_call("store", v, v) for v in self.spilled if v in changed]
-        exits = escaping_exits(group)
-        body = [
-            *(f"{v} = {self.spill_call('load', v)}" for v in loads),
-            *self.rematerialize(wanted),
-            *self.statement_lines(group, stores),
-            *stores,
-        ]
-        if exits or result:
-            body.append(f"return {result or 'GO'}")
-        return self.add_function(f"{self.name}_{len(self.functions) + 1}", body)
-
-    def rematerialize(self, wanted):
-        """Return the assignments that recompute the rematerialisable variables among `wanted`.
-
-        The assignments are in the order of their dependencies.
-        """
-        need = set(wanted)
-        # An assignment may read variables that precede it in `rematerialized`, so collect them backwards.
-        for variable in reversed(self.rematerialized):
-            if variable in need:
-                need |= names_read(self.rematerialized[variable].value)
-        lines = [
-            ast.unparse(self.rematerialized[variable]) for variable in self.rematerialized if variable in need
-        ]
-        return list(dict.fromkeys(lines))
-
-    def statement_lines(self, group, stores):
-        """Return the lines of statements for one thread. Exits from the region become exit codes, and loops
-        count their iterations."""
-        counted, exits = LoopCounter(self.module), Exits(stores)
-        parts = [exits.visit(counted.visit(copy.deepcopy(statement))) for statement in group]
-        return unparse_lines([part for statement in parts for part in as_list(statement)])
-
-    def add_function(self, name, body):
-        """Add a function, and return the text of a call to it, which is also its signature.
-
-        The free names of the body become the parameters.
-
-        body: the lines of the function's body.
-        """
-        tree = ast.parse("\n".join(["def f():", *indent(body)]))
-        names, local = names_read(tree), names_assigned([tree])
-        for called in sorted(filter(home_of, names)):
-            self.module.library(called)
-        spill_arrays = [
-            f"{spilled} = {self.spill_function('array', dtype)}(spill_buffer, {position}, spill_pitch)"
-            for spilled, (position, dtype) in self.spill_positions.items()
-            if spilled in names
-        ]
-        names |= {"spill_buffer", "spill_pitch"} if spill_arrays else set()
-        known = ["state", "warp", "thread", "threads", "spill_buffer", "spill_pitch", *GEOMETRY]
-        known += [*self.module.arrays, *self.module.declared, *sorted(self.loops), *self.parameters]
-        signature = f"{name}({', '.join(part for part in known if part in names - local)})"
-        self.functions.append([f"def {signature}:", *indent([*spill_arrays, *body])])
-        return signature
-
-    def spill_name(self, variable):
-        """Return the name of the array over threads to which a variable is spilled."""
-        return variable + self.suffix
-
-    def spill_function(self, what, dtype):
-        """Return the name of an intrinsic for spilled variables of this dtype.
-
-        what: "load" or "store" for the value of one thread, or "array" for the values of all threads.
-        """
-        self.module.imports[f"spill_{what}"] = "sim.native.codegen.arrays"
-        return self.module.constant(f"{what}_{dtype}", f'spill_{what}("{dtype}")')
-
-    def spill_call(self, what, variable, *value):
-        """Return the text that loads or stores the current thread's value of a spilled variable."""
-        position, dtype = self.spill_positions[self.spill_name(variable)]
-        given = "spill_buffer", str(position), "spill_pitch", "thread", *value
-        return f"{self.spill_function(what, dtype)}({', '.join(given)})"
-
-
-class Exits(ast.NodeTransformer):
-    """A transformer that replaces each exit from a region by the `return` of an exit code. Exits are
-    `return`, and `break` and `continue` of a loop that encloses the region.
-
-    stores: the statements that store the thread's spilled variables. They run before the exit from a loop. A
-        thread that returns needs no stores, because it runs no further region.
-    """
-
-    def __init__(self, stores):
-        self.stores, self.depth = stores, 0
-
-    def leave(self, name):
-        stores = self.stores if name != "return" else []
-        return ast.parse("\n".join([*stores, f"return {CODES[name]}"])).body
-
-    def visit_Return(self, node):
-        return self.leave("return")
-
-    def visit_Break(self, node):
-        return node if self.depth else self.leave("break")
-
-    def visit_Continue(self, node):
-        return node if self.depth else self.leave("continue")
-
-    def visit_For(self, node):
-        """Leave the `break` and `continue` of a loop inside the region unchanged."""
-        self.depth += 1
-        node = self.generic_visit(node)
-        self.depth -= 1
-        return node
-
-    visit_While = visit_For
-
-    def visit_FunctionDef(self, node):
-        """Leave a nested function unchanged. Its `return` does not end the thread."""
-        return node
-
-
-def unparse_lines(statements):
-    """Return the source text of statements as a list of lines."""
-    return ast.unparse(ast.fix_missing_locations(ast.Module(statements, []))).split("\n")
-
-
-def certain_assignments(group):
-    """Return the variables assigned on every path through the statements."""
-    found = definitely_assigned(group)
-    # None means that no path reaches the end, so no path reaches it without the assignments.
-    return names_assigned(group) if found is None else found
-
-
-def indent(lines):
-    return ["    " + line for line in lines]

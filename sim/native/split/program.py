@@ -28,7 +28,8 @@ from sim.native.lower.hoisting import Hoisting
 from sim.native.lower.liveness import names_assigned, names_read
 from sim.native.lower.module import CannotLower, Module
 from sim.native.lower.written_arrays import Writes
-from sim.native.split.fission import Fission, indent, unparse_lines
+from sim.native.split.fission import Fission
+from sim.native.split.regions import indent, unparse_lines
 
 # What Numba raises for a function that it cannot compile. They have no common base class.
 NUMBA_ERRORS = NumbaError, UnsupportedBytecodeError, NotImplementedError

@@ -13,7 +13,7 @@ from sim.frontend.tree import has
 from sim.native.codegen.arrays import GuardedType, ReferenceType
 from sim.native.codegen.symbols import SPECIAL
 from sim.native.lower.hoisting import contains_sync
-from sim.native.lower.liveness import exposed_reads, names_assigned
+from sim.native.lower.liveness import exposed_reads, names_assigned, names_read
 from sim.native.lower.loops import is_range
 
 # Functions of sim.isa with these prefixes are cheaper to recompute than to load from the spill buffer.
@@ -166,6 +166,21 @@ class Rematerializer:
     def is_uniform(self, node):
         """Return whether an expression has the same value in all threads of a block."""
         return self.is_pure(node, self.uniform | self.loops)
+
+    def rematerialize(self, wanted):
+        """Return the assignments that recompute the rematerialisable variables among `wanted`.
+
+        The assignments are in the order of their dependencies.
+        """
+        need = set(wanted)
+        # An assignment may read variables that precede it in `rematerialized`, so collect them backwards.
+        for variable in reversed(self.rematerialized):
+            if variable in need:
+                need |= names_read(self.rematerialized[variable].value)
+        lines = [
+            ast.unparse(self.rematerialized[variable]) for variable in self.rematerialized if variable in need
+        ]
+        return list(dict.fromkeys(lines))
 
 
 def declares_local(node):
