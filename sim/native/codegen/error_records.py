@@ -2,8 +2,8 @@
 
 A check only sets an error flag. The function that logs an access calls `note_access` after the check. If the
 check has set a new flag, the access becomes a row of an array, which sim.native.run.error_records turns into
-a finding. So does every access to one chosen address, the *trap*, which identifies the other access of a
-race.
+a finding. Every access to one chosen address, the *trap*, also becomes a row. These rows identify the other
+access of a race.
 """
 
 from sim.native.codegen.access_log import SIZE_SHIFT
@@ -31,14 +31,14 @@ def note_access(state, entry, host):
 
     host: the address of the element on the host.
     """
-    # After a stop, threads leave their loops early, and the errors that follow mean nothing.
+    # After a stop, threads leave their loops early, so error flags that are set later are meaningless.
     if state.stopped == 0 and (state.errors != state.noted or entry & ADDRESS_MASK == state.trap):
         record_access(state, entry, host)
 
 
 @int64_helper
 def forget_errors(state):
-    """Let no later access be recorded because of the error flags that are set now."""
+    """Mark all current error flags as recorded, so that no later access is recorded because of them."""
     state.noted = state.errors
 
 
@@ -51,7 +51,7 @@ def record_access(state, entry, host):
         for offset in range(min(1 << (entry >> SIZE_SHIFT & 7), 8)):
             value |= byte(host, offset) << 8 * offset
         row[VALUE] = value
-        # The rows before a race on the trap are needed, and no later ones.
+        # The rows now contain both accesses of the race, so no later access is needed.
         if row[FLAGS] & (RACE | BLOCK_RACE) != 0 and entry & ADDRESS_MASK == state.trap:
             state.stopped = OF_LAUNCH
     state.noted = state.errors

@@ -43,10 +43,10 @@ FIELD_SIZES = {
     "noted": 1,  # the error flags of the current block that have been recorded
     "records": 1,  # address of the rows of sim.native.codegen.error_records, or 0
     "record_count": 1,  # number of rows recorded so far, including those that were overwritten
-    "trap": 1,  # address, as in a log entry, whose accesses are recorded, or 0
+    "trap": 1,  # address, as in a log entry, at which all accesses are recorded, or 0
     "flipped": 1,  # the bits to invert in the bytes that fill unwritten shared memory
     "missed_barrier": 1,  # 1 if threads of the block wait at a barrier, and others have returned
-    "barrier_site": 1,  # index of the site of the block's last barrier, if accesses are logged
+    "barrier_site": 1,  # index of the site of the block's last barrier, if accesses are logged or recorded
     "log": 1,  # address of the access log (sim.native.codegen.access_log)
     "log_count": 1,  # number of entries, including those that did not fit
     "log_room": 1,  # capacity of `log`, in entries

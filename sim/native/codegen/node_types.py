@@ -67,7 +67,7 @@ def operation(sign):
 class Variable:
     """A local variable.
 
-    suite: the statement list of its first assignment, as the list of all enclosing statement lists.
+    suite: the statement lists that contain its first assignment, as a tuple, with the outermost list first.
     needs_slot: whether it needs a stack slot. It needs none if its only assignment dominates all reads.
     """
 
@@ -76,7 +76,9 @@ class Variable:
 
 
 class Inference:
-    """The types of a function for given argument types. Raise Untranslatable if it is not supported.
+    """The types of a function for given argument types.
+
+    The constructor raises Untranslatable for a function that the translator does not support.
 
     names: the function's globals.
     types: {expression: Numba type}. A literal has a literal type.

@@ -8,9 +8,9 @@ Each element of a checked array has two *shadow entries* of 64 bits: one for its
 last reads. The fields of an entry, from the lowest bit:
 
     10 bits   linear index of the thread in its block
-     6 bits   flags (ATOMIC, MANY, WARPS, PLAIN)
+     6 bits   flags (ATOMIC, MANY, WARPS, PLAIN; in PTX kernels also FLIGHT, see sim.native.ptx.copies)
     16 bits   segment: how often the lanes of the thread's warp have synchronised
-    31 bits   epoch: how many barriers and blocks the launch has begun
+    31 bits   epoch: a number that increases with each block, barrier and arrival at an mbarrier
 
 Epochs increase throughout a launch. An entry of an earlier block is therefore smaller than the first epoch of
 the current block, and shadow memory need not be reset between blocks.
@@ -118,8 +118,8 @@ def left_before_sync(before, state):
 
 @int64_helper
 def is_unordered(before, own, state):
-    """Return whether a recorded access is unordered with the current thread's access, although no barrier or
-    phase separates them.
+    """Return whether a recorded access is unordered with the current thread's access, if no barrier or phase
+    separates them.
 
     It is unordered if another thread performed it, and no `syncwarp` separates it from the current access.
     """

@@ -133,13 +133,13 @@ def barrier_after_arrival(state) -> bool:
 
 # --- mbarriers ----------------------------------------------------------------------------------------------
 
-NOT_PASSING = 1 << 31  # higher than any epoch
+NOT_PASSING = 1 << 31  # `passing_epoch` before the first thread has waited; higher than any epoch
 
 
 @int64_helper
 def arrived_at_phase(state) -> bool:
-    """Begin an epoch after all threads of a block have arrived at an mbarrier. A wait orders the accesses
-    before the arrivals, and none after them. Return False if the block must stop."""
+    """Begin an epoch after all threads of a block have arrived at an mbarrier, because a wait only orders the
+    accesses before the arrivals. Return False if the block must stop."""
     state.epoch += 1
     return state.stopped == 0
 
@@ -153,8 +153,8 @@ def wait_for_phase(state) -> bool:
 
 @int64_helper
 def passed_phase(state) -> bool:
-    """Order the accesses before the phases for which all threads have just waited. Return False if the block
-    must stop."""
+    """End a wait of all threads of a block at mbarriers: the accesses before the arrivals of these phases are
+    now ordered before all later accesses. Return False if the block must stop."""
     if state.passing_epoch < NOT_PASSING:
         state.unordered_epoch = max(state.unordered_epoch, state.passing_epoch)
     return state.stopped == 0
@@ -290,7 +290,7 @@ def poll_stop(state) -> bool:
 def exhaust(state):
     """Stop the launch because its loops exceeded an iteration limit.
 
-    The threads leave their loops, so the errors that follow mean nothing.
+    The threads leave their loops early, so error flags that are set later are meaningless.
     """
     if not state.errors & EXHAUSTED:
         state.errors_at_limit = state.errors

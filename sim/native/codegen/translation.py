@@ -28,7 +28,7 @@ def translated(function):
 
 
 class Source:
-    """The source of a generated function, and its form for each tuple of argument types."""
+    """A generated function, and its translation for each tuple of argument types."""
 
     def __init__(self, function):
         self.function, self.forms = function, {}

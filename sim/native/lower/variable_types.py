@@ -45,8 +45,10 @@ class OnlyTypes(compiler.CompilerBase):
 
 
 def single_types(tree, names, arguments):
-    """Return {variable: set of the Numba type assigned to it}. Raise Untranslatable if a variable has several
-    types, or if the function contains other code that sim.native.codegen.node_types does not support.
+    """Return {variable: a set with its only Numba type}.
+
+    Raise Untranslatable if a variable has several types, or if the function contains other code that
+    sim.native.codegen.node_types does not support.
 
     tree: the syntax tree of a function.
     names: its globals.

@@ -7,8 +7,8 @@ At its issue, a copy is checked like a load of the source and a store to the des
 of the destination get the flag FLIGHT. At its arrival, the block is marked for the interpreter if any thread
 may have accessed the destination, or changed the source, since the issue. Accesses to the destination change
 its shadow entries, so the entry of the last write must still be that of the issue, and there must be no entry
-of reads. Then the destination counts as written by the current thread, so that
-accesses which no barrier separates from the wait are races.
+of reads. Then the destination counts as written by the current thread, so accesses that no barrier separates
+from the wait are races.
 
 A thread that ends before its copies have arrived leaves them in its ring. The interpreter then runs the
 launch.
@@ -219,7 +219,7 @@ def arrive_tracked(table, thread, state, end):
     """Complete the copies of a thread that an mbarrier tracks. The phase of the mbarrier orders them, so they
     still count as written at their issue.
 
-    end: the index behind the last of these copies.
+    end: the index after the last of these copies.
     """
     ring = table[PENDING] + 8 * RING * thread
     for _ in range(min(ring[COUNT], end - ring[FIRST])):

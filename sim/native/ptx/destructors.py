@@ -75,14 +75,14 @@ def definitions(blocks):
 
 
 def guard(defined, block):
-    """Return the expression of the guard of the jump at the end of a block, or None if it is negated."""
+    """Return the guard of a block's branch as an expression, or None if the guard is negated."""
     register, negated = block.branch.guard
     return None if negated else expression(defined, register)
 
 
 def expression(defined, operand):
-    """Return an operand as nested tuples of operations, such as ("neg", ("popc", ...)). Moves and conversions
-    of addresses are left out. A register without a single definition represents itself."""
+    """Return an operand as nested tuples of operations, such as ("neg", ("popc", ...)). Moves and the offsets
+    of addresses are omitted. A register that several instructions write represents itself."""
     if isinstance(operand, Address):
         return expression(defined, operand.base)
     item = defined.get(operand.name) if isinstance(operand, Register) else None

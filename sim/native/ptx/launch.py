@@ -95,7 +95,7 @@ class PtxAttempt(Attempt):
         return self.layout.memory.space, {}
 
     def number_of_site(self, index):
-        """Return the number in SITES of the kernel's site at this index."""
+        """Return the number of a site in SITES. `index` is its index among the kernel's sites."""
         return self.source.sites[index]
 
     def dtype_of_site(self, index):

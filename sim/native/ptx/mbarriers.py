@@ -5,12 +5,16 @@ supports mbarriers at which all threads of a block arrive, and for whose phases 
 At such a wait, the phase is either complete, or nothing in the block can complete it. An incomplete phase
 stops the block, and so does every error. The interpreter then runs the block, and produces the findings.
 
-A phase orders the accesses before its arrivals before those after the wait. All threads arrive in an epoch of
-shadow memory, and this epoch and all earlier ones are ordered at the wait (sim.native.codegen.shadow).
+A phase orders the accesses before its arrivals before the accesses after the wait. All threads arrive in the
+same epoch of shadow memory, and the wait orders this epoch and all earlier ones (sim.native.codegen.shadow).
 
 The result must hold for every order of the threads. The block is therefore marked, and the interpreter
-decides, if some thread does not arrive in a phase, arrives in the next phase although not all arrivals of the
-phase precede it, or arrives in the next phase before it waits for this one.
+decides, in four cases:
+
+- a thread does not arrive in a phase
+- a thread arrives in a phase for a second time
+- a thread arrives in the next phase, and an arrival of this phase is not ordered before it
+- a thread arrives in the next phase before it waits for this phase
 
 The bytes of asynchronous copies that a barrier tracks arrive at the wait, if the phase is not complete
 without them.
@@ -42,7 +46,7 @@ COUNT, THREADS, BYTES, HEADER = range(4)
 # They are followed by three arrays over the threads:
 # - the last arrival: the epoch in the lower 32 bits, and above them 1 + the phase
 # - the number of arrivals that the thread's tracked copies will cause
-# - the index in the thread's ring behind its last tracked copy
+# - the index in the thread's ring after its last tracked copy
 HOST, EXPECTED, PENDING, PHASE, ORDER, LATEST, TRACKED, FIELDS = range(8)
 EPOCH = (1 << 32) - 1
 
@@ -107,8 +111,12 @@ def arrive_at(table, thread, state, host, count):
 
 @int64_helper
 def check_turn(barrier, thread, state):
-    """Mark the block if an arrival of the thread could belong to an earlier phase in another order of the
-    threads. It could unless all arrivals in the last complete phase precede it."""
+    """Mark the block if the arrival of a thread could belong to another phase in another order of the
+    threads.
+
+    This is so if the thread has already arrived in the current phase, or if an arrival in the last complete
+    phase is not ordered before this one.
+    """
     if barrier[FIELDS + thread] >> 32 > barrier[PHASE]:
         set_error(state, DIVERGED)
     if barrier[PHASE] != 0 and barrier[LATEST] >= state.unordered_epoch:
@@ -193,7 +201,8 @@ def wait_at(table, thread, state, host, operand, by_parity):
         return 0
     if barrier[FIELDS + thread] >> 32 > barrier[PHASE]:
         set_error(state, RACE)
-    # In another order of the threads, a wait for an older phase ends before the last complete phase does.
+    # A wait for an older phase orders nothing: in another order of the threads, it ends before the last
+    # complete phase ends.
     is_last = barrier[PHASE] != 0 and (by_parity or operand >> COUNT_BITS == barrier[PHASE] - 1)
     state.passing_epoch = min(state.passing_epoch, barrier[ORDER] + 1 if is_last else 0)
     return 0

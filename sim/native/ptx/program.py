@@ -232,10 +232,13 @@ class Lowering(Program):
         raise Missing
 
     def strong(self, action, ptx_type, space, access):
-        """Return the name of the function for a volatile access to shared memory, which counts as weak
-        (sim.ptx.memory), or for a store with the scope of a block, which orders nothing here and races like a
-        weak store. Decline any other strong access. Also decline a load in a loop that waits for its
-        value to change: compiled threads run one after another, so the loop would never end."""
+        """Return the name of the function for a strong access. Raise Missing if it has no compiled form.
+
+        A volatile access to shared memory counts as weak (sim.ptx.memory). A store with the scope of a block
+        orders nothing here, and races like a weak store. All other strong accesses have no compiled form,
+        except for the loads of a grid barrier. A load in a loop that waits for its value to change has none
+        either: compiled threads run one after another, so the loop would never end.
+        """
         loads = action == "load"
         if id(self.item) in self.grid_sync.waits and self.grid_sync.barrier_after(self.item):
             return self.add_call("wait_for_grid")

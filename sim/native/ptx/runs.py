@@ -249,8 +249,11 @@ class RunCompiler(Evaluator):
         """Emit nothing, for an instruction that has no effect in compiled code."""
 
     def do_count_down(self, space, site, address, added):
-        """Emit the check of the counter in a destructor. Return the value with which it calls its thread the
-        last one."""
+        """Emit the check of the counter in a destructor. Return the number that the thread subtracts.
+
+        The last thread finds this number in the counter. Each thread that executes this code therefore
+        continues as the last one.
+        """
         (pointer,) = self.locate(watch_atomic, "u32", space, 1, site, address)
         value = self.resize(self.of_code(self.builder.load(pointer), "u32"), 64)
         self.call_helper(mbarriers.check_count_down, self.machine[0], self.machine[2], value)

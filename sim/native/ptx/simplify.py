@@ -1,9 +1,9 @@
 """Simplification of the statements of a PTX kernel before loop fission.
 
 Jumps to the statement that follows are removed, and a register that only contains a copy of a constant or of
-another register is replaced by it. Without this, loop fission makes a region of every jump next to a
-synchronisation point, and spills every copy that several regions read. Conjugate gradients in CUDA C++ had
-nearly twice as many lines of generated code.
+another register is replaced by it. Otherwise, loop fission would make a region of every jump next to a
+synchronisation point, and spill every copy that several regions read. The generated code of conjugate
+gradients in CUDA C++ would have nearly twice as many lines.
 """
 
 import ast
@@ -28,10 +28,10 @@ def simplify(statements, ptx_types):
 
 
 def follow_jumps(statements, targets):
-    """Replace the tests of `go` whose result is certain by the statements that run.
+    """Replace each test of `go` whose result is known by the statements that then run.
 
-    Return (statements, the values that `go` can have after them). If no path reaches the end of the
-    statements, there is no such value.
+    Return (statements, the set of values that `go` can have after them). The set is empty if no path reaches
+    the end of the statements.
 
     targets: the values that `go` can have before the statements.
     """
@@ -67,8 +67,8 @@ def follow_jumps(statements, targets):
 
 
 def follow_loop(node, targets):
-    """Apply `follow_jumps` to a loop. Return (the loop, the values that `go` can have after it). Instead of a
-    loop that never runs, return None."""
+    """Apply `follow_jumps` to a loop. Return (the loop, the set of values that `go` can have after it), or
+    (None, `targets`) for a loop that never runs."""
     before, again = set(), choose(node.test, targets)
     if not again:
         return None, targets
@@ -124,8 +124,9 @@ def remove_jumps(statements, is_read):
 
 def remove_last_return(statements):
     """Remove each `return` at the end of the statements, or at the end of a branch of their last statement.
-    Unless a return is left before a synchronisation point, loop fission need not test in every region whether
-    a thread has returned."""
+
+    If no `return` precedes a synchronisation point, the regions do not test whether a thread has returned.
+    """
     match statements:
         case [*others, ast.Return()]:
             return others
@@ -141,8 +142,8 @@ def remove_last_return(statements):
 def copied_values(statements, ptx_types):
     """Return {register: the constant or register that it always equals}.
 
-    On every path, a register with one assignment is assigned before it is read, because any other register
-    has an initial value, which is a second assignment (sim.ptx.emit.registers_read_unset). If a copy and the
+    A register with a single assignment is assigned before each read: if it could be read earlier, it would
+    have an initial value, which is a second assignment (sim.ptx.emit.registers_read_unset). If a copy and the
     copied register have one assignment each, they are therefore equal whenever the copy is read.
     """
     nodes = [part for statement in statements for part in ast.walk(statement)]

@@ -225,7 +225,7 @@ class Statements:
 
 
 def sync_statement(name):
-    """Return a list with the statement of a synchronisation point of the block. It is empty for None."""
+    """Return a list with the statement for a block-wide synchronisation point, or an empty list for None."""
     if name is None:
         return []
     (statement,) = ast.parse("sync()").body

@@ -53,8 +53,8 @@ from sim.observers import DEFAULT
 from sim.observers.copies import WORDS
 from sim.sites import thread_index
 
-# In three further runs, unwritten shared memory has other contents. Integers have the byte 0xA5 at first, and
-# floats 0xFF.
+# The bits to invert in each byte of unwritten shared memory, for three further runs. Without an inversion,
+# the bytes of integers are 0xA5, and the bytes of floats are 0xFF.
 FLIPS = 0xFF, 0xA5, 0x5A
 RECORDED_SECONDS = 1.0  # CPU seconds for which a block runs after its first error
 REFUSED = {"out-of-bounds", "misaligned-address", "use-after-free"}  # kinds of findings about one access
@@ -185,7 +185,7 @@ class RecordedRun:
             again.lift_time_limit()
         again.begin()
         again.advance(position + 1)
-        # a value that depends on the results of these blocks and on their errors
+        # for a comparison with other runs: the results of these blocks, and their error flags
         self.effects = [array.tobytes() for array in again.written_arrays()], again.block_errors.tolist()
         again.restore()
         newest = range(max(0, state.record_count - ROOM), state.record_count)
@@ -210,7 +210,8 @@ class RecordedRun:
     def is_refused(self, row):
         """Return whether a Row describes an access that compiled code has refused.
 
-        In Python, another access with the flag BOUNDS has a negative index, which is only a warning.
+        In a Python kernel, all other accesses with the flag BOUNDS have a negative index, which is only a
+        warning.
         """
         return row.axes is not None or row.flags & BOUNDS and not self.homes
 
@@ -225,7 +226,7 @@ class RecordedRun:
         if True not in is_later:
             return ()
         later = rows[is_later.index(True)]
-        acquires = False  # whether the later thread has performed an atomic after the accesses that follow
+        acquires = False  # whether the later thread has performed an atomic between `earlier` and `later`
         for earlier in reversed(rows[: is_later.index(True)]):
             actions = [self.number_of(row) & 3 for row in (earlier, later)]
             harmless = actions in ([LOAD, LOAD], [ATOMIC, ATOMIC]) or acquires and actions[0] == ATOMIC
@@ -270,7 +271,10 @@ def findings_of_accesses(run, rows, kinds):
 
 
 def announce_accesses(context, run, block, rows):
-    """Pass the accesses of the block with an index to the observers."""
+    """Pass the accesses of one block to the observers.
+
+    block: the index (x, y, z) of the block.
+    """
     row = rows[0]
     if run.is_refused(row):
         announce_refused(context, run, row)
@@ -282,7 +286,7 @@ def announce_accesses(context, run, block, rows):
 
 
 def announce_refused(context, run, row):
-    """Report an access with an index out of range to the observers."""
+    """Report a refused access, which has an invalid index or address, to the observers."""
     number = run.number_of(row)
     if row.axes is None:
         with suppress(TypeError):  # raised for memory that the kernel may only read
@@ -308,8 +312,8 @@ def batch_of(context, run, block, rows):
 
 
 def value_of(run, row):
-    """Return the value of the element after an access. An element of more than eight bytes has its first
-    bytes as value."""
+    """Return the value of the element after an access. If the element has more than eight bytes, return its
+    first eight bytes as an integer."""
     dtype = run.array_of(row)[1].dtype if run.homes else run.attempt.dtype_of_site(row.site)
     bits = np.array([row.value])
     return domain(bits.view(dtype)[0]) if dtype.itemsize == row.size <= 8 else row.value

@@ -310,7 +310,7 @@ class Attempt(Memory):
                 yield unassigned_variable(Access("read", self.index_of(position), thread, site), name)
 
     def number_of_site(self, index):
-        """Return the number in SITES of the module's site at this index."""
+        """Return the number of a site in SITES. `index` is its index among the module's sites."""
         return SITES.add(self.program.lowered.module.sites[index])
 
     def index_of(self, position):
