@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from sim.ptx.flow import Loop
-from sim.ptx.polling import COMPUTING, is_computing
+from sim.ptx.polling import COMPUTING, instructions_in, is_computing
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Immediate, Instruction, Not, Register
 
@@ -22,7 +22,7 @@ def test_of(loop):
     Loop."""
     if any(isinstance(part, Loop) for part in loop.parts):
         return None
-    items = [item for block in loop.parts for item in block.body if isinstance(item, Instruction)]
+    items = instructions_in(loop.parts)
     tests = [item for item in items if tests_phase(item)]
     others = [item for item in items if not tests_phase(item)]
     if len(tests) != 1 or tests[0].guard or any(item.names[0] not in SILENT for item in others):
@@ -36,17 +36,16 @@ def test_of(loop):
 
 
 def changed_registers(loop, test):
-    """Return the names of the registers whose values can differ between two tests in a Loop.
+    """Return the names of the registers whose values can differ between two executions of the test in a Loop.
 
-    A register keeps its value if the loop computes it from others that keep theirs, in the block of the test
-    and before the test.
+    Before each test, the loop can compute a register again from registers that do not change. This register
+    has the same value at each test.
     """
     written = Counter()
-    for block in loop.parts:
-        for item in block.body:
-            if isinstance(item, Instruction):
-                written.update(read_and_written(replace(item, guard=None))[1])
+    for item in instructions_in(loop.parts):
+        written.update(read_and_written(replace(item, guard=None))[1])
     changed = set(written)
+    # Only instructions of the block of the test, before the test, run before each test.
     (body,) = (block.body for block in loop.parts if any(item is test for item in block.body))
     for item in takewhile(lambda item: item is not test, body):
         if isinstance(item, Instruction) and item.guard is None and is_computing(item):
@@ -61,7 +60,7 @@ def tests_phase(item):
 
 
 def leaves_after(block, test, inside):
-    """Return whether a jump at the end of a block leaves the loop if, and only if, the test succeeds.
+    """Return whether the branch at the end of a block leaves the loop if, and only if, the test succeeds.
 
     inside: the ids of the blocks of the loop.
     """
@@ -73,8 +72,11 @@ def leaves_after(block, test, inside):
 
 
 def branch_after(block, test, succeeds):
-    """Return whether the jump at the end of a block is taken if a test in the block succeeds, or fails.
-    Return None if the test does not determine this."""
+    """Return whether the branch at the end of a block is taken, given the result of a test in the block.
+    Return None if the result does not determine this.
+
+    succeeds: the result of the test.
+    """
     at = next((at for at, item in enumerate(block.body) if item is test), None)
     if at is None or block.branch is None or block.branch.names[0] != "bra":
         return None

@@ -11,12 +11,13 @@ from dataclasses import replace
 from sim.native.lower.module import CannotLower
 from sim.ptx.flow import Loop, blocks_in, blocks_of, order_blocks
 from sim.ptx.phase_waits import SILENT, branch_after, test_of, tests_phase
-from sim.ptx.polling import COMPUTING
+from sim.ptx.polling import COMPUTING, instructions_in
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Instruction, Register, Special
 from sim.ptx.timed import reads_clock
 
-OWN = ("tid", "laneid", "warpid", "lanemask", "clock", "globaltimer")  # registers that differ between threads
+# prefixes of the special registers whose values differ between the threads of a block
+PER_THREAD = ("tid", "laneid", "warpid", "lanemask", "clock", "globaltimer")
 
 
 def uses_phases(function):
@@ -35,7 +36,7 @@ def without_loops(function):
     waits = {id(test): loop for loop in loops if (test := test_of(loop))}
     decided = {}  # id of a branch -> whether it is taken if the test before it succeeds
     for block in blocks:
-        for item in instructions(block.body):
+        for item in instructions_in([block]):
             if tests_phase(item):
                 if id(item) not in waits and not precedes_wait(block, item, loops):
                     raise CannotLower("threads test a phase of an mbarrier without waiting for it")
@@ -43,7 +44,7 @@ def without_loops(function):
     body = [decide(item, decided) for item in function.body]
     result = replace(function, body=[item for item in body if item is not None])
     result = without_unread_clocks(result)
-    check_common(blocks_of(result))
+    check_uniform(blocks_of(result))
     return result
 
 
@@ -64,7 +65,7 @@ def precedes_wait(block, test, loops):
         return False
     succeeds, following = block.targets if taken else block.targets[::-1]
     while following is not None and following.branch is None and not tests_in(following):
-        between += instructions(following.body)
+        between += instructions_in([following])
         (following,) = following.targets
     changed = {register for item in between for register in read_and_written(replace(item, guard=None))[1]}
     if any(item.names[0] not in SILENT for item in between) or not changed.isdisjoint(
@@ -86,7 +87,7 @@ def instructions(items):
 
 def tests_in(block):
     """Return whether a block tests a phase."""
-    return any(tests_phase(item) for item in instructions(block.body))
+    return any(tests_phase(item) for item in instructions_in([block]))
 
 
 def decide(item, decided):
@@ -105,27 +106,27 @@ def without_unread_clocks(function):
     return replace(function, body=[item for item in function.body if id(item) not in unread])
 
 
-# --- branches on which the threads of a block may differ ----------------------------------------------------
+# --- divergent branches -------------------------------------------------------------------------------------
 
 
-def check_common(blocks):
-    """Raise CannotLower if a branch on which the threads of a block may differ decides whether a thread
-    reaches an arrival or a wait.
+def check_uniform(blocks):
+    """Raise CannotLower if a divergent branch decides whether a thread reaches an arrival or a wait. A branch
+    is divergent if its outcome may differ between the threads of a block.
 
-    Compiled code stops a block whose threads differ there. This test only saves the time to compile kernels
+    Compiled code stops a block whose threads diverge there. This test only saves the time to compile kernels
     with roles, such as producers and consumers. It assumes that equal addresses contain equal values.
     """
-    own = own_registers(blocks)
+    divergent = divergent_registers(blocks)
     after = postdominators(blocks)
     for block in blocks:
-        if block.branch is None or own.isdisjoint(read_and_written(block.branch)[0]):
+        if block.branch is None or divergent.isdisjoint(read_and_written(block.branch)[0]):
             continue
-        common = after[id(block)]
+        always = after[id(block)]
         for other in blocks:
-            is_optional = id(other) not in common and any(
-                id(other) in reachable(target, common) for target in block.targets
+            is_optional = id(other) not in always and any(
+                id(other) in reachable(target, always) for target in block.targets
             )
-            if is_optional and any(map(synchronises, instructions(other.body))):
+            if is_optional and any(map(synchronises, instructions_in([other]))):
                 raise CannotLower("only some threads of a block may arrive or wait at an mbarrier")
 
 
@@ -134,30 +135,30 @@ def synchronises(item):
     return tests_phase(item) or item.names[:2] in (["mbarrier", "arrive"], ["mbarrier", "arrive_drop"])
 
 
-def own_registers(blocks):
+def divergent_registers(blocks):
     """Return the names of the registers whose values may differ between the threads of a block."""
-    items = [item for block in blocks for item in instructions(block.body)]
-    own, before = set(), None
-    while own != before:
-        before = set(own)
-        for item in items:
+    found, before = set(), None
+    while found != before:
+        before = set(found)
+        for item in instructions_in(blocks):
             read, written = read_and_written(item)
             if not written and isinstance(item.operands[0] if item.operands else None, Register):
                 written = {item.operands[0].name}
-            if differs(item) or not own.isdisjoint(read):
-                own |= written
-    return own
+            if is_divergent(item) or not found.isdisjoint(read):
+                found |= written
+    return found
 
 
-def differs(item):
+def is_divergent(item):
     """Return whether the results of an instruction may differ between threads with equal operands."""
-    if any(isinstance(operand, Special) and operand.name.startswith(OWN) for operand in item.operands):
+    if any(isinstance(operand, Special) and operand.name.startswith(PER_THREAD) for operand in item.operands):
         return True
     return item.names[0] not in COMPUTING | {"ld", "mbarrier"}
 
 
 def postdominators(blocks):
-    """Return {id of a block: ids of the blocks that every path from it to the end passes, with itself}."""
+    """Return {id of a block: ids of its postdominators}. They are the block itself, and the blocks that every
+    path from it to the end passes."""
     everything = {id(block) for block in blocks}
     found = {id(block): everything for block in blocks}
     changed = True

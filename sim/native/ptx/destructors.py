@@ -16,9 +16,9 @@ an atomic. The kernel ends with this code, so nothing uses the mbarriers after i
 from collections import Counter
 
 from sim.ptx.flow import blocks_of
-from sim.ptx.polling import COMPUTING
+from sim.ptx.polling import COMPUTING, instructions_in
 from sim.ptx.register_kinds import read_and_written
-from sim.ptx.syntax import Address, Instruction, Register
+from sim.ptx.syntax import Address, Register
 
 FENCES = {"fence", "membar"}
 
@@ -62,14 +62,12 @@ def is_destructor(defined, electing, counting, last):
 
 def effects(block):
     """Return the instructions of a block that do more than compute."""
-    items = (item for item in block.body if isinstance(item, Instruction))
-    return [item for item in items if item.names[0] not in COMPUTING]
+    return [item for item in instructions_in([block]) if item.names[0] not in COMPUTING]
 
 
 def definitions(blocks):
     """Return {name of a register: the only instruction that writes it}."""
-    items = [item for block in blocks for item in block.body if isinstance(item, Instruction)]
-    written = [(name, item) for item in items for name in read_and_written(item)[1]]
+    written = [(name, item) for item in instructions_in(blocks) for name in read_and_written(item)[1]]
     times = Counter(name for name, _ in written)
     return {name: item for name, item in written if times[name] == 1}
 

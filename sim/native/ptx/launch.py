@@ -12,15 +12,15 @@ from sim.native.lower.module import CannotLower
 from sim.native.ptx.copies import has_copies, make_rings
 from sim.native.ptx.mbarriers import make_mbarriers
 from sim.native.ptx.memory import OF_BLOCK, READ_ONLY, WRITABLE, Table
-from sim.native.ptx.program import PHASES, WAITS, compile_kernel
+from sim.native.ptx.program import MBARRIER_CALLS, WAITS, compile_kernel
 from sim.native.run.launch import Attempt
 from sim.native.split.specialize import memoize
 from sim.observers import DEFAULT
 from sim.ptx.regions import VIEWS
 from sim.ptx.run import Run
 
-OF_COPIES = {"copy", "track", *WAITS.values()}  # operations that need the rings of asynchronous copies
-OF_PHASES = {operation for operation, *_ in PHASES.values()}  # operations that need the array of mbarriers
+COPY_OPERATIONS = {"copy", "track", *WAITS.values()}  # they need the rings of asynchronous copies
+MBARRIER_OPERATIONS = {operation for operation, *_ in MBARRIER_CALLS.values()}  # they need the mbarriers
 WHILE_LIMIT = 1 << 31  # a block counts as endless if its loops have more iterations than this in total
 
 
@@ -113,7 +113,7 @@ class PtxAttempt(Attempt):
         `spill_buffer`."""
         # A kernel can wait for copies although it sends none.
         operations = {operation for operation, *_ in self.source.calls.values()}
-        copies, phases = operations & OF_COPIES, operations & OF_PHASES
+        copies, phases = operations & COPY_OPERATIONS, operations & MBARRIER_OPERATIONS
         if copies and self.is_cooperative:
             raise CannotLower("it has asynchronous copies and grid barriers")
         if phases and self.is_cooperative:

@@ -102,7 +102,7 @@ def arrive_at(table, thread, state, host, count):
     if barrier == 0:
         diverge(state)
         return 0
-    check_turn(barrier, thread, state)
+    check_phase_order(barrier, thread, state)
     before = barrier[PHASE] << COUNT_BITS | barrier[PENDING]
     barrier[FIELDS + thread] = barrier[PHASE] + 1 << 32 | state.epoch
     count_arrivals(table, state, barrier, count)
@@ -110,7 +110,7 @@ def arrive_at(table, thread, state, host, count):
 
 
 @int64_helper
-def check_turn(barrier, thread, state):
+def check_phase_order(barrier, thread, state):
     """Mark the block if the arrival of a thread could belong to another phase in another order of the
     threads.
 
@@ -154,7 +154,7 @@ def track(table, thread, state, host, adds):
     if barrier == 0 or barrier[PENDING] + adds > MAX_COUNT:
         diverge(state)
         return 0
-    check_turn(barrier, thread, state)
+    check_phase_order(barrier, thread, state)
     threads = table[MBARRIERS][THREADS]
     barrier[PENDING] += adds
     barrier[TRACKED] += 1

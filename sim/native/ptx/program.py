@@ -27,8 +27,8 @@ from sim.ptx.warps import form_of
 
 COPY_SIZES = {f"cp_async_{size}": size for size in (4, 8, 16)}
 WAITS = {"cp_async_commit": "commit", "cp_async_wait": "receive", "cp_async_wait_all": "receive_all"}
-# instruction of an mbarrier -> its operation in sim.native.ptx.runs, and further arguments of the operation
-PHASES = {
+# mbarrier instruction -> its operation in sim.native.ptx.runs, followed by arguments of the operation
+MBARRIER_CALLS = {
     "mbarrier_init": ("initialise",),
     "mbarrier_inval": ("invalidate",),
     "mbarrier_arrive": ("arrive_at",),
@@ -257,7 +257,7 @@ class Lowering(Program):
     def transfer(self, name, reach="grid", waits=False):
         """Return the name of the function for a part of cp.async or of an mbarrier. Raise Missing for other
         transfers."""
-        if name in PHASES:
+        if name in MBARRIER_CALLS:
             return self.phase_call(name, reach)
         if name in COPY_SIZES:
             size = COPY_SIZES[name]
@@ -282,7 +282,7 @@ class Lowering(Program):
             or "shared" not in {part.partition("::")[0] for part in self.item.names}
         ):
             raise Missing
-        operation, *rest = PHASES[name]
+        operation, *rest = MBARRIER_CALLS[name]
         if id(self.item) in self.unobserved:
             operation = "check_exists"
         self.atomic_widths.add(64)
