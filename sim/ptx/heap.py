@@ -216,7 +216,7 @@ class Heap:
         if isinstance(region, Piece):
             where = f"which is {address - region.base} bytes after the start of {region.allocation.name}"
         elif region is not None:
-            where = f"which is in {region.allocation.name}, which malloc did not return"
+            where = f"which is in {region.allocation.name} and was not returned by malloc"
         return Finding(
             "invalid-free",
             "error",

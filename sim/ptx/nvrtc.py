@@ -27,7 +27,7 @@ HEADERS = (
 # defines the few type traits that it needs itself, and the PTX of a kernel is the same.
 OWN_TRAITS = "-D_CG_LIMIT_INCLUDED_DEPENDENCIES"
 # A source that contains one of these texts may depend on cuda::std, or on a type that the header's own traits
-# do not count as an integer or a float.
+# classify differently: they do not count it as an integer or a float.
 NEEDS_STD = re.compile(
     r"cuda::|cuda/|\b_CG_|\bsigned\s+char|int8|int128|wchar_t|char(8|16|32)_t|bf16|bfloat16|float8|fp8"
 )
@@ -147,7 +147,7 @@ def compile_program(
 
 
 def can_use_own_traits(source, options):
-    """Return whether to compile a source with OWN_TRAITS first. If it then fails, it is compiled without."""
+    """Return whether to compile a source with OWN_TRAITS first, and without them only if this fails."""
     texts = [source, *own_headers(source, options)]
     uses_groups = any("cooperative_groups" in text for text in texts)
     return uses_groups and not any(NEEDS_STD.search(text) for text in [*texts, *options])

@@ -48,7 +48,7 @@ def test_messages_name_the_pointer_the_line_and_the_number_of_bytes(kernels):
     (finding,) = run(kernels["twice"])[0].findings
     assert finding.array == "p" and finding.count == 7
     assert "4 bytes after the start of p" in run(kernels["inside"])[0].findings[0].message
-    assert "in out, which malloc did not return" in run(kernels["foreign"])[0].findings[0].message
+    assert "in out and was not returned by malloc" in run(kernels["foreign"])[0].findings[0].message
     (finding,) = run(kernels["lost"])[0].findings
     assert "8 pieces of memory, 320 bytes, are never freed: heap.cu line 21" in finding.message
 
