@@ -101,13 +101,23 @@ def send(table, thread, state, to_site, to, from_site, source, valid, size, writ
         if from_at < 0 or from_at > from_region[SIZE] - size:
             return 0
     mark_flight(to_region, to_at, size, state)
-    ring = table[PENDING] + 8 * RING * thread
+    append_copy(table[PENDING] + 8 * RING * thread, to_region, to_at, from_region, from_at, size, state)
+    return 0
+
+
+@int64_helper
+def append_copy(ring, to_region, to_at, from_region, from_at, size, state):
+    """Append a copy to the ring of its thread. Mark the block if the ring is full.
+
+    to_region, from_region: the addresses of the regions of the destination and the source.
+    to_at, from_at: the offsets in these regions.
+    """
     if ring[COUNT] > 0 and is_from_earlier_block(copy_at(ring, ring[FIRST])[OWN], state):
         ring[LEFT] = 1
         ring[COUNT] = 0
     if ring[COUNT] == CAPACITY:
         set_error(state, RACE)
-        return 0
+        return
     copy = copy_at(ring, ring[FIRST] + ring[COUNT])
     copy[OF_GROUP] = ring[GROUP]
     copy[TO] = to_region
@@ -117,7 +127,6 @@ def send(table, thread, state, to_site, to, from_site, source, valid, size, writ
     copy[BYTES] = size
     copy[OWN] = state.own_entry
     ring[COUNT] += 1
-    return 0
 
 
 @int64_helper
