@@ -235,7 +235,7 @@ def test_only_what_is_needed_runs(wanted, window, kernels):
     assert [gradient is not None for gradient in gradients] == chosen
 
 
-def test_twice_is_an_error(leaves):
+def test_twice_is_an_error(leaves, without_launches):
     (first,) = torch.autograd.grad(latent_attention(*leaves, 2).sum(), leaves[0], create_graph=True)
     with pytest.raises(RuntimeError, match="latent_attention can be differentiated once"):
         first.sum().backward()
@@ -255,8 +255,7 @@ def test_one_operator_for_the_compiler(leaves, few):
     torch.library.opcheck(operator, arguments, test_utils=few(OPERATOR_CHECKS, 3))
 
 
-@pytest.mark.nightly  # This takes 7 CPU seconds, and test_a_layer_under_autocast computes the same gradients.
-def test_autocasts_type_under_autocast(leaves):
+def test_autocasts_type_under_autocast(leaves, without_launches):
     with torch.autocast("cpu", torch.bfloat16):
         o = latent_attention(leaves[0].bfloat16(), *leaves[1:], 2)
     assert o.dtype == torch.bfloat16

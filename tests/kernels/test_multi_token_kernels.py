@@ -173,7 +173,7 @@ def test_gradients_reach_every_argument(documents):
         assert got.shape == wanted.shape and worst(got, wanted) <= (1e-4 if number else 1e-5)
 
 
-def test_frozen_parts_get_no_gradient():
+def test_frozen_parts_get_no_gradient(without_launches):
     given = example()
     given["after_taps"].requires_grad_()
     multi_token_attention(**given).sum().backward()
@@ -181,7 +181,7 @@ def test_frozen_parts_get_no_gradient():
     assert all(leaf.grad is None for leaf in leaves_of(given) if leaf is not given["after_taps"])
 
 
-def test_twice_is_an_error():
+def test_twice_is_an_error(without_launches):
     given = example(n=3)
     q = given["q"].requires_grad_()
     (first,) = torch.autograd.grad(multi_token_attention(**given).sum(), q, create_graph=True)
