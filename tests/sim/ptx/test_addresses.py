@@ -4,6 +4,7 @@ A pointer stored by one launch is valid in the next.
 """
 
 import gc
+import itertools
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from ptx.test_cuda_cpp import module
 from sim import simulate
 from sim.memory.spaces import owner_number
 from sim.ptx.foreign import explain_address
-from sim.ptx.regions import ADDRESSES, GAP, HEAP_BASE, Addresses, ModuleKey, PaddedSpace
+from sim.ptx.regions import ADDRESSES, GAP, HEAP_BASE, NARROW_GAP, Addresses, ModuleKey, PaddedSpace
 
 INDEX = np.arange(4, dtype=np.int32)
 ENGINES = pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
@@ -231,11 +232,18 @@ def test_a_thousand_launches_with_new_arrays_do_not_fill_the_window():
 
 
 def test_modules_do_not_share_addresses():
-    """Fill the window with variables of many modules. The guard bytes shrink, and no two ranges overlap."""
-    addresses, count = Addresses(), 2000
-    bases = [place(addresses, ModuleKey(n, "table"))[0] for n in range(count)]
-    assert len(set(bases)) == count and max(bases) < HEAP_BASE
-    assert np.diff(sorted(bases)).min() > 1024
+    """Fill the window with a large variable and the variables of 200 modules.
+
+    The guard bytes shrink, and no two ranges overlap.
+    """
+    addresses = Addresses()
+    place(addresses, ModuleKey(0, "table"), nbytes=11 << 30)
+    for n in range(200):
+        place(addresses, ModuleKey(n + 1, "table"))
+    ranges = sorted(addresses.ranges.values(), key=lambda found: found.base)
+    gaps = [above.base - below.end for below, above in itertools.pairwise(ranges)]
+    assert len(ranges) == 201 and ranges[-1].end < HEAP_BASE
+    assert NARROW_GAP <= min(gaps) < GAP
 
 
 def test_an_address_of_the_host_is_called_one():
