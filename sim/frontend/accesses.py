@@ -11,7 +11,7 @@ from math import prod
 from sim.events import LOAD, SITE_SHIFT, SITES, STORE
 from sim.frontend.loop_counts import loops_to_count
 from sim.frontend.resolve import ATOMIC, GEOMETRY, referent_of
-from sim.frontend.tree import from_end, indices_of, is_of_shape
+from sim.frontend.tree import all_nodes, from_end, indices_of, is_of_shape
 from sim.frontend.types import ANY, ArrayType, Number, Record, View, bits
 from sim.memory.indices import FromEnd
 
@@ -192,7 +192,7 @@ class Accesses(ast.NodeTransformer):
         known = {"array": target.id, "rank": len(indices), "arguments": arguments, "site": site}
         inside = " and ".join(conditions + more) or "True"
         made = ast.parse(text.format(inside=inside, flat=flat, noted=noted, PREFIX=PREFIX, **known))
-        for part in ast.walk(made):
+        for part in all_nodes(made):
             ast.copy_location(part, target)
         return made.body
 

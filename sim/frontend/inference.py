@@ -12,7 +12,7 @@ from sim.frontend.intervals import ADDITIVE, BITWISE, operation, range_interval
 from sim.frontend.names import MISSING
 from sim.frontend.resolve import AXIS, builtin_called, referent_of
 from sim.frontend.ssa import Versions, stored_names, version_of
-from sim.frontend.tree import UNARY, indices_of
+from sim.frontend.tree import UNARY, all_nodes, indices_of
 from sim.frontend.types import (
     ANY,
     BOOL,
@@ -67,7 +67,7 @@ class Types(CallTypes):
             {"threadIdx": [(0, n - 1) for n in block], "blockDim": [(n, n) for n in block]} if block else {}
         )
         self.block = block
-        named = [part.arg for part in ast.walk(tree.args) if isinstance(part, ast.arg)]
+        named = [part.arg for part in all_nodes(tree.args) if isinstance(part, ast.arg)]
         self.parameters, self.fixed = dict(parameters), set(named) - stored_names(tree.body)
         self.versions = Versions(named, tree.body, lambda node: referent_of(node).value, self.is_none)
         self.found = {}

@@ -8,6 +8,7 @@ number of barriers are in the same iteration. Then counting is unnecessary.
 import ast
 
 from sim.frontend.resolve import DEVICE, WAIT, source_of
+from sim.frontend.tree import all_nodes
 from sim.isa.table import BLOCK_WIDE
 
 # How many times a path through some statements passes a barrier: never, exactly once, or an unknown number.
@@ -18,7 +19,7 @@ LOOPS, BRANCHES = (ast.For, ast.While), (ast.IfExp, ast.BoolOp, ast.comprehensio
 def loops_to_count(source):
     """Return the ids of the loops in a Source whose iterations must be counted."""
     passes = BarrierPasses()
-    loops = [node for node in ast.walk(source.tree) if isinstance(node, LOOPS)]
+    loops = [node for node in all_nodes(source.tree) if isinstance(node, LOOPS)]
     return {id(loop) for loop in loops if passes.of_body(loop.body, ast.Continue) == ANYHOW}
 
 
@@ -39,7 +40,7 @@ class BarrierPasses:
         return ANYHOW if any(leaves(statement, leave) for statement in statements[:last]) else ONCE
 
     def of_statement(self, statement):
-        parts = list(ast.walk(statement))
+        parts = all_nodes(statement)
         most = max(self.of_call(part) for part in parts)
         straight = isinstance(statement, (ast.Expr, ast.Assign, ast.Return))
         return most if straight and not any(isinstance(part, BRANCHES) for part in parts) else most and ANYHOW

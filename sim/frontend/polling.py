@@ -19,6 +19,7 @@ from sim.frontend.resolve import (
     VARIABLE,
     referent_of,
 )
+from sim.frontend.tree import all_nodes
 from sim.frontend.types import Record
 
 COMPUTING = {FUNCTION, DTYPE, POSITION, LANES}  # roles of calls whose results depend on their operands alone
@@ -33,18 +34,18 @@ def can_poll(function, parameters):
     function: an annotated FunctionDef (sim.frontend.resolve).
     parameters: (name, type) of its parameters with known types.
     """
-    arrays = {one.arg for one in ast.walk(function) if isinstance(one, ast.arg)}
-    arrays -= {node.id for node in ast.walk(function) if is_name(node, ast.Store)}
+    arrays = {one.arg for one in all_nodes(function) if isinstance(one, ast.arg)}
+    arrays -= {node.id for node in all_nodes(function) if is_name(node, ast.Store)}
     arrays -= {name for name, type_ in parameters if isinstance(type_, Record)}
-    loops = [node for node in ast.walk(function) if isinstance(node, ast.While) and not waits_for_grid(node)]
+    loops = [node for node in all_nodes(function) if isinstance(node, ast.While) and not waits_for_grid(node)]
     return any(depends_on_memory(loop, arrays) for loop in loops)
 
 
 def has_loop_around_grid_barrier(function):
     """Return whether a `while` loop of a function may contain a grid barrier, directly or in a function that
     the loop calls. Return True in case of doubt."""
-    loops = [node for node in ast.walk(function) if isinstance(node, ast.While)]
-    calls = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call)]
+    loops = [node for node in all_nodes(function) if isinstance(node, ast.While)]
+    calls = [node for loop in loops for node in all_nodes(loop) if isinstance(node, ast.Call)]
     of_methods = {getattr(call.func, "attr", "") for call in calls if call.calls == MEMBER}
     return "sync" in of_methods or any(call.calls in (DEVICE, OBJECT, VARIABLE) for call in calls)
 
@@ -53,7 +54,7 @@ def waits_for_grid(loop):
     """Return whether each iteration of a loop, except perhaps the last one, passes a grid barrier."""
     values = [node.value for node in loop.body if isinstance(node, ast.Expr)]
     calls = [call for call in values if isinstance(call, ast.Call) and call.calls == MEMBER]
-    continues = any(isinstance(node, ast.Continue) for node in ast.walk(loop))
+    continues = any(isinstance(node, ast.Continue) for node in all_nodes(loop))
     return not continues and any(getattr(call.func, "attr", "") == "sync" for call in calls)
 
 
@@ -62,7 +63,7 @@ def depends_on_memory(loop, arrays):
 
     arrays: the names of parameters that are never assigned and are no records.
     """
-    nodes, read, before = list(ast.walk(loop)), set(), None  # read: variables that depend on such a value
+    nodes, read, before = all_nodes(loop), set(), None  # read: variables that depend on such a value
     # A `for` loop assigns the items of what it iterates over.
     assigned = [(node, node.value) for node in nodes if isinstance(node, ASSIGNMENTS) and node.value]
     assigned += [(node.target, node.iter) for node in nodes if isinstance(node, ast.For)]
@@ -70,7 +71,7 @@ def depends_on_memory(loop, arrays):
         before = set(read)
         for target, value in assigned:
             if reads_memory(value, read, arrays):
-                read |= {part.id for part in ast.walk(target) if is_name(part, ast.Store)}
+                read |= {part.id for part in all_nodes(target) if is_name(part, ast.Store)}
     decisions = [node.test for node in nodes if isinstance(node, ast.While | ast.If)]
     decisions += [node.iter for node in nodes if isinstance(node, ast.For)]
     return any(reads_memory(decision, read, arrays) for decision in decisions)
@@ -79,7 +80,7 @@ def depends_on_memory(loop, arrays):
 def reads_memory(expression, read, arrays):
     """Return whether an expression depends on memory, on another thread or on one of the variables in
     `read`."""
-    return any(is_read(node, read, arrays) for node in ast.walk(expression))
+    return any(is_read(node, read, arrays) for node in all_nodes(expression))
 
 
 def is_read(node, read, arrays):

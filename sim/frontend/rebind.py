@@ -35,7 +35,7 @@ from sim.frontend.names import (
 from sim.frontend.polling import can_poll, has_loop_around_grid_barrier
 from sim.frontend.resolve import GEOMETRIES, referent_of, source_of
 from sim.frontend.rewrite import Rewriter
-from sim.frontend.tree import as_list, located
+from sim.frontend.tree import all_nodes, as_list, located
 from sim.frontend.types import Number
 from sim.isa.conversions import cast, domain
 from sim.isa.table import ENTRY_OF_OBJECT, SUSPENDING
@@ -162,8 +162,8 @@ def repeated_dtypes(views):
 
 def comparison_constants(function, tree):
     """Return the numbers in a function's comparisons: literals, and values of outer names."""
-    names, comparisons = Names(function), [n for n in ast.walk(tree) if isinstance(n, ast.Compare)]
-    parts = [part for comparison in comparisons for part in ast.walk(comparison)]
+    names, comparisons = Names(function), [n for n in all_nodes(tree) if isinstance(n, ast.Compare)]
+    parts = [part for comparison in comparisons for part in all_nodes(comparison)]
     values = [part.value for part in parts if isinstance(part, ast.Constant)]
     values += [names.value(part.id) for part in parts if isinstance(part, ast.Name)]
     return {value for value in values if type(value) is float or type(value) is int and abs(value) < 1 << 63}

@@ -31,7 +31,7 @@ from sim.frontend.names import (
     member,
     name_in_cuda,
 )
-from sim.frontend.tree import tree_of
+from sim.frontend.tree import all_nodes, tree_of
 from sim.isa.functions import Function
 from sim.isa.table import BLOCK_WIDE, WARP_WIDE
 
@@ -194,7 +194,7 @@ class Source(ast.NodeVisitor):
             parts = zip(*(part.elts for part in parts[0]))
         for target, value in parts:
             if hasattr(value, "declares") and isinstance(target, ast.Name) and len(node.targets) == 1:
-                stores = (n for n in ast.walk(self.tree) if getattr(n, "id", "") == target.id)
+                stores = (n for n in all_nodes(self.tree) if getattr(n, "id", "") == target.id)
                 once = sum(isinstance(name.ctx, ast.Store) for name in stores) == 1
                 value.declares.variable = target.id if once else None
 
@@ -203,10 +203,10 @@ class Source(ast.NodeVisitor):
 
         Numba requires a compile-time constant, and it doesn't fold such expressions.
         """
-        for part in ast.walk(node.declares.shape or ast.Constant(0)):
+        for part in all_nodes(node.declares.shape or ast.Constant(0)):
             operation = isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp))
             computed = operation or getattr(part, "attr", "") == "shape"
-            if computed and any(isinstance(name, ast.Name) for name in ast.walk(part)):
+            if computed and any(isinstance(name, ast.Name) for name in all_nodes(part)):
                 site = self.site("call", node)
                 raise LaunchError(
                     f"{ast.unparse(part)} in the shape of a declared array is no constant for Numba:"
@@ -220,25 +220,25 @@ class Source(ast.NodeVisitor):
         """Return the Referents of all names and attributes that the function reads."""
         return [
             node.referent
-            for node in ast.walk(self.tree)
+            for node in all_nodes(self.tree)
             if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
         ]
 
     def calls(self, *roles):
         """Return the calls with one of these roles."""
-        return [node for node in ast.walk(self.tree) if getattr(node, "calls", None) in roles]
+        return [node for node in all_nodes(self.tree) if getattr(node, "calls", None) in roles]
 
     @property
     def acts_on_atomics(self):
         """True if the function uses the result of an atomic or contains a fence, so that its behaviour may
         depend on the schedule."""
-        names = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name))
+        names = (node for node in all_nodes(self.tree) if isinstance(node, ast.Name))
         read = {name.id for name in names if isinstance(name.ctx, ast.Load)}
         # An atomic's result is unused in an expression statement, and in an assignment to names that are
         # never read.
         ignored = {
             id(node.value)
-            for node in ast.walk(self.tree)
+            for node in all_nodes(self.tree)
             if isinstance(node, ast.Expr)
             or isinstance(node, ast.Assign)
             and all(isinstance(target, ast.Name) and target.id not in read for target in node.targets)
@@ -250,7 +250,7 @@ class Source(ast.NodeVisitor):
     @property
     def stores_elsewhere(self):
         """True if the function may store to an array that it does not declare itself."""
-        nodes = list(ast.walk(self.tree))
+        nodes = all_nodes(self.tree)
         made = [node for node in nodes if getattr(getattr(node, "value", None), "calls", None) == DECLARATION]
         own = {getattr(node.targets[0], "id", "") for node in made if isinstance(node, ast.Assign)}
         subscripts = (node for node in nodes if isinstance(node, ast.Subscript))

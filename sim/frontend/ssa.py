@@ -11,7 +11,7 @@ import operator
 import numpy as np
 
 from sim.frontend.names import MISSING
-from sim.frontend.tree import COMPARISONS, is_literal
+from sim.frontend.tree import COMPARISONS, all_nodes, is_literal
 
 # The assignments in these statements and expressions are not tracked.
 OPAQUE = (ast.Try, ast.With, ast.Match, ast.Global, ast.Nonlocal, ast.Delete)
@@ -50,7 +50,7 @@ def stored_names(nodes):
     return {
         part.id
         for node in nodes
-        for part in ast.walk(node)
+        for part in all_nodes(node)
         if isinstance(part, ast.Name) and isinstance(part.ctx, (ast.Store, ast.Del))
     }
 
@@ -62,14 +62,14 @@ def opaque_names(statements):
     in an operand that is not always evaluated.
     """
     found = set()
-    for node in [part for statement in statements for part in ast.walk(statement)]:
+    for node in [part for statement in statements for part in all_nodes(statement)]:
         if isinstance(node, (ast.FunctionDef, ast.Lambda)):
-            found |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            found |= {part.id for part in all_nodes(node) if isinstance(part, ast.Name)}
             found |= {node.name} if isinstance(node, ast.FunctionDef) else set()
         elif isinstance(node, OPAQUE):
             found |= stored_names([node]) | set(getattr(node, "names", ()))
         elif isinstance(node, (ast.IfExp, ast.BoolOp)):
-            found |= {part.target.id for part in ast.walk(node) if isinstance(part, ast.NamedExpr)}
+            found |= {part.target.id for part in all_nodes(node) if isinstance(part, ast.NamedExpr)}
     return found
 
 
@@ -102,7 +102,7 @@ class Versions:
         return [
             node
             for statement in statements
-            for node in ast.walk(statement)
+            for node in all_nodes(statement)
             if isinstance(node, ast.Name)
             and isinstance(node.ctx, ast.Load)
             and hasattr(node, "version")

@@ -8,6 +8,7 @@ order of evaluation. `a[i] += v` becomes `a[i] = a[i] + v`. `a[i, n], n = v, n +
 import ast
 import copy
 import dis
+import functools
 import inspect
 import math
 import textwrap
@@ -60,7 +61,7 @@ def tree_of(function):
 
 def indent_columns(tree, indent):
     """Shift all columns by the indentation that dedent removed, so that they match the file again."""
-    for node in ast.walk(tree):
+    for node in all_nodes(tree):
         if hasattr(node, "col_offset"):
             node.col_offset += indent
             node.end_col_offset += indent
@@ -76,6 +77,28 @@ def simplify(tree, function, lines):
     tree.lines = dict(enumerate(lines, function.__code__.co_firstlineno))
     tree.variables = {*function.__code__.co_varnames, *function.__code__.co_cellvars, *simplify.made}
     return tree
+
+
+@functools.cache
+def fields_with_nodes(node_class):
+    """Return the fields of a class of AST nodes, without the context of names (Load, Store, Del)."""
+    return tuple(field for field in node_class._fields if field != "ctx")
+
+
+def all_nodes(node):
+    """Return a node and all nodes below it, level by level, but without the contexts of names.
+
+    This takes half of the time of the function in `ast`. The rewriter calls it about 20 times per function.
+    """
+    nodes = [node]
+    for parent in nodes:
+        for field in fields_with_nodes(type(parent)):
+            part = getattr(parent, field, None)
+            if isinstance(part, ast.AST):
+                nodes.append(part)
+            elif isinstance(part, list):
+                nodes += [item for item in part if isinstance(item, ast.AST)]
+    return nodes
 
 
 def indices_of(node):
@@ -103,7 +126,7 @@ def as_list(result):
 
 def has(node, *classes):
     """Return whether `node` contains a node of one of these classes."""
-    return any(isinstance(part, classes) for part in ast.walk(node))
+    return any(isinstance(part, classes) for part in all_nodes(node))
 
 
 class Fold(ast.NodeTransformer):
@@ -125,7 +148,7 @@ class Fold(ast.NodeTransformer):
         if isinstance(value, complex) or isinstance(value, float) and not math.isfinite(value):
             return node
         literal = ast.parse(repr(value), mode="eval").body
-        for part in ast.walk(literal):
+        for part in all_nodes(literal):
             ast.copy_location(part, node)
         return literal
 
@@ -259,7 +282,7 @@ class SplitByType:
         if self.torn:
             for version in versions.all:
                 self.name(version.settled())
-            for node in [part for statement in statements for part in ast.walk(statement)]:
+            for node in [part for statement in statements for part in all_nodes(statement)]:
                 version = getattr(node, "version", None) if isinstance(node, ast.Name) else None
                 if version is not None and version.name in self.torn:
                     node.id = self.name(version.settled())

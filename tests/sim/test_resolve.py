@@ -1,6 +1,7 @@
 """Tests of how the front end resolves names and calls, before either engine uses the result."""
 
 import ast
+import inspect
 import math
 from builtins import min as lowest
 
@@ -11,6 +12,7 @@ from numba import cuda, float32
 from sim.frontend import resolve
 from sim.frontend.resolve import referent_of, source_of
 from sim.frontend.ssa import Versions
+from sim.frontend.tree import all_nodes
 from sim.native.lower.name_lowering import Names
 
 TILE, SIDES = 4, (2, 3)
@@ -98,3 +100,8 @@ def test_compiled_text_has_something_for_each_kind_of_name():
     kinds = {value for name, value in vars(resolve).items() if name.isupper() and isinstance(value, str)}
     calls = {*resolve.CALLS.values(), resolve.ATOMIC, resolve.WAIT}
     assert {kind for kind in kinds - calls - {resolve.VARIABLE} if not hasattr(Names, f"of_{kind}")} == set()
+
+
+def test_all_nodes_are_those_of_python_in_the_same_order():
+    tree = ast.parse(inspect.getsource(resolve) + "match x:\n    case [1, *_]:\n        del y[a:b, ...]\n")
+    assert all_nodes(tree) == [node for node in ast.walk(tree) if not isinstance(node, ast.expr_context)]
