@@ -38,12 +38,12 @@ from sim.steps import Step as Step
 if TYPE_CHECKING:
     from sim.context import Context
 
-# All kinds of findings. Only pytest --cuda-sim reports `exception`; simulate raises ThreadError instead.
+# All kinds of findings. Only pytest --cuda-sim reports the last three; simulate raises ThreadError instead.
 KINDS = tuple(
     "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
     " warp-divergence async-copy proxy-fence wgmma misaligned-address invalid-call invalid-operand"
     " use-after-free double-free invalid-free leak deadlock unassigned-variable misuse"
-    " no-progress undecided exception".split()
+    " no-progress undecided exception stream-race unsynchronized-access".split()
 )
 
 

@@ -11,13 +11,12 @@ GPU with `@pytest.mark.cuda_sim(off=True)`. The mark also accepts `engine`, `see
 """
 
 import itertools
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
+from sim.launch_tally import LaunchTally, add_counts, diagnostic_of, format_entry, total_line
 from sim.nouns import plural
-from sim.pages import insert_line
 from sim.pytest_options import ENGINES, OBSERVER_NAMES, describe_unknown, kinds_of_findings
 from sim.pytest_options import pytest_addoption as pytest_addoption
 
@@ -49,59 +48,6 @@ def select_observers(tools):
     return sum((named.get(tool) or (getattr(observers, tool.title()),) for tool in tools), ())
 
 
-@dataclass
-class LaunchTally:
-    """The launches of one test.
-
-    outcomes: number of launches per outcome.
-    engines: number of launches per engine.
-    findings: distinct findings, {key: (finding, host line of the launch, number of launches)}.
-    diagnostics: the findings as sim.diagnostics describes them, {key: diagnostic}, if a format is requested.
-    reports: the Reports, if HTML pages are requested.
-    failed: whether the test has failed because of its findings.
-    """
-
-    outcomes: Counter = field(default_factory=Counter)
-    engines: Counter = field(default_factory=Counter)
-    findings: dict = field(default_factory=dict)
-    diagnostics: dict = field(default_factory=dict)
-    reports: list = field(default_factory=list)
-    failed: bool = False
-
-    def failures(self, allowed):
-        """Return the entries for errors that fail a test. Errors of the kinds in `allowed` do not."""
-        errors = (entry for entry in self.findings.values() if entry[0].severity == "error")
-        return [entry for entry in errors if entry[0].kind not in allowed]
-
-    def forget_diagnostics(self, allowed):
-        """Remove the diagnostics of the kinds in `allowed`."""
-        self.diagnostics = {
-            key: each for key, each in self.diagnostics.items() if each["kind"] not in allowed
-        }
-
-    def counts(self):
-        """Return the counts as a JSON-compatible dictionary, which pytest-xdist can send between
-        processes."""
-        return {
-            "outcomes": dict(self.outcomes),
-            "engines": dict(self.engines),
-            "keys": sorted({repr(key) for key in self.findings}),
-            "diagnostics": list(self.diagnostics.values()),
-        }
-
-
-def add_counts(counts):
-    """Return the sum of several LaunchTally.counts(), with findings counted by kind."""
-    added = {
-        name: dict(sum((Counter(each[name]) for each in counts), Counter()))
-        for name in ("outcomes", "engines")
-    }
-    keys = sorted({key for each in counts for key in each["keys"]})
-    # a key is the repr of a tuple, whose first item is the kind in quotes
-    added["diagnostics"] = [diagnostic for each in counts for diagnostic in each["diagnostics"]]
-    return added | {"keys": keys, "kinds": dict(Counter(key.split("'")[1] for key in keys))}
-
-
 class SimulatedSession:
     """A pytest session with a simulated GPU, installed before collection and removed at the end."""
 
@@ -125,6 +71,7 @@ class SimulatedSession:
         self.hosts = [make(self.options) for wanted, make in makers if wanted]
         for host in self.hosts:
             host.record_launch = self.record_launch
+            host.record_finding = self.record_finding
             host.install()
 
     def record_launch(self, outcome, report):
@@ -140,10 +87,17 @@ class SimulatedSession:
         if self.arguments.cuda_sim_report:
             self.tally.reports.append(report)
         for finding in report.findings:
-            first, where, count = self.tally.findings.get(finding.key, (finding, launch_site(), 0))
-            self.tally.findings[finding.key] = entry = first, where, count + 1
-            if self.arguments.cuda_sim_format and not count:
+            entry, is_new = self.tally.add(finding, launch_site())
+            if self.arguments.cuda_sim_format and is_new:
                 self.tally.diagnostics[finding.key] = diagnostic_of(entry, report)
+
+    def record_finding(self, finding):
+        """Count a HostFinding."""
+        _, is_new = self.tally.add(finding)
+        if self.arguments.cuda_sim_format and is_new:
+            self.tally.diagnostics[finding.key] = finding.diagnostic()
+        if self.arguments.cuda_sim_report and is_new:
+            self.tally.reports.append(finding)
 
     def pytest_collection_modifyitems(self, items):
         """Reject an invalid mark before any test runs."""
@@ -180,9 +134,10 @@ class SimulatedSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
-        """Mark the test as failed if its launches have errors."""
+        """Mark the test as failed if its launches or its host code have errors."""
         report = yield
         tally = self.tally
+        self.end_phase(call, report)
         allowed = {*self.arguments.cuda_sim_allow, *settings_of(item)["allow"]}
         failures = tally.failures(allowed)
         # if the test is skipped after such a launch, its teardown fails
@@ -198,6 +153,28 @@ class SimulatedSession:
             self.attach_counts(item.nodeid, report)
         return report
 
+    def end_phase(self, call, report):
+        """Look for copies for which the host has not waited, at the end of a phase of a test.
+
+        A test that raises an exception before it waits is not reported for that. If it fails, its report
+        explains what the copies can have to do with it.
+        """
+        for streams in self.streams():
+            text = streams.explain_failure(call.excinfo) if call.excinfo is not None else streams.end_phase()
+            if text and report.failed:
+                report.sections.append((self.label, text))
+        if call.when == "teardown":
+            self.end_streams()
+
+    def streams(self):
+        """Return the HostStreams of the hosts that have them."""
+        return [host.streams for host in self.hosts if hasattr(host, "streams")]
+
+    def end_streams(self):
+        """Report copies for which the host has not waited, and forget all operations."""
+        for streams in self.streams():
+            self.tally.notes |= streams.end_test()
+
     def attach_counts(self, nodeid, report):
         """Attach the counts of a test's launches to its last report.
 
@@ -205,7 +182,7 @@ class SimulatedSession:
         are attached to the next report.
         """
         tally, self.tally = self.tally, LaunchTally()
-        if tally.outcomes:
+        if not tally.is_empty:
             self.unlogged.append(tally.counts())
         if not self.unlogged:
             return
@@ -225,10 +202,11 @@ class SimulatedSession:
 
     def count_outside_tests(self):
         """Count the launches since the last test, which belong to no test, and format their failures."""
+        self.end_streams()
         tally, self.tally, allowed = self.tally, LaunchTally(), self.arguments.cuda_sim_allow
         self.outside_failures += map(format_entry, tally.failures(allowed))
         tally.forget_diagnostics(allowed)
-        if tally.outcomes:
+        if not tally.is_empty:
             self.unlogged.append(tally.counts())
         self.outside += self.unlogged
         if self.unlogged and self.arguments.cuda_sim_report:
@@ -272,6 +250,8 @@ class SimulatedSession:
             terminalreporter.write_line(text)
         tests = plural(len(counts_of), "test") + (" and outside tests" if self.outside else "")
         terminalreporter.write_line(f"{self.label}: {total_line(everything, tests)}")
+        for note in everything["notes"]:
+            terminalreporter.write_line(f"{self.label}: note: {note}")
         if self.arguments.cuda_sim_format:
             terminalreporter.write_line(self.write_diagnostics(everything["diagnostics"]))
         if self.arguments.cuda_sim_report and (counts_of or self.outside):
@@ -327,18 +307,6 @@ def make_triton_host(options):
     return session
 
 
-def total_line(counts, tests):
-    """Return a sentence with the number of launches, split by outcome."""
-    from sim.sessions import OUTCOMES
-
-    outcomes = counts["outcomes"]
-    parts = " + ".join(f"{outcomes[name]:,} {name}" for name in OUTCOMES if outcomes.get(name))
-    launches = plural(sum(outcomes.values()), "launch", "launches") + (f" = {parts}" if parts else "")
-    engines = "".join(f", {n:,} by {name}" for name, n in sorted(counts["engines"].items()))
-    found = plural(len(counts["keys"]), "finding") + format_counts(counts["kinds"])
-    return f"{launches}, in {tests}{engines}; {found}"
-
-
 def settings_of(item):
     """Return the settings in a test's mark: {"off": bool, "allow": kinds, "options": fields of
     sim.sessions.Options}.
@@ -362,27 +330,3 @@ def settings_of(item):
     if given.get("tools") is not None:
         options["observers"] = select_observers(given["tools"])
     return {"off": bool(given.get("off")), "allow": given.get("allow", ()), "options": options}
-
-
-def format_counts(counts):
-    """Return " (3 fibers, 1 native)", or "" without counts."""
-    return f" ({', '.join(f'{n:,} {name}' for name, n in sorted(counts.items()))})" if counts else ""
-
-
-def format_entry(entry):
-    """Return a finding's text, with the line that launched the kernel and the number of further launches."""
-    finding, where, count = entry
-    further = plural(count - 1, "further launch", "further launches")
-    times = f"; {further} with the same" if count > 1 else ""
-    message = finding.message.replace("simulate(kernel, max_steps=...)", "--cuda-sim-max-steps")
-    return insert_line(message, f"  Launched from {where}{times}.")
-
-
-def diagnostic_of(entry, report):
-    """Return the diagnostic of a finding. Without a place in a file, it belongs to the launching line."""
-    from sim import diagnostics
-
-    found = diagnostics.of_finding(entry[0], report) | {"message": format_entry(entry)}
-    file, _, line = entry[1].rpartition(":")
-    found["places"] = found["places"] or [diagnostics.place(file, int(line), text="launched")] * bool(file)
-    return found

@@ -6,6 +6,7 @@ import re
 from html import escape
 
 from sim.nouns import plural
+from sim.report import Report
 from sim.viz.page import page
 
 OUTSIDE = "outside tests"  # the title of the page for launches that belong to no test
@@ -25,11 +26,16 @@ def page_name(nodeid):
 
 
 def write_test(folder, nodeid, reports):
-    """Write the page for one test and return its file name. Launches with findings come first; equal reports
-    appear once."""
+    """Write the page for one test and return its file name. Findings about host code come first, then
+    launches with findings; equal reports appear once.
+
+    reports: Reports and HostFindings.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     name = page_name(nodeid)
-    different = {str(report): report for report in reports}.values()
+    launches = [each for each in reports if isinstance(each, Report)]
+    others = dict.fromkeys(str(each) for each in reports if not isinstance(each, Report))
+    different = {str(report): report for report in launches}.values()
     ordered = sorted(different, key=lambda report: not report.findings)
     more = (
         f"<p>{plural(len(ordered) - MAX_SHOWN, 'further launch', 'further launches')}, not shown.</p>"
@@ -38,7 +44,9 @@ def write_test(folder, nodeid, reports):
     )
     shown = "<hr>".join(page(report).html for report in ordered[:MAX_SHOWN])
     (folder / name).write_text(
-        HEAD.format(escape(nodeid)) + f"<p>{plural(len(reports), 'launch', 'launches')}</p>{shown}{more}",
+        HEAD.format(escape(nodeid))
+        + "".join(f"<pre>{escape(text)}</pre>" for text in others)
+        + f"<p>{plural(len(launches), 'launch', 'launches')}</p>{shown}{more}",
         encoding="utf-8",
     )
     return name

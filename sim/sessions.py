@@ -1,7 +1,7 @@
 """A session of simulated launches: its options, and launches that run once for each seed."""
 
+import functools
 import sys
-import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,11 +55,23 @@ def run_seeds(function, options, configuration, values):
     return replace(report, findings=tuple(findings))
 
 
+def launching_line():
+    """Return (file, line) of the innermost caller outside the simulator, Numba and Triton, or ("", 0)."""
+    triton = getattr(sys.modules.get("triton"), "__file__", None)
+    frame = sys._getframe(1)
+    while frame is not None and is_library(frame.f_code.co_filename, triton):
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+
+
+@functools.cache
+def is_library(file, triton):
+    """Return whether a file belongs to the simulator, to Numba or to Triton, whose file is `triton`."""
+    skipped = (*NOT_LAUNCHING, str(Path(triton).parent)) if triton else NOT_LAUNCHING
+    return any(part in file for part in skipped)
+
+
 def launch_site():
     """Return file:line for the innermost caller outside the simulator, Numba and Triton."""
-    triton = getattr(sys.modules.get("triton"), "__file__", None)
-    skipped = (*NOT_LAUNCHING, str(Path(triton).parent)) if triton else NOT_LAUNCHING
-    for frame in reversed(traceback.extract_stack(sys._getframe(1))):
-        if not any(part in frame.filename for part in skipped):
-            return f"{frame.filename}:{frame.lineno}"
-    return "?"
+    file, line = launching_line()
+    return f"{file}:{line}" if line else "?"

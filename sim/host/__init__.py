@@ -6,8 +6,13 @@ undoes it, so a real GPU can be used before and after.
 
 Read the files in this order:
 
-    driver      functions of the CUDA driver, with host memory as device memory
-    launches    Host: replacements inside Numba, and the simulation of each launch
+    memory       device memory, which is host memory
+    page_locked  asynchronous copies from and to page-locked memory
+    early_reads  poison of such copies in the variables of a failed test
+    used_memory  the memory that a launch uses
+    streams      the order of operations, races between streams, accesses that do not wait
+    driver       functions of the CUDA driver
+    launches     Host: replacements inside Numba, and the simulation of each launch
 """
 
 from numba.cuda.core import config

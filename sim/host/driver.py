@@ -1,103 +1,24 @@
 """The CUDA driver functions that Numba calls, for a simulated GPU.
 
-Device memory is host memory. All work is complete when a call returns, so streams and events never wait.
+Device memory is host memory. All work is executed before a call returns. sim.host.streams records what a GPU
+could still be executing then.
 """
 
-import bisect
 import ctypes
 import time
 import weakref
 
-import numpy as np
 from numba.cuda.cudadrv import driver
 
-from sim.events import INTEGER_POISON
-from sim.memory.spaces import Empty
+from sim.host.memory import MANAGED, PAGE_LOCKED
 
-POISON_WORD = INTEGER_POISON * 0x01010101  # four bytes of poison
 # Device attributes whose value is 1, and device attributes whose value is 0.
 SUPPORTED = "CAN_MAP_HOST_MEMORY UNIFIED_ADDRESSING MANAGED_MEMORY COOPERATIVE_LAUNCH".split()
 UNSUPPORTED = (
     "PCI_DOMAIN_ID PCI_BUS_ID PCI_DEVICE_ID COMPUTE_CAPABILITY_MINOR KERNEL_EXEC_TIMEOUT TCC_DRIVER".split()
 )
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 TOTAL_BYTES = 16 << 30  # the device's memory size, as reported by get_memory_info
-
-
-class Memory:
-    """The allocations of the simulated device, {address: bytes}, and the addresses of allocations that may
-    contain unwritten elements.
-
-    An allocation is filled with INTEGER_POISON. An element that still has this value counts as unwritten.
-    """
-
-    def __init__(self):
-        self.blocks, self.addresses, self.fresh = {}, [], set()
-
-    def allocate(self, size):
-        """Allocate `size` bytes, or one if `size` is 0, and return their address."""
-        block = np.full(max(size, 1), INTEGER_POISON, np.uint8)
-        # The host address doubles as the device address.
-        address = block.__array_interface__["data"][0]
-        self.blocks[address] = block
-        self.fresh.add(address)
-        bisect.insort(self.addresses, address)
-        return address
-
-    def free(self, address):
-        """Drop an allocation. Ignore memory that this object did not allocate."""
-        if self.blocks.pop(int(address), None) is not None:
-            self.addresses.remove(int(address))
-            self.fresh.discard(int(address))
-
-    def make_finalizer(self, manager, pointer, key, *rest):
-        """Return the function that Numba calls to free an allocation, possibly after the real driver has been
-        restored."""
-
-        def core():
-            manager.allocations.pop(key, None)
-            self.free(pointer)
-
-        return core
-
-    def find_base(self, address):
-        """Return the address of the allocation that contains `address`, or None if it is not one of these
-        allocations."""
-        at = bisect.bisect_right(self.addresses, address) - 1
-        base = self.addresses[at] if at >= 0 else None
-        return base if base is not None and address < base + len(self.blocks[base]) else None
-
-    def mark_written(self, address, size):
-        """Record that the host has written `size` bytes at an address."""
-        base = self.find_base(int(address))
-        if base == int(address) and size == len(self.blocks[base]):
-            self.fresh.discard(base)
-
-    def update_fresh(self):
-        """Record which allocations a launch has written completely."""
-        self.fresh = {address for address in self.fresh if has_poison(self.blocks[address])}
-
-    def as_array(self, device_array):
-        """Return a numpy array over the bytes of a device array. Elements that were
-        never written count as uninitialised, as in an array from `sim.empty`."""
-        address, size = device_array.device_ctypes_pointer.value or 0, device_array.alloc_size
-        buffer = (ctypes.c_char * size).from_address(address) if size else bytearray()
-        is_fresh = self.find_base(address) in self.fresh
-        array_class = Empty if is_fresh else np.ndarray
-        array = array_class(device_array.shape, device_array.dtype, buffer, strides=device_array.strides)
-        if is_fresh:
-            array.byte = INTEGER_POISON
-        return array
-
-    @property
-    def used(self):
-        return sum(map(len, self.blocks.values()))
-
-
-def has_poison(block):
-    """Return whether an aligned word of an allocation, or a byte after the last word, contains poison."""
-    whole = block.size // 4 * 4
-    words, rest = block[:whole].view(np.uint32), block[whole:]
-    return bool((words == POISON_WORD).any() or (rest == INTEGER_POISON).any())
 
 
 class Device(driver.Device):
@@ -132,8 +53,9 @@ class Device(driver.Device):
 class Functions:
     """The driver functions by name. A call to any other function raises an error that names it."""
 
-    def __init__(self, memory):
-        self.memory, self.contexts, self.handles, self.events = memory, [], 0, {}
+    def __init__(self, memory, streams):
+        self.memory, self.streams = memory, streams
+        self.contexts, self.handles, self.events = [], 0, {}
 
     @staticmethod
     def refuse(driver, name):
@@ -171,14 +93,10 @@ class Functions:
         return 0
 
     def do_nothing(self, *arguments):
-        """Return immediately, because all work is already complete."""
+        """Return immediately, because the call has no effect on the simulated device."""
 
-    cuInit = cuCtxSynchronize = cuStreamSynchronize = cuStreamDestroy = cuStreamWaitEvent = (
-        cuEventSynchronize
-    ) = cuEventQuery = do_nothing
-    cuMemHostRegister = cuMemHostUnregister = cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxReset = (
-        cuProfilerStart
-    ) = cuProfilerStop = do_nothing
+    cuInit = cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxReset = do_nothing
+    cuProfilerStart = cuProfilerStop = do_nothing
 
     # --- memory ---------------------------------------------------------------------------------------------
 
@@ -186,10 +104,16 @@ class Functions:
         return driver.binding.CUdeviceptr(self.memory.allocate(size))
 
     def cuMemAllocManaged(self, size, flags):
-        return self.cuMemAlloc(size)
+        return driver.binding.CUdeviceptr(self.memory.allocate(size, MANAGED))
 
     def cuMemHostAlloc(self, size, flags):
-        return self.memory.allocate(size)
+        return self.memory.allocate(size, PAGE_LOCKED)
+
+    def cuMemHostRegister(self, pointer, size, flags):
+        self.memory.register(pointer, size)
+
+    def cuMemHostUnregister(self, pointer):
+        self.memory.unregister(pointer)
 
     def cuMemHostGetDevicePointer(self, pointer, flags):
         return driver.binding.CUdeviceptr(int(pointer))
@@ -209,21 +133,51 @@ class Functions:
     def cuPointerGetAttribute(self, attribute, pointer):
         return pointer
 
-    def cuMemcpyHtoD(self, to, source, size, stream=0):
-        ctypes.memmove(int(to), int(source), size)
-        self.memory.mark_written(to, size)
+    def copy(self, to, source, size, stream, waits, to_host=False, from_host=False):
+        """Copy bytes in a stream. `waits` is as in `HostStreams.copy`."""
+        to, source = int(to), int(source)
 
-    cuMemcpyDtoD = cuMemcpyHtoD
+        def action():
+            ctypes.memmove(to, source, size)
+            if not to_host:
+                self.memory.mark_written(to, size)
 
-    def cuMemcpyDtoH(self, to, source, size, stream=0):
-        ctypes.memmove(int(to), int(source), size)
+        sides = (to, to + size, to_host), (source, source + size, from_host)
+        self.streams.copy(stream, action, *sides, waits)
 
-    def cuMemsetD8(self, to, byte, count, stream=0):
-        ctypes.memset(int(to), byte, count)
-        self.memory.mark_written(to, count)
+    def cuMemcpyHtoD(self, to, source, size):
+        self.copy(to, source, size, 0, True, from_host=True)
 
-    cuMemcpyHtoDAsync, cuMemcpyDtoHAsync = cuMemcpyHtoD, cuMemcpyDtoH
-    cuMemcpyDtoDAsync, cuMemsetD8Async = cuMemcpyDtoD, cuMemsetD8
+    def cuMemcpyDtoH(self, to, source, size):
+        self.copy(to, source, size, 0, True, to_host=True)
+
+    def cuMemcpyDtoD(self, to, source, size):
+        self.copy(to, source, size, 0, None)
+
+    def cuMemcpyHtoDAsync(self, to, source, size, stream):
+        self.copy(to, source, size, stream, False, from_host=True)
+
+    def cuMemcpyDtoHAsync(self, to, source, size, stream):
+        self.copy(to, source, size, stream, False, to_host=True)
+
+    def cuMemcpyDtoDAsync(self, to, source, size, stream):
+        self.copy(to, source, size, stream, False)
+
+    def cuMemsetD8(self, to, byte, count):
+        self.fill(to, byte, count, 0, None)
+
+    def cuMemsetD8Async(self, to, byte, count, stream):
+        self.fill(to, byte, count, stream, False)
+
+    def fill(self, to, byte, count, stream, waits):
+        """Fill bytes in a stream. `waits` is as in `HostStreams.copy`."""
+        to = int(to)
+
+        def action():
+            ctypes.memset(to, byte, count)
+            self.memory.mark_written(to, count)
+
+        self.streams.copy(stream, action, (to, to + count, False), None, waits)
 
     # --- streams and events ---------------------------------------------------------------------------------
 
@@ -233,12 +187,23 @@ class Functions:
         return self.handles
 
     def cuStreamCreate(self, flags):
-        return driver.binding.CUstream(self.new_handle() + 0x1000)  # low handles denote the default streams
+        handle = self.new_handle() + 0x1000  # low handles denote the default streams
+        self.streams.add(handle, flags == NON_BLOCKING)
+        return driver.binding.CUstream(handle)
+
+    def cuStreamSynchronize(self, stream):
+        self.streams.wait_for_stream(stream)
+
+    def cuStreamWaitEvent(self, stream, event, flags):
+        self.streams.let_wait(stream, event)
 
     def cuStreamAddCallback(self, stream, callback, data, flags):
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.py_object)(int(callback))(
-            stream, 0, ctypes.cast(data, ctypes.py_object).value
-        )
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.py_object)(int(callback))
+        given = ctypes.cast(data, ctypes.py_object).value
+        self.streams.call_host(stream, lambda: call(int(stream), 0, given))
+
+    def cuCtxSynchronize(self):
+        self.streams.wait_for_all()
 
     def cuEventCreate(self, flags):
         return driver.binding.CUevent(self.new_handle())
@@ -248,6 +213,14 @@ class Functions:
 
     def cuEventRecord(self, event, stream):
         self.events[event] = time.perf_counter()
+        self.streams.record_event(event, stream)
+
+    def cuEventSynchronize(self, event):
+        self.streams.wait_for_event(event)
+
+    def cuEventQuery(self, event):
+        if not self.streams.is_event_over(event):
+            raise driver.CudaAPIError(driver.binding.CUresult.CUDA_ERROR_NOT_READY, "the event is pending")
 
     def cuEventElapsedTime(self, start, end):
         return 1000 * (self.events[end] - self.events[start])

@@ -18,7 +18,10 @@ from numba.cuda.np import numpy_support
 
 from sim.errors import LaunchError, ThreadError
 from sim.events import Finding
-from sim.host.driver import Device, Functions, Memory
+from sim.host.driver import Device, Functions
+from sim.host.memory import Memory
+from sim.host.streams import HostStreams
+from sim.host.used_memory import LaunchMemory, footprint_of_copy
 from sim.isa.conversions import cast
 from sim.memory.argument import host_array, of_parts
 from sim.report import Report, merge_findings
@@ -64,19 +67,25 @@ class Host:
     `record_launch(outcome, report)` is called at the end of each launch, with one of OUTCOMES and the Report,
     or None if there is no report. By default, it appends the report to `launches` unless the launch was
     refused.
+
+    `record_finding(finding)` is called for each HostFinding. By default, it appends it to `findings`.
     """
 
     options: Options = field(default_factory=Options)
     compiled: bool = False
 
     def __post_init__(self):
-        self.launches, self.memory, self.replaced = [], Memory(), []
-        self.functions = Functions(self.memory)
+        self.launches, self.findings, self.memory, self.replaced = [], [], Memory(), []
+        self.streams = HostStreams(self.memory, lambda finding: self.record_finding(finding))
+        self.functions = Functions(self.memory, self.streams)
         self.device = Device(self.options.spec)
 
     def record_launch(self, outcome, report):
         if outcome != "refused":
             self.launches.append(report)
+
+    def record_finding(self, finding):
+        self.findings.append(finding)
 
     # --- install and uninstall ------------------------------------------------------------------------------
 
@@ -127,8 +136,8 @@ class Host:
         yield driver, "_logger", driver.make_logger()
         for name in ("_alloc_finalizer", "_hostalloc_finalizer", "_pin_finalizer"):
             yield driver, name, self.memory.make_finalizer
-        for name in ("_event_finalizer", "_stream_finalizer"):
-            yield driver, name, lambda deallocations, handle: None
+        yield driver, "_event_finalizer", lambda deallocations, handle: None
+        yield driver, "_stream_finalizer", self.streams.make_finalizer
         yield driver, "_to_core_stream", lambda stream: stream or driver.Stream(driver.binding.CUstream(0))
         yield nvvm, "is_available", lambda: True
         yield cuda, "as_cuda_array", as_device_array(cuda.as_cuda_array)
@@ -156,11 +165,25 @@ class Host:
             callback(kernel, how)
         own = NUMBA_KERNELS.get((kernel.py_func.__module__, kernel.py_func.__name__))
         if own:
-            own(*map(self.unwrap, arguments))
-            return self.memory.update_fresh()
+            return self.run_in_numpy(own, arguments, how.stream)
         with self.record_refusals():
             numba_types, asked = numba_types_for(kernel, arguments), (how.stream, how.sharedmem)
         self.launch(kernel, numba_types, arguments, how.griddim, how.blockdim, *asked)
+
+    def run_in_numpy(self, own, arguments, stream):
+        """Execute a kernel of NUMBA_KERNELS."""
+        uses, arrays = LaunchMemory(self.memory), list(map(self.unwrap, arguments))
+        for pair in zip(arguments, arrays):
+            uses.add(*pair)
+
+        to, source = own(*arrays)
+
+        def run(observers):
+            np.copyto(to, source, "unsafe")
+            return {}
+
+        self.streams.launch(stream_handle(stream), uses, 0, run, footprint_of_copy(to, source))
+        self.memory.update_fresh()
 
     @contextlib.contextmanager
     def record_refusals(self):
@@ -175,28 +198,40 @@ class Host:
         """Simulate a launch of `kernel`, a dispatcher or a compiled kernel, with arguments of these Numba
         types."""
         retr = []  # callbacks that copy results back to the host; Numba extensions append theirs
+        handle = stream_handle(stream)
+        uses = None if self.streams.is_plain(handle) else LaunchMemory(self.memory)
         with self.record_refusals():
             pairs = zip(numba_types, arguments, strict=True)
-            values = [self.prepare_argument(kernel, *pair, retr) for pair in pairs]
+            values = [self.prepare_argument(kernel, *pair, retr, uses) for pair in pairs]
         options = self.options
         # Numba's internal kernels are not the user's code, so their findings would be noise.
         if (kernel.py_func.__module__ or "").startswith(NUMBA_MODULES):
             options = replace(options, observers=(), seeds=(0,))
+
+        def run(observers):
+            return self.run_and_record(kernel, options, (grid, block, 0, shared), values, observers)
+
         try:
-            self.run_and_record(kernel, options, (grid, block, 0, shared), values)
+            if uses is None:
+                run(())
+            else:
+                self.streams.launch(handle, uses, thread_count(grid, block), run)
         finally:
             self.memory.update_fresh()
         for write_back in retr:
             write_back()
 
-    def run_and_record(self, kernel, options, configuration, values):
-        """Run a launch and record its outcome.
+    def run_and_record(self, kernel, options, configuration, values, observers):
+        """Run a launch and record its outcome. Return the fractions of the launch that its observers watched.
+
+        observers: observers in addition to those of the options.
 
         Re-raise a thread's exception if a GPU would report it to the host (debug=True), or if it does not
         come from a `raise` or `assert` in the kernel. Otherwise, turn it into a finding.
         """
         try:
-            report = run_seeds(kernel, options, configuration, values)
+            watched = replace(options, observers=(*options.observers, *observers))
+            report = run_seeds(kernel, watched, configuration, values)
         except ThreadError as error:
             debug = is_debugged(kernel)
             if debug or not is_raised_by_kernel(error):
@@ -208,18 +243,22 @@ class Host:
             self.record_launch("refused" if isinstance(error, LaunchError) else "unwatched", None)
             raise
         else:
-            watched = "with findings" if report.findings else "clean"
-            self.record_launch(watched if options.observers else "unwatched", report)
+            outcome = "with findings" if report.findings else "clean"
+            self.record_launch(outcome if options.observers else "unwatched", report)
+            return report.watched
+        return {}
 
-    def prepare_argument(self, kernel, numba_type, value, retr):
+    def prepare_argument(self, kernel, numba_type, value, retr, uses):
         """Return an argument for the simulator: a numpy array, a number of this Numba type (if given), or a
-        tuple of these."""
+        tuple of these. Add its memory to `uses`, unless that is None."""
         for extension in reversed(kernel.extensions or ()):
             numba_type, value = extension.prepare_args(numba_type, value, stream=0, retr=retr)
-        value = self.unwrap(value)
+        given, value = value, self.unwrap(value)
+        if uses is not None:
+            uses.add(given, value)
         if isinstance(value, tuple):
             numba_types = numba_type if isinstance(numba_type, types.BaseTuple) else [None] * len(value)
-            parts = (self.prepare_argument(kernel, *pair, retr) for pair in zip(numba_types, value))
+            parts = (self.prepare_argument(kernel, *pair, retr, uses) for pair in zip(numba_types, value))
             return of_parts(value, parts)
         if isinstance(numba_type, NUMBER_TYPES) and not isinstance(value, enum.Enum):
             dtype = numpy_support.as_dtype(numba_type)
@@ -235,6 +274,19 @@ class Host:
             array = self.memory.as_array(value)
             return array[()] if isinstance(value, devicearray.DeviceRecord) else array
         return value
+
+
+def stream_handle(stream):
+    """Return the handle of a stream: a Stream of Numba or of cuda.core, or 0 for the default stream."""
+    return int(stream.__cuda_stream__()[1]) if hasattr(stream, "__cuda_stream__") else int(stream)
+
+
+def thread_count(grid, block):
+    """Return the number of threads of a launch, or 0 if the configuration is invalid."""
+    try:
+        return int(np.prod(grid) * np.prod(block))
+    except TypeError:
+        return 0
 
 
 def is_debugged(kernel):
@@ -337,8 +389,8 @@ def as_device_array(original):
     return as_cuda_array
 
 
-# Numba's internal kernels -> the same operation in numpy
+# Numba's internal kernels that copy an array -> the destination and the source, given their arguments
 NUMBA_KERNELS = {
-    ("numba.cuda.cudadrv.devicearray", "kernel"): lambda to, source: np.copyto(to, source, "unsafe"),
-    ("numba.cuda.kernels.transpose", "kernel"): lambda source, to: np.copyto(to, source.T, "unsafe"),
+    ("numba.cuda.cudadrv.devicearray", "kernel"): lambda to, source: (to, source),
+    ("numba.cuda.kernels.transpose", "kernel"): lambda source, to: (to, source.T),
 }

@@ -36,6 +36,15 @@ class HostFinding:
     site: CallSite
     fix: str = ""
 
+    @property
+    def key(self) -> tuple[str, CallSite]:
+        """The kind and the host call. Findings with equal keys count as repetitions."""
+        return self.kind, self.site
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         lines = [
             f"{self.kind}{' (warning)' * (self.severity == 'warning')}: {self.verdict}",
@@ -100,7 +109,7 @@ class Log:
 
     def add_host(self, finding: HostFinding) -> None:
         """Record a finding about host code."""
-        self.add((finding.kind, finding.site), finding.diagnostic(), str(finding))
+        self.add(finding.key, finding.diagnostic(), str(finding))
 
     def add_launch(self, report: Report, site: CallSite) -> None:
         """Record the findings of a launch."""

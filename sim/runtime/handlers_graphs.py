@@ -19,11 +19,9 @@ from sim.runtime.errors import CAPTURE_UNJOINED, ILLEGAL_STATE, INVALID_VALUE, S
 from sim.runtime.footprints import VERBS, Footprint, before, unordered
 from sim.runtime.handlers_copies import copy, copy_region, read_region, set_rows
 from sim.runtime.handlers_memory import write_int, write_pointer
+from sim.runtime.stream_order import AFTER_HOST
 
 CAPTURING = 1  # cudaStreamCaptureStatusActive
-AFTER_HOST = (
-    "host accesses after a host function were not compared with the operations before it in its stream"
-)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from collections import Counter
 
 DEFAULT_STREAM = 0
 DEFAULT_NAMES = 0, 1  # the handles that stand for the default stream: nullptr and cudaStreamLegacy
+AFTER_HOST = (
+    "host accesses after a host function were not compared with the operations before it in its stream"
+)
 
 
 class StreamOrder:
