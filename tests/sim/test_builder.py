@@ -8,7 +8,9 @@ pytest.importorskip("numba")
 from llvmlite import ir
 from numba.core.compiler import run_frontend
 
+from sim.native.codegen import shadow
 from sim.native.codegen.builder import Builder
+from sim.native.codegen.int64_translation import Body
 from sim.native.codegen.lowering import dominating_variables
 
 I64 = ir.IntType(64)
@@ -64,3 +66,12 @@ def test_variables_that_need_no_stack_slot():
     found = dominating_variables(run_frontend(some_variables).blocks)
     assert {"x", "n", "before", "inside"} <= found
     assert not {"total", "sometimes"} & found
+
+
+@pytest.mark.parametrize(
+    "helper, attribute", [(shadow.resolve_index, "noinline"), (shadow.set_error, "alwaysinline")]
+)
+def test_helpers_are_inlined_always_or_never(helper, attribute):
+    module = ir.Module()
+    Body(module, helper.helper)
+    assert attribute in module.get_global(helper.helper.symbol).attributes

@@ -24,7 +24,8 @@ from sim.native.codegen.linking import LinkedLibrary, intrinsic_of
 def int64_helper(function=None, *, inline=True):
     """Turn a function into an int64 runtime helper. Use it as a decorator.
 
-    inline: whether to force LLVM to inline the helper into its callers.
+    inline: whether LLVM inlines the helper into its callers always, or never. A helper for a path that is
+        rarely taken is not inlined, because each copy of its code takes time to compile.
     """
     if function is None:
         return lambda function: int64_helper(function, inline=inline)

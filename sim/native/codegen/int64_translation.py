@@ -61,8 +61,7 @@ class Body(ast.NodeVisitor):
     def __init__(self, module, function):
         self.function, self.callees = function, []
         code = function.declare(module)
-        if function.inline:
-            code.attributes.add("alwaysinline")
+        code.attributes.add("alwaysinline" if function.inline else "noinline")
         self.builder = ir.IRBuilder(code.append_basic_block("entry"))
         self.cells = {}
         for name, value in zip(function.parameters, code.args):
