@@ -6,6 +6,7 @@ from math import prod
 from numba.core.compiler_lock import global_compiler_lock
 
 from sim.engine.base import Kernel
+from sim.native.codegen.refreshes import few_refreshes
 from sim.native.lower.module import CannotLower
 from sim.native.run.access_log import hooks_without_log
 from sim.native.run.explain import explain, find_endless_loop, interpret, is_final
@@ -67,6 +68,7 @@ class Native:
 
 
 @global_compiler_lock  # Numba's registries are not thread-safe
+@few_refreshes()
 def make_attempt(launch):
     """Return the Attempt of a launch. Raise CannotLower if the kernel cannot be lowered."""
     return attempt_class(launch.function)(launch)

@@ -18,6 +18,7 @@ from sim.memory.argument import arrays_of
 from sim.memory.snapshot import Snapshot
 from sim.native.codegen import shadow
 from sim.native.codegen.int64 import CLOCKS_PER_SECOND
+from sim.native.codegen.refreshes import few_refreshes
 from sim.native.lower import definite_assignment
 from sim.native.lower.module import CannotLower
 from sim.native.run.access_log import Replay, is_logged, replay_observers
@@ -213,6 +214,7 @@ class Attempt(Memory):
         return bool(self.program.run.overloads)
 
     @global_compiler_lock  # Numba's registries are not thread-safe
+    @few_refreshes()
     def compile(self):
         """Compile the grid function to machine code, unless that has been done for these argument types."""
         run = self.program.run
