@@ -325,7 +325,7 @@ mine = 64**3 / report.counters["banks"]["wavefronts"]
 before = tiled["size"]["n"] ** 3 / tiled["turns"]
 show_table(
     ["matmul", "multiply-adds per wavefront of shared memory"],
-    ["lesson 08, float32, recorded", f"{before:.0f}"],
+    ["lesson 08b, float32, recorded", f"{before:.0f}"],
     ["yours, bfloat16, counted", f"{mine:.0f}"],
 )
 

@@ -435,6 +435,8 @@ check.ex18_8(TransactionBarrier)
 # | 3 | 1 | 1 | 1 | 0 |
 # | 4 | 0 | 2 | 2 | 1 |
 #
+# In round `r`, the consumer waits for phase `r`. The code therefore calls the number of the round `phase`. NVIDIA's library CUTLASS uses the same name, but stores only the parity.
+#
 # **Predict.** Which parity does the consumer wait for in round 5? `___` And the producer? `___` What does that mean in round 0?
 
 # %% tags=["guess"]
@@ -477,8 +479,8 @@ def consume(total, steps, a, b, full, empty):
     at empty[stage] once per step."""
     # BEGIN SOLUTION 18.9
     for step in range(steps):
-        stage, turn = step % full.shape[0], step // full.shape[0]
-        wait(full, stage, turn % 2)
+        stage, phase = step % full.shape[0], step // full.shape[0]
+        wait(full, stage, phase % 2)
         total = add_tiles(total, a[stage], b[stage])
         mbarrier_arrive(empty, stage)
     return total
@@ -513,8 +515,8 @@ def produce(map_a, map_b, steps, a, b, full, empty):
     # BEGIN SOLUTION 18.10
     row, column = a.shape[1] * cuda.blockIdx.y, b.shape[1] * cuda.blockIdx.x
     for step in range(steps):
-        stage, turn = step % full.shape[0], step // full.shape[0]
-        wait(empty, stage, (turn + 1) % 2)
+        stage, phase = step % full.shape[0], step // full.shape[0]
+        wait(empty, stage, (phase + 1) % 2)
         mbarrier_expect(full, stage, 2 * 64 * (a.shape[1] + b.shape[1]))
         tensor_load(a, (stage, 0, 0), map_a, 0, (64 * step, row), full, stage)
         tensor_load(b, (stage, 0, 0), map_b, 0, (64 * step, column), full, stage)
@@ -591,8 +593,8 @@ pipeline(seen.events, "your pipeline: three steps, two stages")
 @cuda.jit(device=True)
 def expects_a(map_a, map_b, steps, a, b, full, empty):
     for step in range(steps):
-        stage, turn = step % STAGES, step // STAGES
-        wait(empty, stage, (turn + 1) % 2)
+        stage, phase = step % STAGES, step // STAGES
+        wait(empty, stage, (phase + 1) % 2)
         mbarrier_expect(full, stage, 2 * 64 * a.shape[1])
         tensor_load(a, (stage, 0, 0), map_a, 0, (64 * step, 0), full, stage)
         tensor_load(b, (stage, 0, 0), map_b, 0, (64 * step, 0), full, stage)
@@ -601,8 +603,8 @@ def expects_a(map_a, map_b, steps, a, b, full, empty):
 @cuda.jit(device=True)
 def arrives_first(total, steps, a, b, full, empty):
     for step in range(steps):
-        stage, turn = step % STAGES, step // STAGES
-        wait(full, stage, turn % 2)
+        stage, phase = step % STAGES, step // STAGES
+        wait(full, stage, phase % 2)
         mbarrier_arrive(empty, stage)
         total = add_tiles(total, a[stage], b[stage])
     return total

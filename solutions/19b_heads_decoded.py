@@ -105,22 +105,22 @@ guess("19b border", entries=...)
 #
 # </details>
 #
-# ### Five machines
+# ### Five implementations
 #
-# Each machine below is a whole layer with its own backward pass. Four machines have a
-# fault, and one has none. `lesson19.wrong(name)` lists the results that a machine gets
-# wrong. All machines pass their own tests, which use 3 × 3 taps and a first map near
-# the identity, as after a little training. The letters are drawn again in each session,
-# so only your experiments can tell them apart.
+# Each implementation below is a whole layer with its own backward pass. Four of the five
+# have a fault, and one is correct. `lesson19.wrong(name)` lists the results that an
+# implementation gets wrong. All five pass their own tests, which use 3 × 3 taps and a
+# first map near the identity, as after a little training. The letters are drawn again in
+# each session, so only your experiments can tell them apart.
 
 # %%
-for name in lesson19.MACHINES:
-    print(f"machine {name}: wrong: {lesson19.wrong(name) or 'nothing'}")
+for name in lesson19.IMPLEMENTATIONS:
+    print(f"{name} gets wrong:", lesson19.wrong(name) or "nothing")
 
 # %% [markdown]
 # ### Exercise 19.4 · Which fault is it?
 #
-# | word | the machine |
+# | word | the implementation |
 # |---|---|
 # | `"statistic"` | uses dO·O for D |
 # | `"map"` | masks with −10⁹, and maps heads *after* that |
@@ -138,15 +138,15 @@ for name in lesson19.MACHINES:
 
 # %%
 layer_tried = {"taps": (1, 3), "head_map": None}  # change one part at a time
-for name in lesson19.MACHINES:
-    print(f"machine {name}: wrong: {lesson19.wrong(name, **layer_tried) or 'nothing'}")
+for name in lesson19.IMPLEMENTATIONS:
+    print(f"{name} gets wrong:", lesson19.wrong(name, **layer_tried) or "nothing")
 
 
 # %% tags=["exercise"]
 def faults():
     # BEGIN SOLUTION 19.4
     found = {}
-    for name in lesson19.MACHINES:
+    for name in lesson19.IMPLEMENTATIONS:
         border = {"documents": (0, 6), "head_map": None}
         if lesson19.wrong(name, head_map="any"):
             found[name] = "map"
@@ -166,14 +166,14 @@ def faults():
 check.ex19_4(faults)
 
 # %% [markdown]
-# One layer with all parts shows all four faults, each with its own pattern: only gradients are wrong, or every row except the last, or the first rows after a border. **Predict** for the machine with the fault `"scores"`, with 3 × 3 taps before the softmax: which rows of `O` are wrong after the border at 6? `T[6, 6]` and `T[7, 6]` read the score across the border. So which of the rows 6 and 7 are wrong? `___`
+# One layer with all parts shows all four faults, each with its own pattern: only gradients are wrong, or every row except the last, or the first rows after a border. **Predict** for the implementation with the fault `"scores"`, with 3 × 3 taps before the softmax: which rows of `O` are wrong after the border at 6? `T[6, 6]` and `T[7, 6]` read the score across the border. So which of the rows 6 and 7 are wrong? `___`
 
 # %% tags=["guess"]
 guess("19b wrong rows", rows=...)
 
 # %% tags=["uses-exercise"]
-machine = next(name for name, fault in faults().items() if fault == "scores")
-print("documents (0, 6):", lesson19.wrong(machine, documents=(0, 6))[0])
+found = next(name for name, fault in faults().items() if fault == "scores")
+print("documents (0, 6):", lesson19.wrong(found, documents=(0, 6))[0])
 
 # %% [markdown]
 # Only row 7 is wrong. Row 6 is the first row of its document and sees only one key, and a softmax over one key is 1 for any score. One row in twelve is wrong, and only with this layer. So a test of packed documents must compare *all* rows with those of documents computed one by one.

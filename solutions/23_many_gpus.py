@@ -420,7 +420,7 @@ print(
 # A bug at a border is easy to miss. Most rows are correct, and with 1 × 1 taps all of them are. Below are three faulty implementations, a, b and c, each with one bug. Which letter has which bug is drawn at random in each session. There are three ranks of eight tokens, 3 × 5 taps, and a causal mask. For each implementation you see which of the 24 rows of `O` are wrong.
 
 # %%
-for name in lesson23.MACHINES:
+for name in lesson23.IMPLEMENTATIONS:
     print(f"{name}: wrong rows", lesson23.wrong_rows(name))
 
 # %% [markdown]
@@ -436,7 +436,7 @@ def faults():
     """Return {letter: word}."""
     # BEGIN SOLUTION 23.4
     found = {}
-    for name in lesson23.MACHINES:
+    for name in lesson23.IMPLEMENTATIONS:
         if not lesson23.wrong_rows(name, c_q=1):
             found[name] = "queries"  # harmless without a halo of queries
         elif min(lesson23.wrong_rows(name)) < 8:

@@ -294,7 +294,7 @@ def pair_of_tensors(got, call):
 
 
 def right_rows(got, wanted, what, most, call):
-    """Reject a cache of other rows; says so in rows first."""
+    """Reject a tensor with wrong rows. A wrong number of rows is reported before wrong values."""
     if got.ndim == 3 and got.shape[1] != wanted.shape[1]:
         hint = f"Return all rows if there are at most {most}, and otherwise the last {most}."
         if most == 0:
@@ -312,7 +312,7 @@ def right_rows(got, wanted, what, most, call):
 # 19.4 -------------------------------------------------------------------------------------------------------
 
 FAULTS = letters.drawn(["weights", "statistic", "none", "map", "scores"])
-MACHINES = tuple(FAULTS)
+IMPLEMENTATIONS = tuple(FAULTS)
 EXPERIMENTS = {
     "statistic": (
         "Compare gradients, with something after the softmax: after_taps=(3, 3), or after_map='any'."
@@ -320,26 +320,30 @@ EXPERIMENTS = {
     "map": "Use a map with a row that sums to less than 0: head_map='any'.",
     "scores": "Use documents=(0, 6), and taps with at least two rows and three columns.",
     "weights": "Use documents=(0, 6) and after_taps=(3, 3).",
-    "none": "Use each part of the layer in turn: is there one that the machine gets wrong?",
+    "none": "Use each part of the layer in turn: is there one that the implementation gets wrong?",
 }
 
 
 @exercise("19.4", "faults")
 def ex19_4(faults, rng):
     got = faults()
-    if not isinstance(got, dict) or set(got) != set(MACHINES):
-        fail("wanted one fault for each machine", wanted=str(dict.fromkeys(MACHINES, "...")), got=repr(got))
-    for name in MACHINES:
+    if not isinstance(got, dict) or set(got) != set(IMPLEMENTATIONS):
+        fail(
+            "wanted one word for each implementation",
+            wanted=str(dict.fromkeys(IMPLEMENTATIONS, "...")),
+            got=repr(got),
+        )
+    for name in IMPLEMENTATIONS:
         if got[name] not in EXPERIMENTS:
-            fail(f"machine {name}: {got[name]!r} is none of {', '.join(EXPERIMENTS)}")
+            fail(f"implementation {name}: {got[name]!r} is none of {', '.join(EXPERIMENTS)}")
     for name, fault in FAULTS.items():
         if got[name] != fault:
             redrawn = letters.redrawn_after_guesses(FAULTS)
             fail(
-                "at least one machine has another fault" + redrawn,
+                "at least one implementation has another fault" + redrawn,
                 hint=f"An experiment for {got[name]!r}: {EXPERIMENTS[got[name]]}",
             )
-    return "five machines, four faults"
+    return "five implementations, four faults"
 
 
 HEADS, TOKENS, WIDTH = 3, 12, 4
@@ -351,15 +355,18 @@ MAPS = {
 GRADIENTS = "q", "k", "v", "taps", "head_map", "after_taps", "after_map"
 
 
-def wrong(machine, taps=(3, 3), head_map="near 1", after_taps=None, after_map=None, documents=None):
-    """Return the results of a layer that a machine gets wrong: "O" with its rows, "dq", "dk", "dv", "dtaps",
-    ... for gradients.
+def wrong(implementation, taps=(3, 3), head_map="near 1", after_taps=None, after_map=None, documents=None):
+    """Return the results of a layer that an implementation gets wrong: "O" with its rows, and "dq", "dk",
+    "dv", "dtaps", ... for gradients. The layer has three heads and twelve tokens.
 
-    taps, after_taps: (c_q, c_k) or None; head_map, after_map: "near 1", "any" or None; documents: where each
-    begins, as (0, 6), or None. Three heads, twelve tokens. Raises ValueError for another word.
+    Raise ValueError for an unknown implementation or map.
+
+    taps, after_taps: (c_q, c_k) or None.
+    head_map, after_map: "near 1", "any" or None.
+    documents: the first token of each document, such as (0, 6), or None.
     """
     for what, word, known in [
-        ("machine", machine, FAULTS),
+        ("implementation", implementation, FAULTS),
         ("head_map", head_map, MAPS),
         ("after_map", after_map, MAPS),
     ]:
@@ -376,7 +383,7 @@ def wrong(machine, taps=(3, 3), head_map="near 1", after_taps=None, after_map=No
     given |= {"after_taps": after_taps and draw(HEADS, *after_taps), "after_map": MAPS[after_map]}
     given = {name: x.clone().requires_grad_() for name, x in given.items() if x is not None}
     spans = reference.document_spans(documents or (0,), TOKENS)
-    got, wanted = (run(fault, given, spans, d_o) for fault in (FAULTS[machine], "none"))
+    got, wanted = (run(fault, given, spans, d_o) for fault in (FAULTS[implementation], "none"))
     differs = {name: (got[name] - wanted[name]).detach().abs() for name in wanted}
     rows = [i for i in range(TOKENS) if not differs["O"][:, i].max() <= 1e-9]
     return [f"O, rows {rows}"] * bool(rows) + [
@@ -385,7 +392,8 @@ def wrong(machine, taps=(3, 3), head_map="near 1", after_taps=None, after_map=No
 
 
 def run(fault, given, spans, d_o):
-    """{"O": output, "q": its gradient, ...} of a layer with a fault; "none" is right."""
+    """Return {"O": output, "q": its gradient, ...} of a layer with this fault, or of a correct layer for
+    "none"."""
     part = {name: given.get(name) for name in GRADIENTS}
     visible = torch.zeros(TOKENS, TOKENS, dtype=torch.bool)
     for start, end in spans:

@@ -14,7 +14,7 @@ from kernels.common.extent import Extent
 from kernels.reference import conv_attention, conv_attention_part
 
 FAULTS = letters.drawn(["keys", "merge", "queries"])
-MACHINES = tuple(FAULTS)
+IMPLEMENTATIONS = tuple(FAULTS)
 EVIDENCE = (
     "Run lesson23.wrong_rows(letter, c_q=1) and lesson23.wrong_rows(letter, c_k=1): with taps that need no"
     " halo of queries or of keys, a bug in this halo does no harm. The rows of rank 0 tell the other two bugs"

@@ -621,8 +621,8 @@ END_IF_DUE = "\n        self.end_phase()"
 RESTART = "        self.missing = self.arrivals"
 ADD = "        total = add_tiles(total, a[stage], b[stage])\n"
 ARRIVE = "        mbarrier_arrive(empty, stage)\n"
-WAIT_FULL = "        wait(full, stage, turn % 2)\n"
-WAIT_EMPTY = "        wait(empty, stage, (turn + 1) % 2)\n"
+WAIT_FULL = "        wait(full, stage, phase % 2)\n"
+WAIT_EMPTY = "        wait(empty, stage, (phase + 1) % 2)\n"
 COPY_B = "        tensor_load(b"
 STAGE = "step % full.shape[0], step // full.shape[0]"
 
@@ -665,9 +665,9 @@ MUTANTS |= {
     ),
     "ex18_9": wrong(
         consume,
-        ("always parity 0", ("turn % 2", "0")),
-        ("the parity of the step", ("turn % 2", "step % 2")),
-        ("the producer's parity", ("turn % 2", "(turn + 1) % 2")),
+        ("always parity 0", ("phase % 2", "0")),
+        ("the parity of the step", ("phase % 2", "step % 2")),
+        ("the producer's parity", ("phase % 2", "(phase + 1) % 2")),
         ("does not wait", (WAIT_FULL, "")),
         ("arrives first", (ADD + ARRIVE, ARRIVE + ADD)),
         ("does not arrive", (ARRIVE, "")),
@@ -681,7 +681,7 @@ MUTANTS |= {
     ),
     "ex18_10": wrong(
         produce,
-        ("the consumer's parity", ("(turn + 1) % 2", "turn % 2")),
+        ("the consumer's parity", ("(phase + 1) % 2", "phase % 2")),
         ("does not wait", (WAIT_EMPTY, "")),
         ("the bytes of A alone", ("(a.shape[1] + b.shape[1])", "a.shape[1]")),
         ("elements in place of bytes", ("2 * 64 * (a", "64 * (a")),

@@ -21,7 +21,7 @@ place, add_tiles, TransactionBarrier, consume, produce = from_solutions(
 POSITION = "((column // 8) ^ (row % 8)) * 8 + column % 8"
 END = "    return wgmma_wait_0(total)"
 ARRIVE = "        mbarrier_arrive(empty, stage)"
-WAIT = "        wait(empty, stage, (turn + 1) % 2)\n"
+WAIT = "        wait(empty, stage, (phase + 1) % 2)\n"
 EXPECT = "        mbarrier_expect(full, stage, 2 * 64 * (a.shape[1] + b.shape[1]))\n"
 LAST = "(64 * step, column), full, stage)"
 WAITED = "    total = wgmma_wait_0(total)\n"
@@ -142,7 +142,7 @@ WRONG = {
     "ex18_10": wrong(
         produce,
         ("expects before it waits", (WAIT, ""), (EXPECT, f"{EXPECT}{WAIT}")),
-        ("waits for its copies", (LAST, f"{LAST}\n        wait(full, stage, turn % 2)")),
+        ("waits for its copies", (LAST, f"{LAST}\n        wait(full, stage, phase % 2)")),
         ("arrives at empty too", (EXPECT, f"{EXPECT}        mbarrier_arrive(empty, stage)\n")),
     ),
 }

@@ -188,14 +188,14 @@ LAYERS = {
 
 
 def by_experiments(layers=LAYERS):
-    """Return an answer that names the first fault with a layer that gives a wrong result on a machine."""
+    """Return an answer that names the first fault with a layer that gives a wrong result of an implementation."""
 
     def faults():
         from course.check import lesson19
 
         return {
             name: next((fault for fault, layer in layers.items() if lesson19.wrong(name, **layer)), "none")
-            for name in lesson19.MACHINES
+            for name in lesson19.IMPLEMENTATIONS
         }
 
     return faults
@@ -221,7 +221,7 @@ WRONG = {
         ("contiguous() for clone(), one head", contiguous_is_no_copy),
     ],
     "ex19_4": [
-        ("two words for one machine", lambda: by_experiments()() | {"C": ("map", "none")}),
+        ("two words for one implementation", lambda: by_experiments()() | {"C": ("map", "none")}),
         ("a list of words", lambda: by_experiments()() | {"C": ["none"]}),
         (
             "both convolutions at once",
