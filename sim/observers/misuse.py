@@ -18,6 +18,27 @@ def unassigned_variable(access, name):
     )
 
 
+def without_effect(space):
+    """Yield a finding about a launch that wrote to none of its arrays, unless one of them is empty.
+
+    space: the AddressSpace.
+    """
+    # Consider only arguments of the launch: a variable of the module can belong to a library.
+    arrays = [a for a in space.allocations if a.keep is not None and a.space == "global"]
+    # A kernel whose data is empty can legitimately have nothing to write.
+    if arrays and all(a.root.size for a in arrays):
+        yield Finding(
+            "misuse",
+            "warning",
+            f"the launch wrote to none of its arrays ({', '.join(a.name for a in arrays)})",
+            reason="Every thread ended, and nothing that the host can see has changed.",
+            fix=(
+                "look at the guards (do they let any thread through?) and at the grid (is it as large as"
+                " the data?)"
+            ),
+        )
+
+
 class Misuse(Observer):
     """An observer that reports `misuse` and `unassigned-variable`, both as warnings.
 
@@ -58,19 +79,7 @@ class Misuse(Observer):
 
     def launch_finished(self, context):
         yield from (finding for _, finding in self.unset.values())
-        # Consider only arguments of the launch: a variable of the module can belong to a library.
-        arrays = [a for a in context.space.allocations if a.keep is not None and a.space == "global"]
-        # A kernel that has read its data can legitimately have nothing to write. So can a kernel whose data
-        # is empty.
-        chose = self.read and context.stores or not all(a.root.size for a in arrays)
-        if arrays and not (self.wrote or context.wrote or chose or context.findings):
-            yield Finding(
-                "misuse",
-                "warning",
-                f"the launch wrote to none of its arrays ({', '.join(a.name for a in arrays)})",
-                reason="Every thread ended, and nothing that the host can see has changed.",
-                fix=(
-                    "look at the guards (do they let any thread through?) and at the grid (is it as large as"
-                    " the data?)"
-                ),
-            )
+        # A kernel that has read its data can legitimately have nothing to write.
+        chose = self.read and context.stores
+        if not (self.wrote or context.wrote or chose or context.findings):
+            yield from without_effect(context.space)

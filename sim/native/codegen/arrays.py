@@ -18,7 +18,7 @@ from numba.extending import NativeValue, intrinsic, models, register_model, unbo
 from sim.native.codegen.int64 import int64_helper
 from sim.native.codegen.int64_translation import I64, pointer
 from sim.native.codegen.scalars import convert, dtype_of, numba_type_of
-from sim.native.codegen.shadow import BARE, BOUNDED, LOCAL
+from sim.native.codegen.shadow import BARE, LOCAL, WITHOUT_SHADOW
 
 
 class Guarded:
@@ -205,7 +205,7 @@ class Array:
         """
         part, builder = Array(self.context, self.builder, result), self.builder
         # the size in bytes of an element's shadow memory
-        cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(self.x.watch, 16)
+        cell = 0 if self.x.watch in WITHOUT_SHADOW else 1 if self.x.watch == LOCAL else 16
         begin = builder.add(builder.mul(flat, I64(self.x.pitch)), I64(offset))
         part.members.data = builder.add(self.members.data, begin)
         part.members.shadow = builder.add(self.members.shadow, builder.mul(flat, I64(cell)))

@@ -18,7 +18,7 @@ from sim.native.codegen.arrays import Array, GuardedType, is_record
 from sim.native.codegen.error_records import MOST_AXES, note_access, note_refused
 from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.scalars import convert, dtype_of, numba_type_of
-from sim.native.codegen.shadow import BARE, BOUNDED, resolve_index, watch_load, watch_store
+from sim.native.codegen.shadow import BARE, INPUT, WITHOUT_SHADOW, resolve_index, watch_load, watch_store
 
 # the names available to generated code
 EXPORTED = {"from_end"}
@@ -219,8 +219,9 @@ class Element:
         # A 0-dimensional array has exactly one element, so no bounds check is needed.
         missing = builder.append_basic_block("missing") if self.given else None
         flat = self.flat_index(missing) if self.given else I64(0)
-        if self.x.watch not in (BARE, BOUNDED):
-            self.array.call(check, I64(self.x.watch), members.shadow, flat, members.state)
+        watch = self.x.watch
+        if watch not in WITHOUT_SHADOW or watch == INPUT and check is watch_load:
+            self.array.call(check, I64(watch), members.shadow, flat, members.state)
         value = do(flat)
         # The log entry for a store contains the new value, so append it after the access.
         if self.x.site is not None:

@@ -17,6 +17,7 @@ FIELD_SIZES = {
     "errors": 1,  # error flags of the current block (sim.native.codegen.shadow)
     "stopped": 1,  # nonzero if the block or launch has to stop; codes in sim.native.codegen.shadow
     "wrote": 1,  # 1 if any thread has written to global memory
+    "read": 1,  # 1 if any thread has loaded an element of an argument
     "own_entry": 1,  # shadow-memory entry of the current thread
     "block_start": 1,  # first epoch of the current block
     "resume_epoch": 1,  # epoch in which the current block began, or passed its last grid barrier

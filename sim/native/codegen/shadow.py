@@ -36,11 +36,13 @@ from sim.native.codegen.int64 import byte, int64_helper, set_byte
 
 # BARE     only bounds, because no observer is subscribed
 # BOUNDED  only bounds
+# INPUT    only bounds, and whether any element is loaded: an argument that the kernel does not write
 # GLOBAL   global memory that was written before the launch
 # EMPTY    global memory of which some elements were not written before the launch
 # SHARED   shared memory of a block
 # LOCAL    local memory of a thread
-BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = range(6)
+BARE, BOUNDED, INPUT, GLOBAL, EMPTY, SHARED, LOCAL = range(7)
+WITHOUT_SHADOW = BARE, BOUNDED, INPUT
 # The error flags are the bits of the field `errors`:
 # NARROWED    an atomic may have lost the fraction of its operand
 # BOUNDS      index out of range, or an invalid address
@@ -202,6 +204,9 @@ def watch_load(watch, shadow, flat, state):
     if watch == LOCAL:
         watch_local(shadow, flat, state)
         return
+    if watch == INPUT:
+        state.read = 1
+        return
     written, read = shadow[2 * flat], shadow[2 * flat + 1]
     if is_unwritten(written, watch, state):
         set_error(state, UNWRITTEN)
@@ -209,6 +214,8 @@ def watch_load(watch, shadow, flat, state):
     # A thread often reads an element repeatedly. Skip the update for a repeated read.
     if read != state.own_entry:
         shadow[2 * flat + 1] = add_reader(read, state, watch != SHARED)
+        if watch != SHARED:
+            state.read = 1
 
 
 @int64_helper

@@ -351,5 +351,6 @@ def compile_kernel(kernel, records=False):
     path = cache.path_of(name, text)
     cache.write(path, text)
     module = cache.load(path, text)
-    whole = Lowered(made.module, made.parameters, made.statements, set(), (), source.synchronizes)
+    effects = source.synchronizes, source.stores
+    whole = Lowered(made.module, made.parameters, made.statements, set(), (), *effects)
     return source, CompiledKernel(whole, text, getattr(module, f"{name}_grid"), module.SPILLED)

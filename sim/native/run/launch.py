@@ -28,7 +28,7 @@ from sim.native.run.memory import Memory, check_declared, check_writable
 from sim.native.split.program import NUMBA_ERRORS, first_line
 from sim.native.split.specialize import argument_type, compiled_program
 from sim.observers import DEFAULT
-from sim.observers.misuse import Misuse, unassigned_variable
+from sim.observers.misuse import Misuse, unassigned_variable, without_effect
 from sim.observers.races import Races
 from sim.observers.uninitialized import Uninitialized
 from sim.reruns import format_undecided
@@ -166,22 +166,9 @@ class Attempt(Memory):
         self.replay = None  # `explain` may run blocks again, which must not be logged twice
 
     def needs_no_explanation(self):
-        """Return whether no block that has run so far must run again in the interpreter for an explanation.
-
-        A block must run again if an enabled error flag is set. So must a finished launch that never wrote to
-        global memory.
-        """
-        if (self.block_errors & self.enabled_flags()).any():
-            return False
-        # A launch that writes nothing is probably a mistake. The observer Misuse reports it in the
-        # interpreter.
-        empty = not any(array.size for array in self.arrays.values())
-        return (
-            empty
-            or self.next < self.launch.blocks
-            or bool(self.state.wrote)
-            or Misuse not in self.observer_classes
-        )
+        """Return whether no block that has run so far has an enabled error flag. Otherwise, it must run again
+        in the interpreter for an explanation."""
+        return not (self.block_errors & self.enabled_flags()).any()
 
     @property
     def is_small(self):
@@ -333,6 +320,9 @@ class Attempt(Memory):
         lowered = self.program.lowered
         notes = ("compiled", format_undecided(1)) if self.watched and lowered.synchronizes else ("compiled",)
         notes, findings = (*notes, *self.logged.notes), [*self.unassigned, *self.logged.findings]
+        chose = self.state.read and lowered.stores  # see Misuse.launch_finished
+        if Misuse in self.observer_classes and not (self.state.wrote or chose or findings):
+            findings += without_effect(self.homes()[0])
         return replace(
             self.logged, findings=findings, counters=self.counters(), notes=notes, code=lowered.code
         )

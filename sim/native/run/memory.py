@@ -11,7 +11,7 @@ from sim.memory.spaces import AddressSpace, bind_arguments, bytes_between, group
 from sim.native.codegen.arrays import Guarded, Referenced, spill_array_bytes
 from sim.native.codegen.launch_state import State
 from sim.native.codegen.scalars import argument_of
-from sim.native.codegen.shadow import BARE, BOUNDED, EMPTY, GLOBAL, INITIAL, LOCAL, SHARED
+from sim.native.codegen.shadow import BARE, BOUNDED, EMPTY, GLOBAL, INITIAL, INPUT, LOCAL, SHARED
 from sim.native.lower.module import CannotLower
 from sim.native.split.program import sizes_of
 
@@ -44,7 +44,7 @@ class Memory:
         if argument.array is None:
             return argument_of(argument.value)
         form = Referenced if argument.is_record else Guarded
-        watch, shadow = self.shadows.get(argument.name, (BOUNDED if self.watched else BARE, 0))
+        watch, shadow = self.shadows.get(argument.name, (INPUT if self.watched else BARE, 0))
         return form(argument.array, watch, shadow, self.state)
 
     def shadows_of_arguments(self):

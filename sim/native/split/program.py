@@ -83,6 +83,7 @@ class Lowered:
     writes: set  # the parameters and declared arrays that the kernel may write
     code: tuple  # the code objects of the kernel and of every function that it calls
     synchronizes: bool  # whether the kernel acts on results of atomics, which depend on the order of threads
+    stores: bool  # whether the kernel stores to arrays that it does not declare itself
 
 
 @dataclass(eq=False)
@@ -121,7 +122,9 @@ def lower_kernel(function, dtypes=(), logs=False):
         function.__code__.replace(co_firstlineno=source.tree.lineno)
         for function, source in module.reachable.items()
     )
-    synchronizes = any(source.acts_on_atomics for source in module.reachable.values())
+    sources = module.reachable.values()
+    synchronizes = any(source.acts_on_atomics for source in sources)
+    stores = any(source.stores_elsewhere for source in sources)
     module.reachable = None  # the module is cached, and would keep the kernel's functions alive
     writes = Writes(module).of(statements)
     if logs and len(module.sites) > MAX_SITES:
@@ -129,7 +132,7 @@ def lower_kernel(function, dtypes=(), logs=False):
     if writes & set(module.arrays):
         raise CannotLower("a global array is constant, and the kernel may write to it")
     writes &= {*parameters, *module.declared}
-    return Lowered(module, parameters, statements, writes, code, synchronizes)
+    return Lowered(module, parameters, statements, writes, code, synchronizes, stores)
 
 
 def keep_parameters(module, parameters, statements):
