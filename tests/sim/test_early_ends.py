@@ -219,3 +219,26 @@ def test_the_interpreter_continues_if_compiled_code_finds_no_error(monkeypatch, 
     report = report_of(kernel, "native", blocks)
     assert [*map(facts, report.findings)] == [*map(facts, expected.findings)]
     assert not report.errors and explain.UNEXPLAINED not in report.notes
+
+
+@pytest.mark.parametrize("slowdown, reached", [(0, True), (10**9, False)])
+def test_the_interpreter_gets_less_time_for_blocks_that_take_long(monkeypatch, slowdown, reached):
+    monkeypatch.setattr(explain, "SLOWDOWN", slowdown)
+    monkeypatch.setattr(explain, "FIRST_EXPLAIN_SECONDS", -1)
+    report = report_of(races_in_shared, "native", 2)
+    assert (explain.UNEXPLAINED not in report.notes) == reached and report.errors
+
+
+@cuda.jit
+def races_in_each_epoch(x, rounds):
+    for _ in range(rounds):
+        x[0] = cuda.threadIdx.x
+        cuda.syncthreads()
+
+
+def test_a_loop_around_a_barrier_ends_soon_after_an_error(monkeypatch):
+    attempts, rounds = [], 10**8
+    monkeypatch.setattr(launch, "SECONDS_AFTER_ERROR", 0.01)
+    monkeypatch.setattr(native, "explain", lambda attempt: attempts.append(attempt) or attempt.outcome())
+    simulate(races_in_each_epoch, engine="native")[1, 2](np.zeros(1), rounds)
+    assert 0 < attempts[0].state.barriers < rounds

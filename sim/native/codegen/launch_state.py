@@ -27,6 +27,7 @@ FIELD_SIZES = {
     "errors_at_limit": 1,  # error flags of a block when it exceeded a limit of iterations
     "ending_flags": 1,  # mask of the error flags that end the launch after some time
     "time_after_error": 1,  # CPU time for which a launch may run after such an error, in units of `clock`
+    "polls": 1,  # number of iterations of loops around synchronisation points since the first error
     "deadline": 1,  # CPU time at which the launch ends, or 0 before the first error with one of these flags
     "returned_count": 1,  # number of threads of the current block that have returned
     "arrived": 1,  # number of arrivals at a grid barrier of PTX by threads of the current block

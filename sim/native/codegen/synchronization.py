@@ -162,7 +162,12 @@ def passed_phase(state) -> bool:
 
 @int64_helper
 def is_stopped(state) -> bool:
-    """Return whether the block or the launch must stop."""
+    """Return whether the block or the launch must stop. The loops of a whole block or warp call this function
+    in each iteration, so it reads the clock after an error, in every 16th iteration."""
+    if has_errors(state):
+        state.polls += 1
+        if state.polls & 15 == 0:
+            poll_stop(state)
     return state.stopped != 0
 
 
@@ -328,7 +333,7 @@ def count_iterations(state, count) -> bool:
     state.for_left -= count
     if state.for_left < 0:
         exhaust(state)
-    elif state.for_left >> 24 != before >> 24:
+    elif state.for_left >> 20 != before >> 20:
         poll_stop(state)
     return state.stopped == 0
 

@@ -18,10 +18,12 @@ from sim.observers import DEFAULT
 # The maximum number of threads that a rerun interprets. In a larger launch, only selected blocks are rerun.
 MAX_RERUN_THREADS = 1 << 13
 # The CPU seconds in which the interpreter has to reach the first error. Afterwards, compiled code records
-# errors.
-EXPLAIN_SECONDS = 6.0
+# errors. The limit is EXPLAIN_SECONDS if the interpreter can run the first block with an error in this time,
+# and otherwise FIRST_EXPLAIN_SECONDS, which suffice for an error near the beginning of the block.
+EXPLAIN_SECONDS, FIRST_EXPLAIN_SECONDS = 6.0, 1.5
+SLOWDOWN = 40  # the interpreter takes at least this many times as long as compiled code
 UNEXPLAINED = (
-    f"the interpreter needs more than {EXPLAIN_SECONDS:g} s to reach these errors, so the findings come from"
+    "the interpreter needs too much time to reach these errors, so the findings come from"
     " compiled code: only the first errors of the first block are described, and the launch is incomplete. A"
     " launch with shorter loops is described completely; simulate(kernel, max_steps=10**9) lets the"
     " interpreter continue"
@@ -82,21 +84,30 @@ def results_kept(attempt):
 def explain(attempt):
     """Return the Outcome of a launch with error flags.
 
-    The interpreter explains the errors. If it reaches none of them within EXPLAIN_SECONDS, compiled code
+    The interpreter explains the errors. If it reaches none of them within a limit of time, compiled code
     records the errors of the first block. If these are no errors for the observers, the interpreter continues
     without a limit.
 
     attempt: the Attempt, after its `run`.
     """
+    seconds = None if attempt.launch.max_steps else seconds_to_explain(attempt)
     try:
         with results_kept(attempt):
-            return explain_by_interpreter(attempt, None if attempt.launch.max_steps else EXPLAIN_SECONDS)
+            return explain_by_interpreter(attempt, seconds)
     except Unexplained:
         attempt.restore()
     findings = recorded_findings(attempt)
     if any(finding.severity == "error" for finding in findings):
         return recorded_outcome(attempt, findings)
     return explain_by_interpreter(attempt)
+
+
+def seconds_to_explain(attempt):
+    """Return the CPU seconds in which the interpreter has to reach the first error."""
+    # The interpreter runs all blocks of a small launch, and only the blocks with errors of a large one.
+    blocks = int(np.flatnonzero(attempt.block_errors)[0]) + 1 if attempt.is_small else 1
+    reaches_end = SLOWDOWN * blocks * attempt.seconds_per_block < EXPLAIN_SECONDS
+    return EXPLAIN_SECONDS if reaches_end else min(FIRST_EXPLAIN_SECONDS, EXPLAIN_SECONDS)
 
 
 def recorded_outcome(attempt, findings):

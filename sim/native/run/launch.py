@@ -3,6 +3,7 @@ Outcome."""
 
 import dis
 import signal
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -144,6 +145,7 @@ class Attempt(Memory):
     def run(self):
         """Run the blocks in order, up to the last block or to a block that ends the launch."""
         self.begin()
+        began = time.process_time()
         try:
             self.advance(self.launch.blocks)
         except CannotLower:
@@ -154,6 +156,7 @@ class Attempt(Memory):
             # The kernel raised an exception. Flag the block, so that the interpreter finds the thread.
             self.block_errors[self.state.position] |= shadow.DIVERGED
         self.wrote = bool(self.state.wrote)
+        self.seconds_per_block = (time.process_time() - began) / max(self.next, 1)
         self.unassigned = list(self.unassigned_variables())
         self.is_clean = self.needs_no_explanation()
         self.block_errors &= self.enabled_flags()
