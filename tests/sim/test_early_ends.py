@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numba import cuda, float32, int32
 
-from sim import empty, error_limit, simulate
+from ptx.test_language import HEAD
+from sim import empty, error_limit, load_ptx, simulate
 from sim.engine import watchdog
 from sim.engine.os_thread import throw_into
 from sim.engine.watchdog import Watchdog
@@ -163,6 +164,40 @@ def misses_a_barrier(x):
 
 
 @cuda.jit
+def meets_at_a_barrier_in_a_branch(x):
+    if cuda.threadIdx.x < 40:
+        x[cuda.grid(1)] = 1
+        cuda.syncthreads()
+    x[cuda.grid(1)] += 1
+
+
+@cuda.jit
+def meets_at_different_barriers(x):
+    x[cuda.grid(1)] = 1
+    if cuda.threadIdx.x < 40:
+        cuda.syncthreads()
+    else:
+        cuda.syncthreads()
+    x[cuda.grid(1)] += 1
+
+
+@cuda.jit
+def loops_longer_than_others(x):
+    for i in range(3 + cuda.threadIdx.x % 2):
+        x[cuda.grid(1)] += i
+        cuda.syncthreads()
+
+
+@cuda.jit
+def leaves_a_loop_early(x):
+    i = cuda.threadIdx.x // 63
+    while i < 3:
+        x[cuda.grid(1)] += 1
+        cuda.syncthreads()
+        i += 1
+
+
+@cuda.jit
 def reads_unwritten_shared_without_effect(x):
     tile = cuda.shared.array(128, int32)
     tile[cuda.threadIdx.x] = 0
@@ -173,6 +208,12 @@ def reads_unwritten_shared_without_effect(x):
 @cuda.jit
 def stores_equal_values(x):
     x[0] = 7
+
+
+@cuda.jit
+def exchanges_within_half_warps(x):
+    if cuda.threadIdx.x % 32 < 16:
+        x[cuda.grid(1)] = cuda.shfl_xor_sync(0xFFFF, cuda.threadIdx.x, 1)
 
 
 LATE_ERRORS = (
@@ -186,8 +227,12 @@ LATE_ERRORS = (
     reads_unwritten_local,
     reads_unwritten_global,
     misses_a_barrier,
+    meets_at_a_barrier_in_a_branch,
+    meets_at_different_barriers,
+    loops_longer_than_others,
+    leaves_a_loop_early,
 )
-HARMLESS = reads_unwritten_shared_without_effect, stores_equal_values
+HARMLESS = reads_unwritten_shared_without_effect, stores_equal_values, exchanges_within_half_warps
 
 
 def report_of(kernel, engine, blocks):
@@ -242,3 +287,33 @@ def test_a_loop_around_a_barrier_ends_soon_after_an_error(monkeypatch):
     monkeypatch.setattr(native, "explain", lambda attempt: attempts.append(attempt) or attempt.outcome())
     simulate(races_in_each_epoch, engine="native")[1, 2](np.zeros(1), rounds)
     assert 0 < attempts[0].state.barriers < rounds
+
+
+# Threads from 40 on do not reach the first barrier.
+BRANCH = """
+.visible .entry branch(.param .u64 y)
+{{
+    .reg .pred %p<2>; .reg .b64 %d<3>; .reg .b32 %r<2>;
+    ld.param.u64 %d1, [y]; mov.u32 %r1, %tid.x; mul.wide.u32 %d2, %r1, 4; add.s64 %d1, %d1, %d2;
+    st.global.u32 [%d1], %r1;
+    setp.ge.u32 %p1, %r1, 40; @%p1 bra ELSE;
+    bar.sync 0;
+    bra END;
+ELSE:
+    {}
+END:
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("other, errors", [("", 1), ("bar.sync 0;", 0), ("bar.sync 0; bar.sync 0;", 1)])
+def test_compiled_ptx_describes_a_barrier_that_some_threads_do_not_reach(monkeypatch, other, errors):
+    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
+    reports = {}
+    for engine in ("fibers", "native"):
+        kernel = load_ptx(HEAD + BRANCH.format(other))["branch"]
+        reports[engine] = simulate(kernel, engine=engine, on_finding="report")[2, 64](np.zeros(64, np.int32))
+    assert [*map(facts, reports["native"].errors)] == [*map(facts, reports["fibers"].errors)]
+    assert len(reports["native"].errors) == errors
+    assert (explain.UNEXPLAINED in reports["native"].notes) == (errors > 0)

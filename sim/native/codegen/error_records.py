@@ -10,7 +10,6 @@ from sim.native.codegen.access_log import SIZE_SHIFT
 from sim.native.codegen.int64 import byte, int64_helper
 from sim.native.codegen.shadow import BLOCK_RACE, OF_LAUNCH, RACE
 
-EXPORTED = {"note_barrier"}
 ROOM = 1 << 10  # number of rows, a power of two; the newest rows overwrite the oldest
 MOST_AXES = 3  # the maximum number of dimensions of an array whose refused accesses are recorded
 ADDRESS_MASK = (1 << SIZE_SHIFT) - 1
@@ -89,9 +88,3 @@ def note_refused(state, entry, axes, x, y, z, length_x, length_y, length_z):
         row[AXES + 5] = length_y
         row[AXES + 6] = length_z
     state.noted = state.errors
-
-
-@int64_helper
-def note_barrier(state, site):
-    """Store the site of the block-wide barrier at which the block is about to wait."""
-    state.barrier_site = site

@@ -48,6 +48,14 @@ FIELD_SIZES = {
     "trap": 1,  # address, as in a log entry, at which all accesses are recorded, or 0
     "flipped": 1,  # the bits to invert in the bytes that fill unwritten shared memory
     "missed_barrier": 1,  # 1 if threads of the block wait at a barrier, and others have returned
+    # The fields of sim.native.codegen.sides:
+    "side": 1,  # the side that the run follows, 1 or 2, or 0
+    "split": 1,  # 1 after the first disagreement
+    "first_result": 1,  # the result of the first side in that disagreement
+    "second_result": 1,  # the result of the second side
+    "passed": 1,  # number of block-wide barriers that the side has reached
+    "last_barrier": 1,  # index of the barrier at which the block stops
+    "unfinished": 1,  # 0 if the side has run to its end
     "barrier_site": 1,  # index of the site of the block's last barrier, if accesses are logged or recorded
     "log": 1,  # address of the access log (sim.native.codegen.access_log)
     "log_count": 1,  # number of entries, including those that did not fit

@@ -12,7 +12,7 @@ HOMES = (
     "sim.native.codegen.elements",
     "sim.native.codegen.local_arrays",
     "sim.native.codegen.access_log",
-    "sim.native.codegen.error_records",
+    "sim.native.codegen.sides",
     "sim.native.codegen.atomics",
     "sim.native.codegen.half_operators",
     "sim.native.codegen.vectors",

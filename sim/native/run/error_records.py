@@ -42,12 +42,14 @@ from sim.native.codegen.shadow import (
     BOUNDS,
     DIVERGED,
     EPOCH_SHIFT,
+    EXHAUSTED,
     RACE,
     SEGMENT,
     THREAD,
     UNWRITTEN,
     WARP,
 )
+from sim.native.codegen.sides import ABSENT, MAY_CONTINUE, UNKNOWN
 from sim.native.lower.module import CannotLower
 from sim.observers import DEFAULT
 from sim.observers.copies import WORDS
@@ -56,6 +58,7 @@ from sim.sites import thread_index
 # The bits to invert in each byte of unwritten shared memory, for three further runs. Without an inversion,
 # the bytes of integers are 0xA5, and the bytes of floats are 0xFF.
 FLIPS = 0xFF, 0xA5, 0x5A
+NEVER = 1 << 62  # the index of a barrier that no block reaches
 RECORDED_SECONDS = 1.0  # CPU seconds for which a block runs after its first error
 REFUSED = {"out-of-bounds", "misaligned-address", "use-after-free"}  # kinds of findings about one access
 RECORDED = BOUNDS | UNWRITTEN | RACE | BLOCK_RACE  # the flags of errors that an access causes
@@ -90,7 +93,31 @@ def findings_of_block(attempt, position):
         if row.flags & (RACE | BLOCK_RACE):
             pair = RecordedRun(attempt, position, row.address).pair_of(row)
             findings += findings_of_accesses(run, pair, {"race-shared", "race-global"})
-    return findings + ([missed_barrier(run, position)] if run.attempt.state.missed_barrier else [])
+    if run.attempt.state.missed_barrier:
+        findings.append(missed_barrier(run, position))
+    elif run.errors & DIVERGED and not findings:
+        findings += divergent_barrier(attempt, position)
+    return findings
+
+
+def divergent_barrier(attempt, position):
+    """Return the finding about a block of which some threads wait at a barrier that the others do not reach.
+    Return [] if there is none.
+
+    The others have run to their end, or wait at another call in a kernel in Python.
+    """
+    sides = [RecordedRun(attempt, position, side=side) for side in (1, 2)]
+    ended, longer = sorted(sides, key=lambda run: run.passed)
+    if UNKNOWN in (ended.unfinished, longer.unfinished):
+        return []
+    if not ended.unfinished and ended.passed < longer.passed:
+        run = RecordedRun(attempt, position, side=longer.side, last_barrier=ended.passed)
+        return [missed_barrier(run, position)]
+    if ended.passed and ended.homes:
+        run, other = (RecordedRun(attempt, position, side=side, last_barrier=0) for side in (1, 2))
+        if run.barrier != other.barrier:
+            return [missed_barrier(run, position, other)]
+    return []
 
 
 def same_epoch(attempt, row):
@@ -110,18 +137,21 @@ def has_effect(run, position):
     return any(other != first for other in others)
 
 
-def missed_barrier(run, position):
-    """Return the finding about a block in which some threads wait at a barrier, and others have returned."""
+def missed_barrier(run, position, other=None):
+    """Return the finding about a block in which some threads wait at a barrier, and others have returned.
+
+    other: a run that follows the other side, whose threads wait at another barrier, or None.
+    """
     state, block = run.attempt.state, run.attempt.index_of(position)
-    barrier = SITES[run.attempt.number_of_site(state.barrier_site)]
+    sites = {0: run.barrier} | ({ABSENT: other.barrier} if other else {})
 
     def witness(thread):
         return Access("returned" if thread.done else "waits", block, thread.index, thread.site)
 
     threads = []
-    for thread, done in enumerate(map(bool, state.returned[: run.launch.threads])):
-        site, index = None if done else barrier, thread_index(thread, run.launch.block)
-        threads.append(SimpleNamespace(done=done, index=index, site=site, calls=(), frame=True))
+    for thread, returned in enumerate(state.returned[: run.launch.threads]):
+        site, index = sites.get(returned), thread_index(thread, run.launch.block)
+        threads.append(SimpleNamespace(done=site is None, index=index, site=site, calls=(), frame=True))
     return divergence_finding(SimpleNamespace(waiting_witness=witness), SimpleNamespace(threads=threads))
 
 
@@ -165,9 +195,11 @@ class RecordedRun:
     attempt: the Attempt whose launch runs again.
     trap: the simulated address of an element whose accesses are recorded, or None.
     flipped: the bits to invert in the bytes that fill unwritten shared memory.
+    side: the side that the run follows if threads disagree (sim.native.codegen.sides), or 0.
+    last_barrier: the index of the barrier after the disagreement at which the block stops.
     """
 
-    def __init__(self, attempt, position, trap=None, flipped=0):
+    def __init__(self, attempt, position, trap=None, flipped=0, side=0, last_barrier=NEVER):
         attempt.restore()
         self.launch = replace(
             attempt.launch,
@@ -179,12 +211,17 @@ class RecordedRun:
         self.homes = sorted((low, allocation.base) for low, allocation in homes.items())
         rows, state = np.zeros((ROOM, COLUMNS), np.int64), again.state
         state.records, state.trap = again.keep_alive(rows), 0 if trap is None else self.on_host(trap)
-        state.flipped = flipped
+        state.flipped, state.side, state.last_barrier = flipped, side, last_barrier
         state.time_after_error = int(RECORDED_SECONDS * CLOCKS_PER_SECOND)
         if flipped:
             again.lift_time_limit()
         again.begin()
         again.advance(position + 1)
+        self.side, self.passed, self.errors = side, state.passed, int(again.block_errors[position])
+        self.barrier = SITES[self.attempt.number_of_site(state.barrier_site)]
+        # A side that is ended by another limit, or that diverges again, may also reach further barriers.
+        ended = self.errors & (DIVERGED | EXHAUSTED) or state.stopped or not state.split
+        self.unfinished = max(state.unfinished, MAY_CONTINUE if ended else 0)
         # for a comparison with other runs: the results of these blocks, and their error flags
         self.effects = [array.tobytes() for array in again.written_arrays()], again.block_errors.tolist()
         again.restore()

@@ -57,7 +57,7 @@ class Fission(Regions):
         self.sync_operands = set()
         # A return after the last synchronisation point affects no other thread.
         last = max((i for i, node in enumerate(self.statements) if sync_level(node) > THREAD), default=-1)
-        self.ends = has(ast.Module(self.statements[: last + 1], []), ast.Return)
+        self.ends = module.records or has(ast.Module(self.statements[: last + 1], []), ast.Return)
         # The first pass finds the variables whose live range crosses a region boundary. The second spills
         # them.
         for _ in range(2):
@@ -134,10 +134,10 @@ class Fission(Regions):
         """
         if not exits:
             return [*loop, f"    {call}"]
-        joined = f"agree(state, exit_code, {call}, thread)"
+        joined = self.agreement(call, at)
         if loop[0].startswith("for warp"):
             joined = f"agree_warps(state, exit_code, {call})"
-        lines = ["exit_code = NO_THREAD", *loop, f"    exit_code = {joined}"]
+        lines = [*self.before_agreement(), "exit_code = NO_THREAD", *loop, f"    exit_code = {joined}"]
         for name in sorted(exits):
             # The code of a warp is a separate function. Its return value is an exit code if the threads leave
             # the kernel or a loop of the block.
@@ -145,6 +145,19 @@ class Fission(Regions):
             leave = f"return {CODES[name]}" if leaves_warp else name
             lines += [f"if exit_code == {CODES[name]}:", f"    {leave}"]
         return lines
+
+    def agreement(self, call, at):
+        """Return the text that combines the exit code of a region with the codes of the threads before.
+
+        call: the text of the call of the region.
+        """
+        if not self.module.records:
+            return f"agree(state, exit_code, {call}, thread)"
+        return f"agree_on_side(state, exit_code, {call}, thread, {'0' if at == BLOCK else '32 * warp'})"
+
+    def before_agreement(self):
+        """Return the line before a decision that may depend on data, in code that records errors."""
+        return ["end_side(state)"] if self.module.records else []
 
     def lower_compound(self, node, at, depth):
         """Return the lines for a statement that contains a synchronisation point at level `at`."""
@@ -186,8 +199,9 @@ class Fission(Regions):
         if self.is_uniform(test):
             return self.rematerialize(names_read(test)), ast.unparse(test)
         call = self.add_region([], result=f"1 if {ast.unparse(test)} else 0", expression=test)
-        joined = f"    exit_code = agree(state, exit_code, {call}, thread)"
-        return ["exit_code = NO_THREAD", *self.thread_loop(at), joined], "is_true(state, exit_code)"
+        joined = f"    exit_code = {self.agreement(call, at)}"
+        lines = [*self.before_agreement(), "exit_code = NO_THREAD", *self.thread_loop(at), joined]
+        return lines, "is_true(state, exit_code)"
 
     def uniform_iterable(self, iteration, at):
         """Return (lines, expression) for the iterable of a loop, which must be uniform across the block or
@@ -205,7 +219,10 @@ class Fission(Regions):
         given = ast.unparse(ast.Tuple(iteration.args, ast.Load()))
         call = self.add_region([], result=f"span({given})", expression=iteration)
         joined = f"    bounds = agree_span(state, bounds, {call})"
-        lines = ["bounds = (0, 0, 0)", *self.thread_loop(at), joined]
+        if self.module.records:
+            first = "0" if at == BLOCK else "32 * warp"
+            joined = f"    bounds = agree_on_span(state, bounds, {call}, thread, {first})"
+        lines = [*self.before_agreement(), "bounds = (0, 0, 0)", *self.thread_loop(at), joined]
         return lines, "range(bounds[0], bounds[1], step_of(bounds[2]))"
 
     def lower_sync_point(self, node, at):
@@ -219,14 +236,18 @@ class Fission(Regions):
         lines = self.rematerialize(names & self.uniform)
         if at == BLOCK:
             barrier = BARRIERS.get(call.sync, self.module.block_barrier)
-            if self.module.records:
-                lines += [f"{self.module.library('note_barrier')}(state, {call.site})"]
+            if self.module.records and call.sync not in BARRIERS:
+                lines += [f"note_barrier(state, {call.site})"]
+            # After a divergence, the results of the barrier are those of some threads only.
+            if given or call.sync in BARRIERS:
+                lines += self.before_agreement()
             lines += [f"if not {barrier}(state):", "    return"]
             if self.module.logs:
                 lines += [f"log_barrier(state, {call.site})"]
             return [*lines, f"{in_text(call.sync, 'all')}(threads, {', '.join(given)})"] if given else lines
         if self.module.logs:
             lines += [f"log_warp(state, {call.site}, warp, threads)"]
+        lines += self.before_agreement()
         # If the kernel ignores the result, the "unused" form of the instruction only runs the checks.
         name = in_text(call.sync, "warp" if results else "unused")
         return [*lines, f"{name}({', '.join(['state, warp, threads', *given])})"]
