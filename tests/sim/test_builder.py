@@ -69,7 +69,13 @@ def test_variables_that_need_no_stack_slot():
 
 
 @pytest.mark.parametrize(
-    "helper, attribute", [(shadow.resolve_index, "noinline"), (shadow.set_error, "alwaysinline")]
+    "helper, attribute",
+    [
+        (shadow.resolve_index, "noinline"),
+        (shadow.is_unordered, "noinline"),
+        (shadow.left_before_sync, "noinline"),
+        (shadow.set_error, "alwaysinline"),
+    ],
 )
 def test_helpers_are_inlined_always_or_never(helper, attribute):
     module = ir.Module()

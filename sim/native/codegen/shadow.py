@@ -106,7 +106,7 @@ def may_be_unordered(before, state):
     return before >> EPOCH_SHIFT >= state.unordered_epoch
 
 
-@int64_helper
+@int64_helper(inline=False)
 def left_before_sync(before, state):
     """Return whether the thread of a shadow entry returned before the next synchronisation of its warp. For
     an entry that represents several threads, return whether any of them did.
@@ -118,7 +118,7 @@ def left_before_sync(before, state):
     return state.returned_at[position] == before >> SEGMENT_SHIFT
 
 
-@int64_helper
+@int64_helper(inline=False)
 def is_unordered(before, own, state):
     """Return whether a recorded access is unordered with the current thread's access, if no barrier or phase
     separates them.
