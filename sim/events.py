@@ -110,6 +110,7 @@ class Finding:
     # lines of the access's function that compute its index, as far as the source shows
     origins: frozenset[int] = field(default=frozenset(), compare=False)
     follows: bool = field(default=False, compare=False)  # whether another finding caused this one
+    explained: bool = field(default=False, compare=False)  # whether the reason already states the cause
 
     @property
     def key(self) -> tuple[str, str | None, tuple[tuple[str, int, str], ...]]:

@@ -67,7 +67,11 @@ def link_causes(findings):
 
 
 def consequences_of(findings):
-    """Return the keys of the findings about accesses at poisoned indices."""
+    """Return the keys of the findings about accesses at poisoned indices.
+
+    An address whose cause is known, such as a null pointer, is not poisoned.
+    """
+    findings = [f for f in findings if not f.explained]
     consequences = {f.key for f in findings if f.kind == "out-of-bounds" and is_far(f)}
     others = [f for f in findings if f.kind in ("out-of-bounds", "negative-index")]
     for byte in (INTEGER_POISON, UNTYPED_POISON):

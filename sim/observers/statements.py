@@ -94,14 +94,36 @@ def index_of(site, name):
     if POINTER.match(here) and POINTER.match(here)[1] == name:
         found = arguments(inside_brackets(here[here.index("(") :]))[0].partition(" + ")[2]
         return found, site.source.index(found, offset)
-    text = here if re.match(rf"{re.escape(name)}\s*\[", here) else statement_of(site)
+    statement = statement_of(site)
+    # Compilers of CUDA C++ give all accesses of a statement the column at which it starts.
+    is_exact = not site.file or not here.startswith(statement)
+    text = here if is_exact and re.match(rf"{re.escape(name)}\s*\[", here) else statement
     starts = [found.end() - 1 for found in re.finditer(rf"\b{re.escape(name)}\s*\[", text)]
-    if not starts or len(starts) > 1 and text is not here:
+    if text is not here:
+        starts = starts_of_action(starts, text, name, site.kind)
+    if not starts:
         return None
     found, rest = inside_brackets(text[starts[0] :]), after_brackets(text[starts[0] :])
     if rest.startswith("[") and not FIELD.match(rest):
         return None
     return found, site.source.index(text) + starts[0] + 1
+
+
+def starts_of_action(starts, text, name, action):
+    """Return the positions of brackets that can belong to an access, or [] if their indices differ.
+
+    starts: the positions at which the array's brackets open in a statement.
+    text: the statement.
+    name: the name of the array.
+    action: "load", "store" or "atomic".
+    """
+    found = assignment(text)
+    if found is not None and found.is_element and found.name == name:
+        if action == "store":
+            starts = starts[:1]
+        elif not found.operator:
+            starts = starts[1:]
+    return starts if len({inside_brackets(text[start:]) for start in starts}) == 1 else []
 
 
 def lines_of_value(lines, value):

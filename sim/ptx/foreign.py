@@ -32,7 +32,7 @@ def explain_address(address, other, heap):
             f"keep the data in global memory if a later launch or another {owner} uses it",
             of_launch,
         )
-    null = 0 <= address < 4096
+    null = is_null(address)
     where = "the null pointer, or near it" if null else "far from all memory of the launch"
     if null and heap is not None and heap.failed_allocations:
         nbytes = heap.context.spec.heap_bytes
@@ -45,6 +45,11 @@ def explain_address(address, other, heap):
         where += ", and may be an address of host memory"
         fix = "give the kernel a pointer to device memory, and copy the data there (cudaMemcpy)"
     return f"It is {where}.", fix, ""
+
+
+def is_null(address):
+    """Return whether an address is that of a null pointer, or of an element near it."""
+    return 0 <= address < 4096
 
 
 def explain_range(other):

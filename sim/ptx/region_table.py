@@ -9,7 +9,7 @@ from sim.events import CONST, GLOBAL, LOCAL, SHARED, SPACE_SHIFT, Finding
 from sim.memory.alignment import Alignment
 from sim.memory.array import read_only_error
 from sim.memory.spaces import fresh_memory
-from sim.ptx.foreign import explain_address
+from sim.ptx.foreign import explain_address, is_null
 from sim.ptx.regions import GAP, WINDOWS, Frames, Region, whole_array
 
 
@@ -161,7 +161,7 @@ class RegionTable:
         """
         region = self.find(address)
         if region is None or address + size > region.end:
-            self.report_outside(address, site, what, region)
+            self.report_outside(address, size, site, what, region)
             return None
         if self.alignment.refuses(name, region.allocation, address, size, multiple or size, site, what):
             return None
@@ -184,7 +184,7 @@ class RegionTable:
         found = min(near, key=distance, default=None)
         return found if found is not None and distance(found) < GAP else None
 
-    def report_outside(self, address, site, what, region):
+    def report_outside(self, address, size, site, what, region):
         """Report an access outside all allocations.
 
         The finding describes it relative to the nearest allocation, unless the address belongs to memory of
@@ -200,8 +200,12 @@ class RegionTable:
             reason, fix, where = explain_address(address, elsewhere, self.heap)
             message = f"address {address:#x} is in no array{where}"
             witness = (self.context.witness(what, site),)
+            # Poison is an address far from all memory, and arithmetic may bring it near the null pointer.
+            explained = elsewhere is not None or is_null(address) and address % max(size, 4) == 0
             self.context.findings.append(
-                Finding("out-of-bounds", "error", message, witness, reason=reason, fix=fix)
+                Finding(
+                    "out-of-bounds", "error", message, witness, reason=reason, fix=fix, explained=explained
+                )
             )
             return
         array = whole_array(self.context, allocation)

@@ -334,3 +334,31 @@ def test_ring_of_named_barriers_needs_a_second_barrier(waits):
     assert (cause.kind, consequence.kind) == ("barrier-divergence", "race-shared")
     assert "arrived again" in cause.reason and "second barrier" in cause.fix
     assert "first, as its finding says" in consequence.fix
+
+
+GUARDS = {
+    "out[t] = out[t - 1] + 1.0f;": "if t - 1 >= 0",
+    "x[t] = out[t] + out[t - 1];": "the index must be >= 0",
+    "out[t] += out[t - 1];": "the index must be >= 0",
+    "out[t - 1] = out[t] + 1.0f;": "if t - 1 >= 0",
+    "out[t - 1] += 1.0f;": "if t - 1 >= 0",
+}
+
+
+@pytest.mark.parametrize("statement", GUARDS)
+def test_a_guard_tests_the_index_that_is_outside(statement, tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    text = f'extern "C" __global__ void kernel(float *x, float *out) {{ int t = threadIdx.x;\n{statement} }}'
+    findings = launched(text, tmp_path / "k.cu", (1, 1), *np.zeros((2, 4), np.float32)).findings
+    assert {f.fix for f in findings} == {f"guard the access: {GUARDS[statement]}"}
+
+
+def test_a_null_pointer_is_no_consequence_of_an_earlier_finding(tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    text = """extern "C" __global__ void kernel(const float *x, float *out) {
+    float v = out[-1 - (int)threadIdx.x];
+    out[threadIdx.x + 1] = v + x[2];
+}"""
+    findings = launched(text, tmp_path / "k.cu", (1, 1), None, np.zeros(4, np.float32)).findings
+    assert [f.follows for f in findings] == [False, False]
+    assert any(f.reason.startswith("It is the null pointer") for f in findings)
