@@ -42,15 +42,23 @@ class Uses:
         """Return whether the program relies on a loaded value. This is the case if the value reaches other
         memory, no loop waits for it, and no compare-and-swap confirms it.
 
-        A new value of the same element (`(*turn)++`) does not count. A value passed to a function or to the
-        caller is not followed.
+        A new value of the same element, as in `(*turn)++`, does not count if a loop waits for this element:
+        the threads then take turns. A value passed to a function or to the caller is not followed.
         """
         values, decisions = self.dependent_registers(load)
         readers = self.readers_of(values)
         if leaves_function(readers):
             return False
-        kept = any(ends_in_memory(item) and address_of(item) != address_of(load) for item in readers)
-        return kept and not self.is_awaited(load, decisions) and not self.is_confirmed(load)
+        kept = [address_of(item) for item in readers if ends_in_memory(item)]
+        if kept and self.is_polled(address_of(load)):
+            kept = [address for address in kept if address != address_of(load)]
+        return bool(kept) and not self.is_awaited(load, decisions) and not self.is_confirmed(load)
+
+    def is_polled(self, address):
+        """Return whether a loop waits for a volatile load of an element."""
+        loads = [self.body[at] for places in self.volatile.values() for at in places]
+        same = (load for load in loads if self.element(address_of(load)) == self.element(address))
+        return any(self.is_awaited(load, self.dependent_registers(load)[1]) for load in same)
 
     def is_confirmed(self, load):
         """Return whether a compare-and-swap confirms that a loaded value is still up to date, and the program
