@@ -13,6 +13,7 @@ import numpy as np
 from sim.access_batches import split_by_block
 from sim.error_limit import ErrorLimit
 from sim.events import ADDRESS_BITS, ADDRESS_MASK, SITE_SHIFT, SITES, Access, Decisions, EnabledEvents, Moment
+from sim.finding_log import FindingLog
 from sim.frames import FrameSites
 from sim.hooks import HOOKS, check_names, listeners
 from sim.loop_limits import LoopLimits
@@ -74,8 +75,7 @@ class Context:
         self.in_observer = False  # Whether a hook is running. A hook may be slow, but it returns.
         self.silent = {}  # hook that is not called, or not for every event -> the reason
         self.notes: dict[str, None] = {}  # notes for the report, stored as keys so that each appears once
-        self.findings = []
-        self.has_errors = False  # whether the findings include an error
+        self.findings = FindingLog()
         self.error_limit = ErrorLimit(self)
         # CPU time at which the current epoch began: the last start of a block, or opening of a block barrier
         self.epoch_time = time.process_time()
@@ -163,12 +163,11 @@ class Context:
                 self.findings.extend(listener(*facts) or ())
             return
         # Read the clock only if a loop is being timed, because reading it takes longer than many a hook.
-        began, known = 0 if self.loops.since is None else time.process_time(), len(self.findings)
+        began = 0 if self.loops.since is None else time.process_time()
         self.in_observer = hook != "access_refused"
         for listener in self.listeners[hook]:
             self.findings.extend(listener(*facts) or ())
         self.in_observer = False
-        self.has_errors |= any(finding.severity == "error" for finding in self.findings[known:])
         # Observer time does not count against the kernel, and the watchdog does not end it. There are two
         # exceptions: a loop that triggers `access_refused` forever must still end, and after an error the
         # launch has to end soon.
@@ -354,10 +353,15 @@ class Context:
 
     # --- progress -------------------------------------------------------------------------------------------
 
+    @property
+    def has_errors(self):
+        """Whether an error has been found, or is expected."""
+        return self.findings.has_errors
+
     def withdraw(self, findings):
         """Remove these findings, because others replace them."""
         if findings:
-            self.findings[:] = [one for one in self.findings if all(one is not other for other in findings)]
+            self.findings.withdraw(findings)
             self.error_limit.seen = 0
 
     @property

@@ -43,7 +43,6 @@ class ErrorLimit:
         if self.error_time is None and self.seen < number:
             new = context.findings[self.seen : number]
             errors = [one for one in new if one.severity == "error"]
-            context.has_errors |= bool(errors)
             if self.doubt_time is None and (errors or any(map(reads_absent_lane, new))):
                 self.doubt_time = now
             if not all(map(reads_fresh_shared, errors)):
@@ -65,7 +64,7 @@ class ErrorLimit:
                 self.trial_after *= TRIAL_FACTOR
                 context.in_observer = True  # the watchdog must not end the trial
                 if self.trial() if self.trial else context.has_errors:
-                    self.error_time, context.has_errors = self.doubt_time, True
+                    self.error_time, context.findings.has_errors = self.doubt_time, True
                 context.in_observer = False
                 context.loops.restart()
                 self.doubt_time += time.process_time() - began
@@ -73,7 +72,7 @@ class ErrorLimit:
 
     def expect_error(self):
         """Start the limit now, because an observer will report an error at the end of the launch."""
-        self.context.has_errors = True
+        self.context.findings.has_errors = True
         if self.error_time is None:
             self.error_time = time.process_time()
 

@@ -353,7 +353,6 @@ class Scheduler:
             if named_barrier.NAMED_BARRIER in what
             else barrier.deadlock_finding(self, block)
         )
-        self.context.has_errors = True
         self.abandon(block)
         return False
 

@@ -15,6 +15,7 @@ from sim.engine.watchdog import Watchdog
 from sim.errors import OutOfTime
 from sim.native import engine as native
 from sim.native.run import explain, launch
+from sim.ptx.nvrtc import compile_ptx
 
 
 class LateEvent(threading.Event):
@@ -317,3 +318,25 @@ def test_compiled_ptx_describes_a_barrier_that_some_threads_do_not_reach(monkeyp
     assert [*map(facts, reports["native"].errors)] == [*map(facts, reports["fibers"].errors)]
     assert len(reports["native"].errors) == errors
     assert (explain.UNEXPLAINED in reports["native"].notes) == (errors > 0)
+
+
+UNSIGNED = """extern "C" __global__ void k(const int *x, int *y, unsigned n) {
+    int s = 0;
+    for (unsigned i = n - 1; i >= 0; --i) {
+        s += x[i];
+        if (s > 1000000) break;
+    }
+    y[threadIdx.x] = s;
+}
+"""
+
+
+def test_an_endless_loop_outside_an_array_ends_soon(monkeypatch):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", 0.5)
+    kernel = load_ptx(compile_ptx(UNSIGNED, "k.cu"))["k"]
+    report = simulate(kernel, engine="fibers", on_finding="report")[1, 1](
+        np.arange(8, dtype=np.int32), np.zeros(1, np.int32), 8
+    )
+    assert {f.kind for f in report.findings} == {"out-of-bounds"} and not report.findings[0].follows
+    assert any("ran to the end" in note for note in report.notes)

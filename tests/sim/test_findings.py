@@ -12,6 +12,8 @@ from numba import cuda, int32
 
 import sim
 from sim import KernelBug, ThreadError, simulate
+from sim.events import Access, Finding
+from sim.finding_log import MOST_REPETITIONS, FindingLog
 
 SEEDS = range(5)
 
@@ -444,3 +446,16 @@ def test_an_exception_names_the_error_before_it(engine):
     ) as raised:
         launch(np.ones(5), np.ones(8))
     assert [finding.kind for finding in raised.value.findings] == ["out-of-bounds"]
+
+
+def test_repetitions_of_a_finding_are_counted():
+    log = FindingLog()
+    witness = [Access("read", (0, 0, 0), (t, 0, 0), None, None) for t in range(2)]
+    for t in (0, 1):
+        log += [Finding("out-of-bounds", "warning" if t else "error", "", (witness[t],))] * 1500
+        assert log.has_errors
+    assert len(log) == 2 * MOST_REPETITIONS
+    assert sum(finding.count + 1 for finding in log) == 2 * 1500
+    log.withdraw(log[:MOST_REPETITIONS])
+    log.append(log[-1])
+    assert len(log) == MOST_REPETITIONS + 1
