@@ -355,7 +355,7 @@ class Context:
 
     @property
     def has_errors(self):
-        """Whether an error has been found, or is expected."""
+        """True if an error has been found, or is expected."""
         return self.findings.has_errors
 
     def withdraw(self, findings):

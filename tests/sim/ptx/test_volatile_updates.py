@@ -52,6 +52,6 @@ def test_an_update_by_one_thread_at_a_time_is_none(name, engine, tmp_path):
 
 
 def test_threads_that_take_turns_race_only_at_other_memory(tmp_path):
-    """Without fences, the order of the turns does not extend to the data."""
+    """Leave out the fences, so that the order of the turns does not extend to the data."""
     report, *_ = launched(TURNS.replace("FENCE", ""), tmp_path, "fibers")
     assert {f.array for f in report.findings} == {"y"}
