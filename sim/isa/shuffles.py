@@ -9,6 +9,7 @@ from functools import reduce
 
 from numpy import int32, uint32
 
+from sim.isa.invalid import InvalidOperand
 from sim.isa.table import GIVEN, Like
 from sim.isa.warp_instruction import instruction
 
@@ -50,6 +51,35 @@ shuffle("idx", lambda lane, b, segment: lane & segment | b & ~segment, lambda of
 shuffle("up", lambda lane, b, segment: lane - b, lambda of, bound: of >= bound)
 shuffle("down", lambda lane, b, segment: lane + b, lambda of, bound: of <= bound)
 shuffle("bfly", lambda lane, b, segment: lane ^ b, lambda of, bound: of <= bound)
+
+
+def has_invalid_width(c, clamp):
+    """Return whether operand c of shfl.sync belongs to a width that is no power of two from 1 to 32.
+
+    Source: CUDA C++ Programming Guide, "Warp Shuffle Functions". CUDA's functions pass
+    (32 - width) << 8 | clamp. PTX defines every segment mask, and ignores the other bits.
+
+    c: the operand, as an unsigned number.
+    clamp: the clamp that CUDA's functions pass, or -1 to consider only the segment mask.
+    """
+    # If bits 5 to 7 are set, the operand does not come from CUDA's functions.
+    complement = c >> 8 if c & 255 == clamp else c >> 8 & 31
+    return complement > 31 or (32 - complement) & (31 - complement) != 0
+
+
+def check_width(clamp, c):
+    """Raise InvalidOperand if `has_invalid_width(c, clamp)`."""
+    if not has_invalid_width(c, clamp):
+        return
+    signed = c - (c >> 31 << 32)
+    got = f"{32 - (signed >> 8)}" if c & 255 == clamp else f"the segment mask {c >> 8 & 31:#07b}"
+    raise InvalidOperand(
+        f"the width of a shuffle is a power of two from 1 to 32, got {got}",
+        "The lanes of a warp shuffle in segments of `width` consecutive lanes. With any other width, the"
+        " results are undefined.",
+        "pass a power of two from 1 to 32 as the width",
+    )
+
 
 COMBINE = {
     "add": lambda a, b: a + b,

@@ -9,6 +9,7 @@ from numpy import float32
 
 from sim.engine.named_barrier import NAMED_BARRIER
 from sim.errors import LaunchError
+from sim.isa import shuffles
 from sim.isa.barriers import FENCES, nanosleep
 from sim.isa.conversions import cast
 from sim.isa.ptx_types import REALS
@@ -420,6 +421,11 @@ class Program:
         rest = self.site("call"), returns, arguments, self.tracks and needs_origins(self.text, self.function)
         code = calls.code_base(self.text)
         return self.new_name("callee", lambda run: calls.Callee(run.context, code, *rest))
+
+    def width_check(self, clamp):
+        """Return the name of the function that checks the width of a shuffle (sim.isa.shuffles)."""
+        check, site = functools.partial(shuffles.check_width, clamp), self.site("call")
+        return self.new_name("check_width", lambda run: run.with_site(check, site))
 
     def trap(self):
         """Return the name of the function that executes a trap."""

@@ -201,6 +201,16 @@ class Text:
         return [variable for name, variable in self.variables.items() if name in reached]
 
     @cached_property
+    def inline_lines(self):
+        """The numbers of the lines with inline assembly. Compilers put comments around it."""
+        inside, found = False, set()
+        for number, line in enumerate(self.lines, 1):
+            inside = "// begin inline asm" in line or inside and "// end inline asm" not in line
+            if inside:
+                found.add(number)
+        return found
+
+    @cached_property
     def addressable_functions(self):
         """The names of the functions whose address is taken, by a `mov` or by the initialiser of a variable
         to which some instruction refers."""

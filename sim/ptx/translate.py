@@ -19,7 +19,7 @@ from sim.ptx.clusters import cluster_barrier, mapa
 from sim.ptx.regions import WINDOWS
 from sim.ptx.shared_pointers import any_function_stores_shared_pointers, stores_shared_pointers
 from sim.ptx.syntax import Address, Group, Immediate, Register, Symbol, python_name
-from sim.ptx.warps import form_of
+from sim.ptx.warps import form_of, width_check
 
 # Instructions without an effect on results: prefetches, cache policies, scheduling hints.
 IGNORED = set("prefetch prefetchu applypriority discard createpolicy griddepcontrol pmevent".split())
@@ -252,6 +252,9 @@ def warp(writer, item):
     given = item.operands[1:] if form.results else item.operands
     given = [part for operand in given for part in parts(operand)]
     values = {i: writer.value(given[i], ptx_type) for i, ptx_type in zip(form.order, form.operands)}
+    check = width_check(writer, item) if item.names[0] == "shfl" else None
+    if check:
+        writer.emit(f"{check}({values[2]})")
     name = writer.module.warp_call(form.entry)
     text = f"{name}({', '.join(values[i] for i in form.order)})"
     assign_results(writer, item, form.results, text, len(values) == len(given))

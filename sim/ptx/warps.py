@@ -1,12 +1,16 @@
 """PTX forms of warp instructions. A form consists of the entry in sim.isa, the types of the operands and
 results, and the order of the operands."""
 
+from collections import Counter
 from typing import NamedTuple
 
 from sim.isa import shuffles
 from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import BY_NAME_PARTS, GIVEN, INSTRUCTIONS, Like, name_parts
 from sim.isa.warp_instruction import Instruction
+from sim.ptx import syntax
+from sim.ptx.register_kinds import registers_in
+from sim.ptx.syntax import Immediate, Register
 
 # name_parts of a PTX name -> entry, for the warp instructions missing from Numba. Some of the names in the
 # table do not contain the type.
@@ -53,3 +57,29 @@ def form_of(opcode):
 def ptx_type_of(dtype, ptx_type):
     """Return the PTX name of a dtype. It is b32 for an unsigned 32-bit integer, and `ptx_type` for None."""
     return ptx_type if dtype is None else type_name(dtype).replace("u32", "b32")
+
+
+def width_check(writer, item):
+    """Return the name of the function that checks operand c of a shuffle, or None if no check is needed.
+
+    A constant is checked here. Inline PTX may pass any other value: CUB passes a negative clamp in warps
+    without valid items, and does not use the result.
+    """
+    c, module = item.operands[3], writer.module
+    constant = module.analysis(constant_registers).get(c.name) if isinstance(c, Register) else c
+    inline = item.line in module.text.inline_lines
+    # CUDA's functions pass these values. In inline PTX, only the segment mask is checked.
+    clamp = -1 if inline else 0 if "up" in item.names else 31
+    if not isinstance(constant, Immediate):
+        return None if inline else module.width_check(clamp)
+    return module.width_check(clamp) if shuffles.has_invalid_width(constant.bits(32), clamp) else None
+
+
+def constant_registers(function):
+    """Return {name of a register: its value as an Immediate} for the registers that only one `mov` sets."""
+    items = [item for item in function.body if isinstance(item, syntax.Instruction) and item.operands]
+    # The first operand is the result, if there is one.
+    times = Counter(register.name for item in items for register in registers_in(item.operands[0]))
+    moves = [item for item in items if item.names[0] == "mov" and not item.guard]
+    pairs = [(to, value) for to, value in (item.operands for item in moves) if isinstance(to, Register)]
+    return {to.name: value for to, value in pairs if isinstance(value, Immediate) and times[to.name] == 1}

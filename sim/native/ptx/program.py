@@ -227,6 +227,10 @@ class Lowering(Program):
         """Return the name of the function that implements the `trap` instruction."""
         return self.add_call("trap")
 
+    def width_check(self, clamp):
+        """Return the name of the function that checks the width of a shuffle (sim.isa.shuffles)."""
+        return self.add_unrecorded("check_width", clamp)
+
     def refuse(self, *_):
         """Raise Missing, for an operation that has no compiled form."""
         raise Missing

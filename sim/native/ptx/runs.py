@@ -9,6 +9,7 @@ from numba import boolean, float32, float64, int32, int64, types
 from numba.core import cgutils
 
 from sim.isa.registers import WIDTHS, find_operation
+from sim.isa.shuffles import has_invalid_width
 from sim.isa.table import by_ptx
 from sim.native.codegen.access_log import SITE_SHIFT, SIZE_SHIFT
 from sim.native.codegen.error_records import ADDRESS_MASK, forget_errors, note_access
@@ -331,6 +332,13 @@ class RunCompiler(Evaluator):
         """Return a word whose highest bit differs from that of `do_arrive`, so that the kernel's loop around
         the wait ends at once."""
         return Integer(I64(TOP), TOP, TOP)
+
+    def do_check_width(self, clamp, c):
+        """Emit code that sets an error flag if the width of a shuffle is invalid. The interpreter produces
+        the finding."""
+        invalid = self.apply(has_invalid_width, [c, clamp], {})
+        with self.builder.if_then(self.to_predicate(invalid)):
+            self.call_helper(set_error, self.machine[2], I64(DIVERGED))
 
     def do_trap(self):
         """Emit `trap`, which sets an error flag. The interpreter produces the finding."""
