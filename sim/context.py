@@ -53,6 +53,7 @@ class Context:
 
         # --- properties of the kernel's source --------------------------------------------------------------
         self.synchronizes = False  # whether threads use the results of atomics, or fences
+        self.needs_schedules = False  # whether the order of the threads can matter for that reason
         self.stores = False  # whether the kernel stores to arrays that it does not declare itself
         self.counts_iterations = False  # whether loops around barriers count their iterations
         self.loops_around_grid = True  # whether a `while` loop may contain a grid barrier

@@ -117,6 +117,7 @@ class Interpreted:
         context.views = binder.views()
         for fact in ("synchronizes", "stores", "counts_iterations", "loops_around_grid"):
             setattr(context, fact, binder.any(fact))
+        context.needs_schedules = context.synchronizes
         if context.synchronizes:
             context.coverage = Coverage(number for code in binder.codes for number in code.accessed)
         context.kernel = launch.function.__name__

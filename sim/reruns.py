@@ -91,7 +91,7 @@ class Reruns:
         reads_undefined = "shared" in used or any(
             getattr(INSTRUCTIONS.get(name), "reads", None) for name in used
         )
-        self.needs_schedules = context.synchronizes and finds_races
+        self.needs_schedules = context.needs_schedules and finds_races
         # a rerun would print everything again
         self.possible = (self.needs_schedules or reads_undefined) and bool(observers) and "print" not in used
         self.before = Snapshot(context.space.writable_bytes()) if self.possible else Snapshot()

@@ -195,6 +195,7 @@ class Kernel(base.Kernel):
         # A grid barrier requires that all blocks are resident at the same time.
         context.cooperative = "this_grid" in program.used
         context.synchronizes, context.stores = program.synchronizes, program.stores
+        context.needs_schedules = program.needs_schedules
         if context.synchronizes:
             context.coverage = Coverage(program.accessed)
         context.kernel, context.language = self.__name__, self.module.origin.language

@@ -16,6 +16,7 @@ from sim.isa.ptx_types import REALS
 from sim.isa.registers import HELPERS, WIDTHS, Missing
 from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics, calls, device_runtime, special_registers
+from sim.ptx.destructors import destructor_of
 from sim.ptx.effects import effects_of
 from sim.ptx.emit import Writer
 from sim.ptx.field_updates import FieldUpdates
@@ -44,7 +45,6 @@ class Program:
     passes_origins = True  # whether calls pass the origins of undefined values
     exchanges_origins = True  # whether shuffles pass the origins of undefined values
     float_kinds = REALS.keys()  # the types of floats that registers contain as such (sim.ptx.register_kinds)
-    unobserved = frozenset()  # ids of atomics on whose results no thread acts
     follows_copies = True  # whether copies of structures pass on which bytes are unwritten
 
     def __init__(self, text, origin, entry, branches, tracks):
@@ -58,7 +58,10 @@ class Program:
         self.calls_pointers = False
         # The names of the sim.isa entries that the source uses; whether threads act on results of atomics;
         # and whether the source stores to memory.
-        self.used, self.synchronizes, self.stores = set(), False, False
+        self.used, self.acts, self.stores = set(), False, False
+        self.fenced, self.signals = False, False  # whether the source has fences, and what they can order
+        # the ids of the instructions of a destructor, which affect no other thread
+        self.unobserved = destructor_of(entry)
         self.accessed = set()  # numbers of the sites that access global or shared memory
         self.polls = False  # whether some loop can wait for another thread (sim.ptx.polling)
         self.timed = {}  # Python name of a function -> its variables that contain times
@@ -135,8 +138,22 @@ class Program:
     def note_effects(self, function):
         """Record whether threads act on the results of atomics, and whether the function stores to memory."""
         self.used |= {"this_grid"} if self.grid_sync.needed else set()
-        stores, acts = effects_of(function, self.grid_sync.arrivals | self.grid_sync.waits | self.unobserved)
-        self.stores, self.synchronizes = self.stores | stores, self.synchronizes | acts
+        barriers = self.grid_sync.arrivals | self.grid_sync.waits | self.unobserved
+        stores, acts, signals = effects_of(function, barriers)
+        self.stores |= stores
+        self.acts |= acts
+        self.signals |= signals
+
+    @property
+    def needs_schedules(self):
+        """True if the order of threads can matter: they act on the results of atomics, or fences order their
+        signals. The order does not matter in a destructor."""
+        return self.acts or self.fenced and self.signals
+
+    @property
+    def synchronizes(self):
+        """True if the kernel has atomics or fences that can order accesses."""
+        return self.acts or self.fenced or bool(self.unobserved)
 
     # --- names ----------------------------------------------------------------------------------------------
 
@@ -304,7 +321,7 @@ class Program:
             return self.joining_name("wait_for_grid", "this_grid", lambda run: run.wait_for_grid(place))
         self.used.add("atomic")
         relied_on = access.volatile and action == "load" and self.uses.relies_on(self.item)
-        self.synchronizes |= action == "load" and not relied_on and self.acts_on(space, access)
+        self.acts |= action == "load" and not relied_on and self.acts_on(space, access)
         sites = self.site(f"atomic {action}"), self.access_site(action, space)
         rest = ptx_type, space, access, *sites, relied_on
         rest += (nbytes_of(self.subword(self.item)),)
@@ -377,7 +394,7 @@ class Program:
     def fence_call(self, entry):
         """Return the name of the function that executes a fence."""
         self.used.add(entry.name)
-        self.synchronizes |= entry in FENCES
+        self.fenced |= entry in FENCES
         return self.shared_name(entry.name, lambda run: run.on_memory(entry))
 
     def sleep_call(self):

@@ -210,7 +210,7 @@ def wait_at(table, thread, state, host, operand, by_parity):
 
 @int64_helper(inline=False)
 def check_count_down(table, state, value):
-    """Check the counter in a destructor of the library (sim.native.ptx.destructors): compiled code leaves it
+    """Check the counter in a destructor of the library (sim.ptx.destructors): compiled code leaves it
     unchanged, so it must contain the number of threads."""
     if value != table[MBARRIERS][THREADS]:
         diverge(state)

@@ -11,7 +11,6 @@ from sim.isa.table import Like
 from sim.native.codegen import cache
 from sim.native.lower.module import CannotLower
 from sim.native.ptx.common_waits import uses_phases, without_loops
-from sim.native.ptx.destructors import destructor_of
 from sim.native.ptx.runs import SPECIAL
 from sim.native.ptx.statements import Statements
 from sim.native.split.fission import Fission
@@ -68,7 +67,6 @@ class Lowering(Program):
         self.atomic_widths = set()  # the widths of the kernel's atomics, in bits
         if uses_phases(entry):
             entry = without_loops(entry)
-            self.unobserved = destructor_of(entry)
         super().__init__(text, origin, entry, False, True)
 
     def translate(self):
@@ -355,6 +353,6 @@ def compile_kernel(kernel, records=False):
     path = cache.path_of(name, text)
     cache.write(path, text)
     module = cache.load(path, text)
-    effects = source.synchronizes, source.stores
+    effects = source.needs_schedules, source.stores
     whole = Lowered(made.module, made.parameters, made.statements, set(), (), *effects)
     return source, CompiledKernel(whole, text, getattr(module, f"{name}_grid"), module.SPILLED)

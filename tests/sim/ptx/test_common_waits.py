@@ -69,6 +69,34 @@ def test_a_pipeline_is_compiled(kernel):
         assert report.notes == ("compiled",) and (y == (x[:, ::-1].T * np.arange(1, 6)).sum(1)).all()
 
 
+@pytest.mark.parametrize("kernel", ["bug", "mended"])
+def test_a_pipeline_runs_under_one_schedule(kernel):
+    """Run a destructor, which acts on the result of an atomic although the order does not matter."""
+    module = load_cuda(Path(__file__).with_name("pipeline.cu"))
+    x, y = np.arange(5 * 64, dtype=np.float32).reshape(5, 64), np.zeros((1, 64), np.float32)
+    report = simulate(module[kernel], engine="fibers", on_finding="report")[1, 64](x, y, 5)
+    assert [finding.kind for finding in report.findings] == ["race-shared"] * (kernel == "bug")
+    assert "schedules" not in report.counters
+
+
+@pytest.mark.parametrize(
+    ("text", "schedules"),
+    [
+        ("__threadfence(); y[threadIdx.x] = x[threadIdx.x];", False),
+        ("if (atomicAdd(x, 1) == 3) { __threadfence(); y[0] = 1; }", True),
+        (
+            "volatile int *v = x; if (threadIdx.x == 0) *v = 1; __threadfence(); if (*v) y[threadIdx.x] = 1;",
+            True,
+        ),
+    ],
+)
+def test_a_fence_matters_only_if_it_orders_something(text, schedules):
+    module = compiled(f'extern "C" __global__ void k(int *x, int *y) {{ {text} }}')
+    launch = simulate(module["k"], engine="fibers", on_finding="report")[1, 32]
+    report = launch(np.zeros(32, np.int32), np.zeros(32, np.int32))
+    assert ("schedules" in report.counters) == schedules
+
+
 def test_the_counter_of_a_destructor_is_checked():
     source = (Path(__file__).with_name("pipeline.cu")).read_text()
     ptx = compile_ptx(source, "pipeline.cu")

@@ -26,6 +26,8 @@ FENCES = {"fence", "membar"}
 def destructor_of(function):
     """Return the ids of the fence, the atomic and the invalidations of a destructor, or an empty set if the
     function has none."""
+    if not any(getattr(item, "opcode", "").startswith("mbarrier.inval") for item in function.body):
+        return set()
     blocks = blocks_of(function)
     defined = definitions(blocks)
     for electing in blocks:
