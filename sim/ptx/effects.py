@@ -9,7 +9,8 @@ def effects_of(function, barriers):
     """Return three truth values for a function: it stores to memory that other blocks can read; its threads
     can act on the result of an atomic; it receives signals of other threads, which fences can order.
 
-    Signals are received by an atomic, a strong load, or a relaxed operation of a barrier.
+    Signals are received by a strong load, or by a relaxed operation of a barrier. Atomics whose results are
+    read count only for the second value.
 
     barriers: the ids of the instructions of grid barriers. Their atomics are executed as barriers, so threads
         do not act on the results.
@@ -23,5 +24,5 @@ def effects_of(function, barriers):
         # Threads can act on an atomic only if an instruction reads its result.
         acts |= parts[0] == "atom" and getattr(item.operands[0], "name", None) in read
         receives = parts[0] == "ld" and not STRONG.isdisjoint(parts)
-        signals |= receives or parts[0] == "atom" or "relaxed" in parts and parts[0] != "st"
+        signals |= receives or "relaxed" in parts and parts[0] not in ("st", "atom", "red")
     return stores, acts, signals

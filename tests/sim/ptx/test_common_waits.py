@@ -83,6 +83,7 @@ def test_a_pipeline_runs_under_one_schedule(kernel):
     ("text", "schedules"),
     [
         ("__threadfence(); y[threadIdx.x] = x[threadIdx.x];", False),
+        ("__threadfence(); atomicAdd(y, x[threadIdx.x]);", False),
         ("if (atomicAdd(x, 1) == 3) { __threadfence(); y[0] = 1; }", True),
         (
             "volatile int *v = x; if (threadIdx.x == 0) *v = 1; __threadfence(); if (*v) y[threadIdx.x] = 1;",
