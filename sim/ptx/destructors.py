@@ -8,9 +8,10 @@ invalidates the mbarriers of the pipeline:
     n = popc(group);  fence;  old = atom.add(counter, -n);  return if old != n
     mbarrier.inval ...;  return
 
-When compiled, this code has no effect: it only checks that the counter contains the number of threads, and
-that the mbarriers exist. The order of the threads then does not matter, and no thread acts on the result of
-an atomic. The kernel ends with this code, so nothing uses the mbarriers after it.
+The order of the threads does not matter here, because no thread acts on the result of the atomic except to
+invalidate the mbarriers. The kernel ends with this code, so nothing uses the mbarriers after it. The launch
+therefore needs no further schedules. When compiled, the code has no effect: it only checks that the counter
+contains the number of threads, and that the mbarriers exist.
 """
 
 from collections import Counter

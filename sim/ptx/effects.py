@@ -17,12 +17,12 @@ def effects_of(function, barriers):
     """
     items = [item for item in function.body if isinstance(item, Instruction) and id(item) not in barriers]
     read = set().union(*(read_and_written(item)[0] for item in items))
-    stores = acts = signals = False
+    stores = acts = receives = False
     for item in items:
         parts = item.names
         stores |= parts[0] in ("st", "atom", "red") and "shared" not in parts and "local" not in parts
         # Threads can act on an atomic only if an instruction reads its result.
         acts |= parts[0] == "atom" and getattr(item.operands[0], "name", None) in read
-        receives = parts[0] == "ld" and not STRONG.isdisjoint(parts)
-        signals |= receives or "relaxed" in parts and parts[0] not in ("st", "atom", "red")
-    return stores, acts, signals
+        receives |= parts[0] == "ld" and not STRONG.isdisjoint(parts)
+        receives |= "relaxed" in parts and parts[0] not in ("st", "atom", "red")
+    return stores, acts, receives

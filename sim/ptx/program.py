@@ -59,7 +59,8 @@ class Program:
         # The names of the sim.isa entries that the source uses; whether threads act on results of atomics;
         # and whether the source stores to memory.
         self.used, self.acts, self.stores = set(), False, False
-        self.fenced, self.signals = False, False  # whether the source has fences, and what they can order
+        # whether the source has fences; whether it receives signals, which fences order (sim.ptx.effects)
+        self.fenced, self.receives = False, False
         # the ids of the instructions of a destructor, which affect no other thread
         self.unobserved = destructor_of(entry)
         self.accessed = set()  # numbers of the sites that access global or shared memory
@@ -136,19 +137,20 @@ class Program:
         return self.analysis(Uses)
 
     def note_effects(self, function):
-        """Record whether threads act on the results of atomics, and whether the function stores to memory."""
+        """Record the effects of a function: its stores to memory, whether its threads act on the results of
+        atomics, and whether they receive signals."""
         self.used |= {"this_grid"} if self.grid_sync.needed else set()
         barriers = self.grid_sync.arrivals | self.grid_sync.waits | self.unobserved
-        stores, acts, signals = effects_of(function, barriers)
+        stores, acts, receives = effects_of(function, barriers)
         self.stores |= stores
         self.acts |= acts
-        self.signals |= signals
+        self.receives |= receives
 
     @property
     def needs_schedules(self):
-        """True if the order of threads can matter: they act on the results of atomics, or fences order their
-        signals. The order does not matter in a destructor."""
-        return self.acts or self.fenced and self.signals
+        """True if the order of the threads can matter, because they act on the results of atomics, or because
+        fences order the signals that they receive. In a destructor, the order does not matter."""
+        return self.acts or self.fenced and self.receives
 
     @property
     def synchronizes(self):
