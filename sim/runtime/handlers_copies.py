@@ -74,6 +74,8 @@ def copy(device, destination, source, nbytes, kind, name, pending=False):
     if kind not in KINDS:
         return INVALID_DIRECTION
     name, (to_device, from_device) = f"{name} ({KIND_NAMES[kind]})", KINDS[kind]
+    if to_device is not from_device and report_reversed(device, destination, source, to_device, name):
+        return INVALID_VALUE
     to = side(device, destination, nbytes, to_device, "destination", name)
     origin = side(device, source, nbytes, from_device, "source", name)
     if to is None or origin is None:
@@ -91,6 +93,25 @@ def copy(device, destination, source, nbytes, kind, name, pending=False):
     elif to_device is False or from_device is False:
         device.streams.synchronize(DEFAULT_STREAM)
     return SUCCESS
+
+
+def report_reversed(device, destination, source, to_device, name):
+    """Report a copy in the opposite direction of the one that it names. Return whether it is one.
+
+    to_device: whether it names the direction from the host to the device. Otherwise it names the other one.
+    """
+    memory = device.memory
+    sides = {"destination": destination, "source": source}
+    host, other = ("destination", "source") if to_device else ("source", "destination")
+    buffer = memory.find(sides[other])
+    if buffer is None or buffer.kind not in (DEVICE, SYMBOL):
+        return False
+    if memory.find(sides[host]) or not is_mapped(sides[host]):
+        return False
+    verdict = f"the {other} of {name} is {buffer}, and the {host} is on the host"
+    fix = "name the opposite direction, or exchange the two pointers"
+    device.report("copy-direction", "error", verdict, fix)
+    return True
 
 
 def report_unwritten(device, origin, source, nbytes, name):

@@ -111,7 +111,7 @@ OF_P = r"the device memory allocated at host_faults.cu:12 \(16 bytes\)"
 HOST_FAULTS = {
     0: (rf"copy-out-of-bounds: cudaMemcpy \(DeviceToHost\) accesses 32 bytes at byte 0 of its source, {OF_P}: 16"
         r" bytes too many\n  at host_faults.cu:14"),
-    1: rf"copy-direction: the source of cudaMemcpy \(HostToDevice\) is {OF_P}, but the direction says that it is on",
+    1: rf"copy-direction: the source of cudaMemcpy \(HostToDevice\) is {OF_P}, and the destination is on the host\n",
     2: r"invalid-pointer: the destination of cudaMemset is 0x\w+, which is no device memory\n  at host_faults.cu:16",
     3: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:17\n  at host_faults.cu:17",
     4: rf"invalid-pointer: cudaFree is given a pointer into the middle of {OF_P}",
@@ -121,8 +121,9 @@ HOST_FAULTS = {
     8: rf"(?s)out-of-bounds: .*It is in {OF_P}, freed at host_faults.cu:22.*Launched from host_faults.cu:22: fill",
     12: r"refused-launch: fill asks for 100,000 bytes of dynamic shared memory; without cudaFuncSetAttribute",
     13: rf"invalid-pointer: cudaFreeHost is given a pointer to {OF_P}",
-    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:46\n  at host_faults.cu:47",
+    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:47\n  at host_faults.cu:48",
     14: r"invalid-pointer: the source of cudaMemcpy \(DeviceToDevice\) is a null pointer\n  at host_faults.cu:28",
+    22: rf"copy-direction: the destination of cudaMemcpy \(DeviceToHost\) is {OF_P}, and the source is on the host\n",
 }  # fmt: skip
 
 
@@ -133,6 +134,13 @@ def test_faults_of_the_host_are_found(run, built, which):
     assert re.search(HOST_FAULTS[which], err), err
     assert status == 1
     assert "Traceback" not in err
+
+
+@needs_nvcc
+@pytest.mark.parametrize("which", [1, 22])
+def test_a_copy_in_the_opposite_direction_is_one_fault(run, built, which):
+    _, _, err = run(built("host_faults"), which, options=["--engine", "fibers"])
+    assert "invalid-pointer" not in err and "1 copy-direction" in err, err
 
 
 @needs_nvcc

@@ -35,6 +35,7 @@ int main(int argc, char **argv) {
     case 20: CHECK(cudaMalloc(&q, (size_t)1 << 50)); CHECK(cudaSetDevice(3));
         CHECK(cudaLaunchKernel((void *)fill, 1, 2000, nullptr, 0, 0)); break;
     case 21: cudaMalloc(&q, (size_t)1 << 50); *(volatile int *)(size_t)argc = 0; break;
+    case 22: cudaMemcpy(p, h, 4 * sizeof(int), cudaMemcpyDeviceToHost); break;
     }
     if (argc > 2) printf("%s\n", cudaGetErrorName(cudaGetLastError()));
     if (argc > 3) return 0;
