@@ -1,4 +1,4 @@
-"""python -m sim run PROGRAM [OPTION ...] [-- ARGUMENT ...]: run a whole CUDA program on the simulated GPU.
+"""python -m sim run PROGRAM [OPTION ...] [[--] ARGUMENT ...]: run a whole CUDA program on the simulated GPU.
 
 PROGRAM is a .cu file with main(), or a library made by `python -m sim build PROGRAM`. The host code runs
 natively, and each kernel launch is simulated. Findings are printed to stderr as they occur, with the line of
@@ -51,7 +51,9 @@ def make_parser() -> argparse.ArgumentParser:
     running.add_argument("--report", type=Path, metavar="DIR", help="write a page per launch with findings")
     diagnostics.add_options(running)
     running.add_argument("--first-finding", action="store_true", help="end the program at the first error")
-    running.add_argument("arguments", nargs="*", help="the program's own arguments, after --")
+    running.add_argument(
+        "arguments", nargs="*", help="the program's own; put -- before the first one if it begins with -"
+    )
     return parser
 
 
@@ -83,7 +85,7 @@ def main(given: list[str]) -> int:
             output = options.output or options.program.with_suffix(".so")
             print(build(options.program, output, tuple(options.option)))
             return 0
-        return run(options, given[at + 1 :])
+        return run(options, [*options.arguments, *given[at + 1 :]])
     except (LaunchError, OSError) as error:
         print(f"python -m sim {options.command}: error: {error}", file=sys.stderr)
         return 2

@@ -10,12 +10,13 @@ import mmap
 from bisect import bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from sim.events import INTEGER_POISON, LOAD, STORE
-from sim.memory.spaces import Allocation
-from sim.ptx.regions import ADDRESSES, HOST, ModuleKey, PaddedSpace
+from sim.memory.spaces import ALIGNMENT, Allocation
+from sim.ptx.regions import ADDRESSES, HEAP_BASE, HOST, AddressRange, ModuleKey, PaddedSpace
 from sim.runtime.call_sites import UNKNOWN, CallSite
 from sim.runtime.footprints import Footprint
 
@@ -25,6 +26,8 @@ MOST_FREED = 100  # number of freed buffers to remember, so that findings can na
 LIMIT = 8 << 30  # limit on the total bytes of all buffers, which must fit in the host machine's memory
 WORD = 4  # bytes; a word counts as written if any of its bytes has changed
 NO_REPLACE = 0x100000  # Linux's MAP_FIXED_NOREPLACE
+INACCESSIBLE = 0  # PROT_NONE of mmap(2)
+HEAP_ROOM = 1 << 30  # bytes by which the C library's heap may grow if it is at low addresses
 
 
 class OutOfDeviceMemory(Exception):
@@ -107,6 +110,7 @@ class DeviceMemory:
         # the accesses of the current launch to memory of the host, or None if they are not needed
         self.footprint: Footprint | None = None
         self.unused: dict[int, np.ndarray] = {}  # bytes of variables that no kernel uses
+        avoid_host_memory()
 
     @property
     def used(self) -> int:
@@ -230,6 +234,23 @@ class DeviceMemory:
             buffer.find_written()
 
 
+def avoid_host_memory() -> None:
+    """Reserve the low addresses that this process uses itself, so that no simulated memory is there.
+
+    The Python of some systems, such as Ubuntu, is loaded at 4 MiB. The C library's heap follows it. An
+    inaccessible page after HEAP_ROOM bytes ends the heap: the C library then maps memory at high addresses.
+    """
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [line.split(maxsplit=1)[0].split("-") for line in lines]
+    ends = [int(end, 16) for start, end in ranges if int(start, 16) < HEAP_BASE]
+    if not ends:
+        return
+    start, end = ALIGNMENT, max(ends) + HEAP_ROOM
+    map_at(end, mmap.PAGESIZE, INACCESSIBLE)
+    key = ModuleKey(HOST, "memory of the host")
+    ADDRESSES.ranges["global", key] = AddressRange(key.name, start, end + mmap.PAGESIZE - start, key)
+
+
 def is_mapped(address: int) -> bool:
     """Return whether the byte at an address is in mapped memory."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -239,14 +260,14 @@ def is_mapped(address: int) -> bool:
     return libc.mincore(page, mmap.PAGESIZE, residency) == 0
 
 
-def map_at(base: int, nbytes: int) -> np.ndarray:
+def map_at(base: int, nbytes: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> np.ndarray:
     """Map zero-filled memory into this process at an address. Raise OutOfDeviceMemory if that fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
     start, end = base & -mmap.PAGESIZE, -(-(base + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_REPLACE
-    if libc.mmap(start, end - start, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != start:
+    if libc.mmap(start, end - start, protection, flags, -1, 0) != start:
         raise OutOfDeviceMemory
     return np.frombuffer((ctypes.c_char * nbytes).from_address(base), np.uint8)
 

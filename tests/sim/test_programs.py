@@ -72,7 +72,12 @@ def run(tmp_path_factory):
 
 def run_as_processes(program, *arguments, options=()):
     """Run `python -m sim run` as a user does. Return (exit status, stdout, stderr)."""
-    command = [sys.executable, "-m", "sim", *parts_of_command(program, arguments, options)]
+    return process_of(*parts_of_command(program, arguments, options))
+
+
+def process_of(*words):
+    """Run `python -m sim` with these arguments. Return (exit status, stdout, stderr)."""
+    command = [sys.executable, "-m", "sim", *map(str, words)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     return done.returncode, done.stdout, done.stderr
@@ -666,3 +671,27 @@ def test_the_page_describes_every_kind_of_finding_about_the_host():
     for kind in HOST_KINDS:
         assert f"`{kind}`" in page, kind
         assert sources.count(f'"{kind}"') > 1, kind  # in HOST_KINDS, and where it is reported
+
+
+LOW_ADDRESSES = """
+from sim.runtime.call_sites import UNKNOWN
+from sim.runtime.memory import HEAP_ROOM, DeviceMemory, map_at
+
+first, size = 20 << 20, 1 << 20
+map_at(first, size)  # like the heap of a Python that is loaded at low addresses
+memory = DeviceMemory()
+buffers = [memory.allocate(8 << 20, kind, UNKNOWN) for kind in ("device", "managed", "pinned host")]
+print(all(buffer.base >= first + size + HEAP_ROOM for buffer in buffers))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="whole programs run on Linux")
+def test_simulated_memory_is_not_where_the_host_has_its_own():
+    done = subprocess.run([sys.executable, "-c", LOW_ADDRESSES], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@needs_nvcc
+def test_arguments_need_no_separator(built):
+    status, _, err = process_of("run", built("host_writes"), 5)
+    assert status == 1 and "unsynchronized-access" in err
