@@ -178,8 +178,8 @@ class AccessPair:
         if site.action == "store":
             return found.name if found and found.is_element else None
         value = found.value if found else statement(self.statement(site))
-        if found and found.operator and found.is_element:
-            value += f" {found.target}"
+        if found and found.is_element:  # the index of the target is read too
+            value += f" {found.target if found.operator else found.target.replace(found.name, '', 1)}"
         names = set(re.findall(r"\b(\w+)\s*\[", value))
         if self.language == CPP:  # in Python, `* name` multiplies
             names |= set(re.findall(r"\*\s*(\w+)\b(?!\s*[\[*])", value))

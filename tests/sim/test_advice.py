@@ -451,3 +451,18 @@ def test_a_view_sliced_under_its_own_name_has_to_begin_behind_the_other_view():
     (race,) = report.findings
     assert race.advice.pattern == "overlapping views"
     assert "move signs to byte 384 or later, after values" in race.fix
+
+
+@cuda.jit
+def compacted(x, y):
+    base = cuda.shared.array(1, int32)
+    t = cuda.threadIdx.x
+    if t == 0:
+        base[0] = 3
+    y[base[0] + t] = x[t]
+
+
+def test_an_index_of_a_target_is_no_view_of_the_array_that_is_read():
+    report = simulate(compacted, on_finding="report")[1, 64](np.ones(64), np.ones(80))
+    race = next(finding for finding in report.findings if finding.kind == "race-shared")
+    assert race.fix.startswith("cuda.syncthreads() between the two lines")
