@@ -41,11 +41,12 @@ class Context:
     schedule: the order of threads and blocks (sim.engine.schedules).
     max_steps: the caller's limit on loop iterations, or None.
     poison: the byte or number that fills unwritten memory; None for the default.
+    lane_poison: the one that a lane reads from a lane that does not take part; None for its own value.
     """
 
     def __init__(self, observers, spec, space, block_shape, schedule, max_steps=None, poison=None):
         self.spec, self.space, self.block_shape = spec, space, block_shape
-        self.schedule, self.poison = schedule, poison
+        self.schedule, self.poison, self.lane_poison = schedule, poison, poison
         # the launch's Alignment, which checks the alignment of accesses (sim.memory.alignment)
         self.alignment = None
         self.kernel, self.language = "", "Numba"  # the kernel's name, and its source language

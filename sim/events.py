@@ -111,6 +111,9 @@ class Finding:
     origins: frozenset[int] = field(default=frozenset(), compare=False)
     follows: bool = field(default=False, compare=False)  # whether another finding caused this one
     explained: bool = field(default=False, compare=False)  # whether the reason already states the cause
+    run: int = field(
+        default=0, compare=False
+    )  # the number of the rerun that found it, from 1; 0 for the launch
 
     @property
     def key(self) -> tuple[str, str | None, tuple[tuple[str, int, str], ...]]:

@@ -1,6 +1,7 @@
 """The Report of a launch: merged findings with formatted messages, and counters."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -177,12 +178,20 @@ def merge_findings(findings: Iterable[Finding], code: Iterable[CodeType] = ()) -
     groups: dict[Any, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.key, []).append(finding)
-    merged = [
-        replace(min(group, key=choice_order), count=len(group) - 1 + sum(f.count for f in group))
-        for group in groups.values()
-    ]
+    merged = [replace(min(group, key=choice_order), count=cases(group) - 1) for group in groups.values()]
     merged.sort(key=report_order)
     return tuple(replace(f, message=format_message(f, lines_of_files(f.accesses, code))) for f in merged)
+
+
+def cases(findings: Iterable[Finding]) -> int:
+    """Return the number of cases that equal findings represent.
+
+    Reruns of a launch find the same cases again. The number is therefore that of the run with the most.
+    """
+    of_run: Counter[int] = Counter()
+    for finding in findings:
+        of_run[finding.run] += 1 + finding.count
+    return max(of_run.values())
 
 
 def report_order(finding: Finding) -> tuple[Any, ...]:

@@ -133,10 +133,11 @@ class Reruns:
         finally:
             after.restore()
 
-    def run_once(self, prepare, run, observers, schedule, poison=None, max_turns=inf):
+    def run_once(self, prepare, run, observers, schedule, poison=None, max_turns=inf, lane_poison=None):
         """Run the launch from the start, for about `max_turns` at most. Return the Context of this run."""
         self.before.restore()
         context, program, grid = prepare(observers, schedule, poison)
+        context.lane_poison = poison if lane_poison is None else lane_poison
         context.max_turns = max_turns
         # An adversarial schedule delays threads while others poll for them, so raise a low limit.
         context.max_steps = context.max_steps and max(context.max_steps, DEFAULT_STEPS)
@@ -175,7 +176,7 @@ class Reruns:
             if left <= last / 2 or any(f.kind in ENDLESS for f in findings) or self.is_late():
                 break
             context = self.rerun([*map(copy.copy, self.observers)], schedule)
-            findings += context.findings
+            findings += [replace(finding, run=tried) for finding in context.findings]
             last = context.turns + 1
             left -= last
             tried += 1
@@ -195,7 +196,7 @@ class Reruns:
             if left <= 0 or time.process_time() > self.deadline:
                 break
             context = self.rerun([*map(copy.copy, self.observers)], schedule, max_turns=limit)
-            findings += [finding for finding in context.findings if finding.kind in CONCLUSIVE]
+            findings += [replace(f, run=tried) for f in context.findings if f.kind in CONCLUSIVE]
             left -= context.effort
             tried += 1
             if findings or any(finding.kind in ENDLESS for finding in context.findings):
@@ -220,7 +221,7 @@ class Reruns:
                 return []
             effects.add(found)
             if len(effects) > 1:
-                findings[:] = confirmed(findings)
+                findings[:] = self.judged(findings)
                 return []
             tried += 1
         if tried >= LEAST_POISONS:
@@ -232,15 +233,34 @@ class Reruns:
             ]
         return [format_few_poisons(tried, len(self.poisons))] if tried < len(self.poisons) else []
 
-    def effects_of(self, poison, findings, max_turns=inf):
+    def judged(self, findings):
+        """Return the findings, given that the effects of the launch depend on undefined values.
+
+        Those may be values of unwritten memory that a race lets a thread read. Reads of inactive lanes
+        therefore count only if the effects depend on the values of these lanes alone.
+        """
+        if not any(map(reads_absent_lane, findings)) or self.lanes_matter(findings):
+            return confirmed(findings)
+        return [f for f in findings if not reads_absent_lane(f)]
+
+    def lanes_matter(self, findings, max_turns=inf):
+        """Return whether the effects depend on the values of inactive lanes, or cannot be compared."""
+        memory, *_ = TRIAL_POISONS
+        effects = {self.effects_of(memory, findings, max_turns, lanes) for lanes in TRIAL_POISONS}
+        return None in effects or len(effects) > 1
+
+    def effects_of(self, poison, findings, max_turns=inf, lane_poison=None):
         """Run with an initial value of unwritten memory, for about `max_turns` at most, and return a key for
         the effects.
+
+        lane_poison: the value of inactive lanes, if it is another one.
 
         Return None if the run has other kinds of findings, or if it cannot be compared.
         """
         effects, schedule = Effects(), Seeded(np.random.default_rng(0))
         try:
-            context = self.rerun([*map(copy.copy, self.observers), effects], schedule, poison, max_turns)
+            observers = [*map(copy.copy, self.observers), effects]
+            context = self.rerun(observers, schedule, poison, max_turns, lane_poison)
         except SimulatorError:
             return None
         if context.ended_early or not {f.kind for f in context.findings} <= {f.kind for f in findings}:
@@ -253,14 +273,17 @@ class Reruns:
         The first run calls this function, and continues afterwards.
         """
         after, turns = Snapshot(self.context.space.writable_bytes()), self.context.turns
+        findings = self.context.findings
         try:
-            effects = {self.effects_of(poison, self.context.findings, turns) for poison in TRIAL_POISONS}
+            effects = {self.effects_of(poison, findings, turns) for poison in TRIAL_POISONS}
+            if any(map(reads_fresh_shared, findings)):
+                return None in effects or len(effects) > 1
+            self.is_confirmed = (
+                None not in effects and len(effects) > 1 and self.lanes_matter(findings, turns)
+            )
+            return self.is_confirmed
         finally:
             after.restore()
-        if any(map(reads_fresh_shared, self.context.findings)):
-            return None in effects or len(effects) > 1
-        self.is_confirmed = None not in effects and len(effects) > 1
-        return self.is_confirmed
 
 
 def confirmed(findings):

@@ -87,9 +87,9 @@ def complete(context, block, key, running=None):
         payloads = {lane: operation.converted(group.threads[lane].payload) for lane in lanes}
         context.findings += absent_lane_findings(context, group, payloads)
         by_lane = operation.execute(group.bits, payloads)
-        if context.poison is not None:
+        if context.lane_poison is not None:
             for lane, _ in reads_from_absent_lanes(operation, payloads):
-                by_lane[lane] = undefined_like(by_lane[lane], context.poison)
+                by_lane[lane] = undefined_like(by_lane[lane], context.lane_poison)
         if origins:
             exchange_origins(context, group, payloads)
         results = [by_lane[lane] for lane in lanes]
