@@ -3,6 +3,7 @@
 Afterwards, fibers and the native engine report no findings and compute correct values.
 """
 
+import functools
 from dataclasses import fields
 
 import numpy as np
@@ -54,18 +55,22 @@ def steps_of(report):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in LONG)) for n in RACES])
 def test_the_advice_applied_removes_the_race(name, few):
     case = CASES[name]
-    report, _ = launched(case, "buggy")
+
+    @functools.cache
+    def launch(kernel, engine):
+        return launched(case, "buggy", kernel, engine=engine)
+
+    kernel = case["buggy"].py_func
+    report, _ = launch(kernel, "fibers")
     if not steps_of(report):
         patterns = {finding.advice.pattern for finding in report.findings if finding.advice}
         assert patterns <= OPEN.keys() or name in OPEN_CASES
         return
     assert name not in OPEN_CASES
-    kernel, lines = applied.improved(
-        case["buggy"].py_func, lambda kernel: launched(case, "buggy", kernel)[0].findings
-    )
+    kernel, lines = applied.improved(kernel, lambda kernel: launch(kernel, "fibers")[0].findings)
     print("\n".join(lines))
     for engine in few(["fibers", "native"], 1 + (RACES.index(name) % 8 == 0)):
-        report, left = launched(case, "buggy", kernel, engine=engine)
+        report, left = launch(kernel, engine)
         assert not [finding.message for finding in report.findings if finding.kind.startswith("race")]
         if name not in OTHER_VALUES:
             for argument, wanted in case["wanted"](*case["arguments"]()).items():

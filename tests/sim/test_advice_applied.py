@@ -3,6 +3,7 @@
 No finding may be left, and the values must be correct.
 """
 
+import functools
 import inspect
 
 import numpy as np
@@ -23,12 +24,17 @@ def launched(case, kernel, **options):
 @pytest.mark.parametrize("name", CASES)
 def test_the_steps_of_the_advice(name, few):
     case, kernel = CASES[name], CASES[name]["kernel"]
-    patterns = {finding.advice.pattern for finding in launched(case, kernel)[0] if finding.advice}
+
+    @functools.cache
+    def launch(kernel, engine):
+        return launched(case, kernel, engine=engine)
+
+    patterns = {finding.advice.pattern for finding in launch(kernel, "fibers")[0] if finding.advice}
     assert case["pattern"] in patterns
-    kernel, lines = applied.improved(kernel, lambda kernel: launched(case, kernel)[0])
+    kernel, lines = applied.improved(kernel, lambda kernel: launch(kernel, "fibers")[0])
     print("\n".join(lines))
     for engine in few(["fibers", "native"], 1 + (list(CASES).index(name) % 8 == 0)):
-        findings, left = launched(case, kernel, engine=engine)
+        findings, left = launch(kernel, engine)
         assert not [finding.message for finding in findings]
         for argument, wanted in case["wanted"](*case["arguments"]()).items():
             np.testing.assert_allclose(left[argument], wanted, rtol=1e-5)
