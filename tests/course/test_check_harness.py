@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from course import check
-from course.check import dialect, letters, patience
+from course.check import dialect, lesson18, letters, patience, tensors
 from course.check.harness import CheckFailed, NotChecked, compare, exercise, explained, fail
 from course.check.words import ROUNDED
 from course.progress import done
@@ -394,3 +394,9 @@ def test_letters_are_drawn_again_after_three_wrong_answers(monkeypatch):
     before = dict(truth)
     assert [bool(letters.redrawn_after_guesses(truth)) for _ in range(3)] == [False, False, True]
     assert truth != before and sorted(truth.values()) == sorted(before.values())
+
+
+@pytest.mark.parametrize("mode", [tensors.Results, lesson18.Products])
+def test_a_check_that_observes_operations_does_not_import_dynamo(mode):
+    """PyTorch wraps the method of a mode in a function that imports torch._dynamo at its first call."""
+    assert not hasattr(mode.__torch_dispatch__, "__wrapped__")

@@ -7,13 +7,12 @@ import torch
 from ml_dtypes import bfloat16
 from numba import cuda
 from numpy import float32, int16, int32, uint32
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from course.check import inputs, kernels
 from course.check.contract import Contract
 from course.check.harness import compare, exercise, explained, fail, instance
 from course.check.hopper import ex18_6, ex18_7, ex18_8, ex18_9, ex18_10  # noqa: F401
-from course.check.tensors import within
+from course.check.tensors import DispatchMode, within
 from kernels.tensor_cores.tiles import tap_loader
 from sim.nouns import plural
 
@@ -158,7 +157,7 @@ MULTIPLIES = {
 }
 
 
-class Products(TorchDispatchMode):
+class Products(DispatchMode):
     """Counter of matrix products, their multiply-adds and the diagonals that are read.
 
     `deepest` is the largest inner size of a product. `others` has the names of other multiplications of

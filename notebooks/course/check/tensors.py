@@ -59,7 +59,19 @@ class Seen:
             self.alive.pop(place, None)
 
 
-class Results(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """Torch dispatch mode that `torch.compile` does not have to skip.
+
+    For a mode that it has to skip, PyTorch imports torch._dynamo at the first operation, which takes seconds,
+    and makes every later operation slower.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+
+class Results(DispatchMode):
     """Torch dispatch mode that records every tensor that an operation returns."""
 
     def __init__(self, seen):
