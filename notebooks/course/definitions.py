@@ -2,6 +2,7 @@
 
 import ast
 import dis
+import functools
 import re
 from types import CodeType
 
@@ -28,7 +29,7 @@ def needed_definitions(before, cell):
         for name in names_made(node):
             if name not in made_by or not is_repeated(node):
                 made_by[name] = i
-    wanted, open_names = set(), used_names(cell)
+    wanted, open_names = set(), set(used_names(cell))
     while open_names:
         name = open_names.pop()
         if (i := made_by.get(name)) is not None and i not in wanted:
@@ -37,6 +38,7 @@ def needed_definitions(before, cell):
     return "\n\n\n".join(statement_source(*statements[i]) for i in sorted(wanted))
 
 
+@functools.cache
 def parsed(text):
     return ast.parse(text).body if not text.startswith(" [markdown]") else []
 
@@ -72,8 +74,9 @@ def names_made(node):
     return []
 
 
+@functools.cache
 def used_names(text):
-    """Return the global names that the code uses."""
+    """Return the frozenset of the global names that the code uses."""
     codes, names = [compile(text, "<lesson>", "exec")], set()
     while codes:
         code = codes.pop()
@@ -81,4 +84,4 @@ def used_names(text):
         names |= {
             step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
         }
-    return names
+    return frozenset(names)

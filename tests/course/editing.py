@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import functools
 import inspect
 import linecache
 import textwrap
@@ -30,6 +31,7 @@ def edited(piece, *edits):
     return namespace[piece.__name__]
 
 
+@functools.cache
 def source_and_globals(piece):
     """Return the source of a function or class, and the global names of its module."""
     if not isinstance(piece, type):
