@@ -21,7 +21,7 @@
 import inspect
 
 from course import check
-from course.check.lesson05 import unfinished
+from course.check.lesson05b import unfinished
 
 # %% [markdown]
 # ## Twelve mistakes

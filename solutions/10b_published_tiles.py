@@ -33,7 +33,7 @@ from numba import cuda
 from numpy import float32
 
 from course import brought, check, show_figure
-from course.check import lesson10
+from course.check import lesson10b
 from course.pictures import draw_cells
 from kernels import reference
 from kernels.reference.conv_tiled import halo_of, owned
@@ -64,26 +64,26 @@ forward = brought("10_overlapping_tiles", "forward")
 # **Guess before you go on.** Which of the steps would you object to? Take a minute. Three faults give wrong
 # values. One gives correct values and is still wrong. And one is harmless, for a reason that you should know.
 #
-# To try them one at a time, `course/check/lesson10.py` has a loop like yours that takes the update step as an
+# To try them one at a time, `course/check/lesson10b.py` has a loop like yours that takes the update step as an
 # argument. The next cell shows the correct one. In it, `tile.s0` are the loaded scores after the first mask,
 # and `tile.s` the scores before it. `inside` is the convolution where the taps fit, and `hide` is a mask.
 # `tile.v` are the values with the halo, and `tile.v_owned` the values without it.
 
 # %%
-print(inspect.getsource(lesson10.faultless))
+print(inspect.getsource(lesson10b.faultless))
 
 # %% [markdown]
 # **1. No zero mask** (step 3). You know this one from lesson 09b:
 
 # %%
-print(inspect.getsource(lesson10.no_zero_mask))
+print(inspect.getsource(lesson10b.no_zero_mask))
 
 # %% [markdown]
 # **2. The halo is counted** (steps 2, 4 and 6). `V` is loaded with its halo, and the sums run over the whole
 # tile:
 
 # %%
-print(inspect.getsource(lesson10.halo_counted))
+print(inspect.getsource(lesson10b.halo_counted))
 tiles = [[int(j0 - 1 <= key < j0 + 6) for key in range(12)] for j0 in (0, 4, 8)]
 show_figure(
     draw_cells(
@@ -106,7 +106,7 @@ show_figure(
 # **3. The tile's own maximum** (steps 4 and 5):
 
 # %%
-print(inspect.getsource(lesson10.tile_maximum))
+print(inspect.getsource(lesson10b.tile_maximum))
 
 # %% [markdown]
 # The formulas of the third one are those of the merge in lesson 01. To find the faults, compare the outputs,
@@ -133,7 +133,9 @@ def verdict(got, wanted):
     )
 
 
-print(f"{'test':34}", "".join(f"{name:16}" for name in ["faultless", *lesson10.FAULTY]))
+print(
+    f"{'test':34}", "".join(f"{name:16}" for name in ["faultless", *lesson10b.FAULTY])
+)
 for n, c_q, c_k, size in [
     (16, 7, 7, 32),
     (26, 7, 7, 32),
@@ -144,9 +146,9 @@ for n, c_q, c_k, size in [
     q, k, v = torch.randn(3, n, 8)
     w = torch.randn(c_q, c_k) / math.sqrt(c_q * c_k)
     wanted, _ = forward(q, k, v, w, (size, size), Traffic())
-    ways = [lesson10.faultless, *lesson10.FAULTY.values()]
+    ways = [lesson10b.faultless, *lesson10b.FAULTY.values()]
     words = [
-        verdict(lesson10.in_tiles(way, q, k, v, w, (size, size)), wanted)
+        verdict(lesson10b.in_tiles(way, q, k, v, w, (size, size)), wanted)
         for way in ways
     ]
     print(

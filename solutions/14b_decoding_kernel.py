@@ -37,7 +37,7 @@ from numba import cuda
 from numpy import float32
 
 from course import brought, check, guess, progress_bar, show_figure, show_table
-from course.check import lesson14
+from course.check import decoders
 from course.figures import BLUE, GREEN, ORANGE, RED, SKY
 from course.ladder import show_ladder, time_rung
 from kernels import ConvAttention, KVCache, conv_attention_decode, reference
@@ -73,10 +73,10 @@ def tokens_per_second(n, name, layers=32):
 
 # %%
 for faulty in (
-    lesson14.no_halo,
-    lesson14.unmasked_window,
-    lesson14.undivided,
-    lesson14.full_tiles,
+    decoders.no_halo,
+    decoders.unmasked_window,
+    decoders.undivided,
+    decoders.full_tiles,
 ):
     print(inspect.getsource(faulty))
 
@@ -112,11 +112,11 @@ def verdict(error):
     return "NaN" if math.isnan(error) else "correct" if error <= 1e-5 else "WRONG"
 
 
-print(f"{'':20}", "".join(f"{name:16}" for name in lesson14.FAULTY))
+print(f"{'':20}", "".join(f"{name:16}" for name in decoders.FAULTY))
 for tokens, splits in [(1, 1), (9, 1), (9, 3), (9, 4), (9, 12)]:
     words = [
         verdict(difference(decode, tokens, splits))
-        for decode in lesson14.FAULTY.values()
+        for decode in decoders.FAULTY.values()
     ]
     print(
         f"{f'tokens {tokens}, splits {splits}':20}",
@@ -303,7 +303,7 @@ def my_decode(q_window, k, v, w, splits=3):
 
 
 print("is_right(my_decode):", is_right(my_decode))
-for name, decode in lesson14.FAULTY.items():
+for name, decode in decoders.FAULTY.items():
     print(f"is_right({name}):", is_right(decode))
 
 # %% [markdown]

@@ -25,7 +25,7 @@
 import torch
 
 from course import brought, check, guess
-from course.check import lesson19
+from course.check import lesson19b
 from kernels import reference
 
 torch.manual_seed(19)
@@ -108,14 +108,14 @@ guess("19b border", entries=...)
 # ### Five implementations
 #
 # Each implementation below is a whole layer with its own backward pass. Four of the five
-# have a fault, and one is correct. `lesson19.wrong(name)` lists the results that an
+# have a fault, and one is correct. `lesson19b.wrong(name)` lists the results that an
 # implementation gets wrong. All five pass their own tests, which use 3 × 3 taps and a
 # first map near the identity, as after a little training. The letters are drawn again in
 # each session, so only your experiments can tell them apart.
 
 # %%
-for name in lesson19.IMPLEMENTATIONS:
-    print(f"{name} gets wrong:", lesson19.wrong(name) or "nothing")
+for name in lesson19b.IMPLEMENTATIONS:
+    print(f"{name} gets wrong:", lesson19b.wrong(name) or "nothing")
 
 # %% [markdown]
 # ### Exercise 19.4 · Which fault is it?
@@ -128,7 +128,7 @@ for name in lesson19.IMPLEMENTATIONS:
 # | `"weights"` | lets the *second* convolution do so |
 # | `"none"` | is correct |
 #
-# Design experiments. For each fault: which layer shows it, and where? In which rows of `O`, or in which gradients? Then run the experiments. `lesson19.wrong(name, …)` compares `O` (row by row) and all gradients with those of the correct layer. A wrong `O` makes most gradients wrong too, but a fault of the backward pass alone leaves `O` correct. Its arguments are
+# Design experiments. For each fault: which layer shows it, and where? In which rows of `O`, or in which gradients? Then run the experiments. `lesson19b.wrong(name, …)` compares `O` (row by row) and all gradients with those of the correct layer. A wrong `O` makes most gradients wrong too, but a fault of the backward pass alone leaves `O` correct. Its arguments are
 #
 # - `taps=(3, 3)` and `after_taps=None`: a pair `(c_q, c_k)`, or None;
 # - `head_map="near 1"` and `after_map=None`: `"near 1"`, `"any"` (entries of both signs), or None;
@@ -138,23 +138,23 @@ for name in lesson19.IMPLEMENTATIONS:
 
 # %%
 layer_tried = {"taps": (1, 3), "head_map": None}  # change one part at a time
-for name in lesson19.IMPLEMENTATIONS:
-    print(f"{name} gets wrong:", lesson19.wrong(name, **layer_tried) or "nothing")
+for name in lesson19b.IMPLEMENTATIONS:
+    print(f"{name} gets wrong:", lesson19b.wrong(name, **layer_tried) or "nothing")
 
 
 # %% tags=["exercise"]
 def faults():
     # BEGIN SOLUTION 19.4
     found = {}
-    for name in lesson19.IMPLEMENTATIONS:
+    for name in lesson19b.IMPLEMENTATIONS:
         border = {"documents": (0, 6), "head_map": None}
-        if lesson19.wrong(name, head_map="any"):
+        if lesson19b.wrong(name, head_map="any"):
             found[name] = "map"
-        elif lesson19.wrong(name, **border):
+        elif lesson19b.wrong(name, **border):
             found[name] = "scores"
-        elif lesson19.wrong(name, after_taps=(3, 3)):
+        elif lesson19b.wrong(name, after_taps=(3, 3)):
             found[name] = "statistic"
-        elif lesson19.wrong(name, after_taps=(3, 3), **border):
+        elif lesson19b.wrong(name, after_taps=(3, 3), **border):
             found[name] = "weights"
         else:
             found[name] = "none"
@@ -173,7 +173,7 @@ guess("19b wrong rows", rows=...)
 
 # %% tags=["uses-exercise"]
 found = next(name for name, fault in faults().items() if fault == "scores")
-print("documents (0, 6):", lesson19.wrong(found, documents=(0, 6))[0])
+print("documents (0, 6):", lesson19b.wrong(found, documents=(0, 6))[0])
 
 # %% [markdown]
 # Only row 7 is wrong. Row 6 is the first row of its document and sees only one key, and a softmax over one key is 1 for any score. One row in twelve is wrong, and only with this layer. So a test of packed documents must compare *all* rows with those of documents computed one by one.

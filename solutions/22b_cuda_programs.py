@@ -26,7 +26,7 @@ import numpy as np
 from numpy import float32
 
 from course import check, guess, progress_bar, show_table
-from course.check import cuda_kernels, lesson22
+from course.check import cuda_kernels, lesson22b
 from course.cuda_cpp import cuda_cpp, ptx_of, run_program
 from course.side_by_side import count
 from sim import simulate
@@ -56,10 +56,10 @@ guess("22b four kernels", sim_reports=...)
 
 # %%
 for launch in [("a", 64), ("a", 40), ("b", 31), ("b", 70)]:
-    lesson22.hunted(*launch)
+    lesson22b.hunted(*launch)
 print()
 for launch in [("c", 20, 8), ("c", 20, 5), ("d", 30), ("d", 61)]:
-    lesson22.hunted(*launch)
+    lesson22b.hunted(*launch)
 
 # %% [markdown]
 # The four kernels give three kinds of evidence:

@@ -343,7 +343,11 @@ def test_the_checks_own_time_does_not_count(impatient):
 
 def test_checks_are_found_by_their_exercise():
     assert check.ex01_2.number == "1.2"
-    assert list(check.lessons()["01"]) == ["ex01_0", "ex01_1", "ex01_2"]
+    lessons = check.lessons()
+    assert list(lessons["01"]) == ["ex01_0", "ex01_1", "ex01_2"]
+    # those of lessons 04 and 04b
+    assert list(lessons["04"]) == [f"ex04_{number}" for number in range(1, 11)]
+    assert check.ex04_10 is lessons["04"]["ex04_10"]
 
 
 def test_checks_are_listed_in_the_order_of_their_numbers():
@@ -351,7 +355,7 @@ def test_checks_are_listed_in_the_order_of_their_numbers():
     assert list(check.checks_of(module)) == ["ex09_1", "ex09_2", "ex09_10"]
 
 
-@pytest.mark.parametrize("name", ["ex1_2", "merge", "ex99_1"])
+@pytest.mark.parametrize("name", ["ex1_2", "merge", "ex99_1", "ex05_9"])
 def test_an_unknown_check_is_an_attribute_error(name):
     with pytest.raises(AttributeError, match=f"course.check has no '{name}'"):
         getattr(check, name)

@@ -12,8 +12,10 @@ is imported on first use. Read the files in this order:
     dialect, trial        rejection of Python that no GPU supports, and the compilation of a correct kernel
     tensors               instrumentation for answers in PyTorch
     patience              time limits
-    lesson01 to lesson23  the checks, one module per lesson; those of lesson 18c are in hopper
+    lesson01 to lesson23  the checks, one module per lesson, or several: lesson04b has those of lesson 04b
+    tensor_cores          operands in bfloat16, and counts of tensor-core instructions: lessons 16 to 18
     backward_faults, cuda_kernels, six_kernels, streams   faulty kernels and models that single lessons use
+    decoders, pipelines   decoders and kernels around an answer, for lessons 14b and 18c
     letters               the letters of the faulty versions in a bug hunt
 """
 
@@ -22,27 +24,38 @@ import pkgutil
 import re
 
 
+def modules_of_lessons():
+    """Return the modules with the checks of each lesson: {"04": ["lesson04", "lesson04b"], ...}."""
+    modules = {}
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+        if lesson := re.fullmatch(r"lesson(\d\d)[a-z]?", name):
+            modules.setdefault(lesson[1], []).append(name)
+    return modules
+
+
+MODULES = modules_of_lessons()
+
+
 def __getattr__(name):
     lesson = re.fullmatch(r"ex(\d\d)_\d+", name)
     if not lesson:
         raise AttributeError(f"course.check has no {name!r}; the check of exercise 1.2 is called ex01_2")
-    module = f"course.check.lesson{lesson[1]}"
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        raise AttributeError(f"course.check has no {name!r}: there is no lesson {lesson[1]}") from None
+    for module in MODULES.get(lesson[1], ()):
+        if name in (found := vars(importlib.import_module(f"course.check.{module}"))):
+            return found[name]
+    reason = "has no such exercise" if lesson[1] in MODULES else "does not exist"
+    raise AttributeError(f"course.check has no {name!r}: lesson {lesson[1]} {reason}")
 
 
 def lessons():
     """Return the checks of all lessons in order: {"01": {"ex01_1": check, ...}, ...}."""
-    names = sorted(
-        module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("lesson")
-    )
     return {
-        name.removeprefix("lesson"): checks_of(importlib.import_module(f"course.check.{name}"))
-        for name in names
+        lesson: {
+            name: check
+            for module in modules
+            for name, check in checks_of(importlib.import_module(f"course.check.{module}")).items()
+        }
+        for lesson, modules in MODULES.items()
     }
 
 

@@ -1,5 +1,4 @@
-"""Checks for lesson 17: tensor-core operands lane by lane, copies in flight during products, ways to compute
-a convolution, and taps as a matrix."""
+"""Checks of lesson 17: tensor-core operands lane by lane, and copies in flight during products."""
 
 from collections import Counter, defaultdict
 from types import CellType, FunctionType
@@ -7,76 +6,28 @@ from types import CellType, FunctionType
 import numpy as np
 from ml_dtypes import bfloat16
 from numba import cuda
-from numpy import float32, int16, int32, uint32
+from numpy import float32, int16
 
 from course.check import kernels
 from course.check.contract import Contract
-from course.check.harness import compare, exercise, fail
+from course.check.harness import exercise, fail
 from course.check.inputs import normal, unusual
+from course.check.tensor_cores import COLUMN, ROW, bits, parts, right_operand, unpack, used, which_half, words
 from sim.events import Observer
 from sim.nouns import plural
 
-LANES = np.arange(32)
-GROUP, PLACE = LANES // 4, LANES % 4 * 2  # g and 2 t of the lane maps
 
-
-def words(low, high):
-    """Pack two arrays into uint32 words, rounding each number to bfloat16."""
-    low, high = (np.asarray(x, float32).astype(bfloat16).view(np.uint16).astype(uint32) for x in (low, high))
-    return low | high << np.uint32(16)
-
-
-def parts(found):
-    """Return the numbers packed in words, as (…, 2) float32."""
-    return np.stack([found << np.uint32(16), found & np.uint32(0xFFFF0000)], -1).view(float32)
-
-
-def right_operand(b):
-    """Return (32, 2) words: each lane's registers for B (16, 8) as the right operand of mma."""
-    rows = PLACE[:, None] + 8 * np.arange(2)
-    return words(b[rows, GROUP[:, None]], b[rows + 1, GROUP[:, None]])
-
-
-@cuda.jit(device=True)
-def unpack(out, lane, r, word):
-    """Return out, where out[lane, r] holds the two numbers in register r."""
-    out[lane, r, 0] = cuda.libdevice.int_as_float(int32(word << uint32(16)))
-    out[lane, r, 1] = cuda.libdevice.int_as_float(int32(word & uint32(0xFFFF0000)))
-
-
-def bits(rng, *shape):
+def random_bits(rng, *shape):
     """Return normally distributed numbers as bfloat16 bit patterns."""
-    return normal(rng, *shape).astype(bfloat16).view(int16)
-
-
-def which_half(half):
-    return "upper" if half else "lower"
-
-
-def used(report, wanted, call, hint):
-    """Reject a launch unless its warps executed exactly the mma, ldmatrix and shfl instructions in `wanted`,
-    {instruction: count}."""
-    found = {
-        name: count
-        for name, count in report.counters["together"].items()
-        if name.startswith(("mma", "ldmatrix", "shfl"))
-    }
-    if found != wanted:
-        fail(
-            "correct, but with other instructions", call=call, wanted=said(wanted), got=said(found), hint=hint
-        )
-
-
-def said(counts):
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+    return bits(normal(rng, *shape))
 
 
 # 17.1 -------------------------------------------------------------------------------------------------------
 
-ROWS_OF_P = np.stack([GROUP + x // 2 % 2 * 8 for x in range(8)], 1)
-COLUMNS_OF_P = np.stack([PLACE + x % 2 + x // 4 * 8 for x in range(8)], 1)
-ROWS_OF_A = np.stack([GROUP + r % 2 * 8 for r in range(4)], 1)
-COLUMNS_OF_A = np.stack([PLACE + r // 2 * 8 for r in range(4)], 1)
+ROWS_OF_P = np.stack([ROW + x // 2 % 2 * 8 for x in range(8)], 1)
+COLUMNS_OF_P = np.stack([COLUMN + x % 2 + x // 4 * 8 for x in range(8)], 1)
+ROWS_OF_A = np.stack([ROW + r % 2 * 8 for r in range(4)], 1)
+COLUMNS_OF_A = np.stack([COLUMN + r // 2 * 8 for r in range(4)], 1)
 
 
 @exercise("17.1", "as_left")
@@ -169,7 +120,7 @@ def check_values(value_operands, rows, width, pitch, first, column, rng):
         unpack(out, thread, 2, b2)
         unpack(out, thread, 3, b3)
 
-    v = bits(rng, rows, width)
+    v = random_bits(rng, rows, width)
     block = v.view(bfloat16).astype(float32)[first : first + 16, column : column + 16]
     wanted = parts(np.concatenate([right_operand(block[:, :8]), right_operand(block[:, 8:])], 1))
     wanted = np.tile(wanted, (3, 1, 1))  # three warps
@@ -300,7 +251,7 @@ def ex17_3(flash_kernel, rng):
 
 
 def check_loop(flash_kernel, n, keys, rng):
-    q, k, v, scale = *(bits(rng, n, WIDTH) for _ in range(3)), float32(unusual(rng, unlike=(1, 0.25)))
+    q, k, v, scale = *(random_bits(rng, n, WIDTH) for _ in range(3)), float32(unusual(rng, unlike=(1, 0.25)))
     blocks = -(-n // ROWS)
     tiles = [-(-min(n, (block + 1) * ROWS) // keys) for block in range(blocks)]
     flights = Flights()
@@ -338,193 +289,3 @@ def check_loop(flash_kernel, n, keys, rng):
             wanted=f"{least:g}: all but those with a block's last tile",
             hint="Start the copies of the next tile before you use this one, and wait for them after that.",
         )
-
-
-# 17.4 -------------------------------------------------------------------------------------------------------
-
-
-def counted(d, c_q, c_k, strip):
-    rows = strip + c_q - 1
-    rows += rows % 2
-    return d + 12 * c_q * c_k, d * rows / strip + c_q * (16 if c_k <= 9 else 24), d * c_k
-
-
-@exercise("17.4", "routes")
-def ex17_4(routes, rng):
-    cases = [(64, 7, 7, 4), (128, 6, 11, 2), (64, 1, 1, 2), (16, 3, 5, 2), (64, 8, 9, 4), (64, 8, 10, 4)]
-    cases += [
-        (8 * d, c_q, c_k, strip) for d, c_q, c_k, strip in rng.integers(1, (33, 24, 18, 9), (60, 4)).tolist()
-    ]
-    for case in cases:
-        got, call = routes(*case), "routes(d={}, c_q={}, c_k={}, strip={})".format(*case)
-        if not isinstance(got, (tuple, list, np.ndarray)) or len(got) != 3:
-            fail("wanted three numbers: plain, toeplitz, folding", call=call, got=repr(got))
-        for name, mine, theirs in zip(("plain", "toeplitz", "folding"), got, counted(*case), strict=True):
-            compare(mine, theirs, what=name, call=call, tolerance=1e-9, hint=COUNTS[name])
-    return f"{len(cases)} shapes, c_q to 23, c_k to 17, strips of 1 to 8"
-
-
-COUNTS = {
-    "plain": "d for the score, and c_q · c_k multiply-adds for the convolution, each of which counts as 12.",
-    "toeplitz": (
-        "d · rows / strip, where rows = strip + c_q - 1, and one more if that is odd; then 16 for each row of"
-        " taps, 24 if c_k is more than 9."
-    ),
-    "folding": "Its inner size is d · c_k.",
-}
-
-# 17.5 -------------------------------------------------------------------------------------------------------
-
-
-def banded(taps):
-    """Return the band matrix B (16, 8) for one row of taps."""
-    b = np.zeros((16, 8), float32)
-    for j in range(8):
-        b[j : j + len(taps), j] = taps
-    return b
-
-
-@exercise("17.5", "band")
-def ex17_5(band, rng):
-    kernels.jitted(band, "band")
-
-    def operands(w, out):
-        thread = cuda.threadIdx.x
-        for a in range(w.shape[0]):
-            b0, b1 = band(w, a)
-            unpack(out[a], thread, 0, b0)
-            unpack(out[a], thread, 1, b1)
-
-    for c_q, c_k in [(1, 1), (1, 9), (3, 5), (2, 8), (4, 2), (7, 7), (12, int(rng.integers(3, 9)))]:
-        size = 10 ** rng.uniform(1, 4)
-        w = normal(rng, c_q, c_k) * float32(1 / size if c_k % 2 else size)
-        if c_q > 2:
-            w[0, 0] = w[-1, -1] = np.inf  # 0 times a tap is not 0 where the tap is infinite
-        wanted = parts(np.stack([np.tile(right_operand(banded(taps)), (2, 1)) for taps in w]))
-        kernels.judge(
-            operands,
-            (1, 64),
-            (w,),
-            (np.full((c_q, 64, 2, 2), np.nan, float32),),
-            (wanted,),
-            rng,
-            f"band(w, a) in two warps, w of {c_q} × {c_k} taps",
-            Contract(
-                names="w out",
-                max_per_thread={"w": 4 * c_q},
-                max_total={"shared": 0},
-                shuffles=(0, 0),
-                barriers=(0, 0),
-                warp_barriers=(0, 0),
-            ),
-            tolerance=0,
-            what="a wrong operand",
-            hint=lambda out, wanted=wanted: which_tap(out, wanted),
-            float64=0,
-        )
-    return "1 to 12 rows of 1 to 9 taps, some of them infinite"
-
-
-def which_tap(out, wanted):
-    wrong = np.argwhere(out != wanted)
-    if not len(wrong):
-        return None
-    a, thread, r, half = (int(x) for x in wrong[0])
-    lane = thread % 32
-    row, column = lane % 4 * 2 + half + 8 * r, lane // 4
-    return (
-        f"Row {a} of taps, warp {thread // 32}, lane {lane}, b{r}, {which_half(half)} half is"
-        f" B[{row}, {column}]: wanted {wanted[a, thread, r, half]:.6g}, got {out[a, thread, r, half]:.6g}."
-    )
-
-
-# 17.6 -------------------------------------------------------------------------------------------------------
-
-
-@exercise("17.6", "convolve")
-def ex17_6(convolve, rng):
-    kernels.jitted(convolve, "convolve")
-    for c_q in (1, 2, 3, 4, 7, 11):
-        check_convolve(convolve, c_q, rng)
-    return "1 to 11 rows of taps, among them rows of zeros; large scores"
-
-
-OLD = 100  # value of every entry of t before the call
-
-
-def check_convolve(convolve, c_q, rng):
-    rows = c_q + 1 + (c_q + 1) % 2
-
-    def in_registers(s, b, t, s_kept, b_kept):
-        thread = cuda.threadIdx.x
-        my_s = cuda.local.array((rows, 3), uint32)
-        my_b = cuda.local.array((c_q, 2), uint32)
-        my_t = cuda.local.array(8, float32)
-        for row in range(rows):
-            for block in range(3):
-                my_s[row, block] = s[thread, row, block]
-        for a in range(c_q):
-            my_b[a, 0], my_b[a, 1] = b[a, thread, 0], b[a, thread, 1]
-        for x in range(8):
-            my_t[x] = float32(OLD)
-        convolve(my_t, my_s, my_b)
-        for x in range(8):
-            t[thread, x] = my_t[x]
-        for row in range(rows):
-            for block in range(3):
-                s_kept[thread, row, block] = my_s[row, block]
-        for a in range(c_q):
-            b_kept[a, thread, 0], b_kept[a, thread, 1] = my_b[a, 0], my_b[a, 1]
-
-    # two warps; whole numbers of 8 bits, whose sums float32 holds exactly
-    s0, b = (rng.integers(-99, 100, shape).astype(float32) for shape in ((16, rows, 24), (c_q, 16, 8)))
-    b[1:2] = 0  # a row of taps may be 0
-    # Some lanes have operands of zeros alone. A lane that skips mma for them makes the warp diverge.
-    for thread in rng.choice(64, 12, replace=False):
-        row, column = thread // 4, thread % 4 * 2
-        s0[row, :, [column, column + 1, column + 8, column + 9, column + 16, column + 17]] = 0
-    b[2:, :, 3] = 0
-    group, place = np.concatenate([GROUP, GROUP + 8]), np.tile(PLACE, 2)
-    s = np.stack(
-        [words(s0[group, :, place + 8 * x], s0[group, :, place + 8 * x + 1]) for x in range(3)], axis=2
-    )
-    if rows > c_q + 1:
-        s[:, -1] = 0x7FFF7FFF  # NaN: no row of taps reaches it
-    of_threads = np.stack([np.tile(right_operand(one), (2, 1)) for one in b])
-    t = np.zeros((16, 2, 16))
-    for a in range(c_q):
-        for block in range(2):
-            t[:, :, 8 * block : 8 * block + 8] += s0[:, a : a + 2, 8 * block : 8 * block + 16] @ b[a]
-    wanted = np.stack([t[group, x // 2 % 2, place + x % 2 + x // 4 * 8] for x in range(8)], 1)
-    call = f"convolve(t, s, bands) in two warps, {plural(c_q, 'row')} of taps"
-    report = kernels.judge(
-        in_registers,
-        (1, 64),
-        (s, of_threads),
-        (np.full((64, 8), np.nan, float32), np.zeros_like(s), np.zeros_like(of_threads)),
-        (wanted, s.copy(), of_threads.copy()),
-        rng,
-        call,
-        Contract(max_total={"shared": 0}, shuffles=(0, 0), barriers=(0, 0), warp_barriers=(0, 0)),
-        tolerance=0,
-        what="a wrong T, or s or bands changed",
-        hint=lambda out, *kept: which_t(out, wanted),
-        float64=0,
-    )
-    products = {"mma_m16n8k16_f32_bf16": 2 * 2 * c_q}
-    used(report, products, call, "Two products of each warp for each row of taps: one for each 8 keys.")
-
-
-def which_t(out, wanted):
-    wrong = np.argwhere(out != wanted)
-    if not len(wrong):
-        return "s and bands stay as they are."
-    thread, x = (int(i) for i in wrong[0])
-    if np.array_equal(out, wanted + OLD):
-        return f"t held {OLD} before the call: begin with 0."
-    warp, lane = divmod(thread, 32)
-    query, key = x // 2 % 2, lane % 4 * 2 + x % 2 + x // 4 * 8
-    return (
-        f"Warp {warp}, lane {lane}, t[{x}] is T of the lane's query {query} and key {key} of 16. With row a"
-        " of the taps, query h needs row a + h of s, and the keys 8 b to 8 b + 7 need the blocks b and b + 1."
-    )

@@ -235,6 +235,37 @@ def unchanged(now, before, call):
             )
 
 
+MULTIPLIES = {
+    *("mul", "mul_", "div", "div_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "pow", "pow_", "square"),
+    *("dot", "vdot", "mv", "addmv", "addr", "ger", "outer", "prod", "cumprod"),
+}
+
+
+class Products(DispatchMode):
+    """Counter of matrix products, their multiply-adds and the diagonals that are read.
+
+    `deepest` is the largest inner size of a product. `others` has the names of other multiplications of
+    floats.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.products, self.of_matrices, self.others = 0, 0, []
+        self.deepest, self.diagonals = 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result, name = function(*args, **(kwargs or {})), function.overloadpacket.__name__
+        if name in ("mm", "bmm", "addmm", "baddbmm"):
+            self.products += len(result) if result.ndim == 3 else 1
+            self.of_matrices += result.numel() * args[-2].shape[-1]
+            self.deepest = max(self.deepest, args[-2].shape[-1])
+        if name in ("diagonal", "diagonal_copy", "diag", "trace"):
+            self.diagonals += 1
+        if name in MULTIPLIES and result.is_floating_point():
+            self.others.append(name)
+        return result
+
+
 class OffChip:
     """A tensor in global memory, which exposes its shape and dtype. Only `traffic.load` returns its
     values."""

@@ -6,7 +6,7 @@ import math
 import torch
 from torch.nn.functional import conv2d, pad
 
-from course.check import lesson19
+from course.check import lesson19b
 from power.lessons import from_solutions
 
 (rows_of,) = from_solutions("19", "rows_of")
@@ -232,7 +232,7 @@ def one_future_tile(t_tile, log_sum, v, taps, mixing, i0, rows, columns):
     return passes(t_tile, log_sum, v, taps, mixing, i0, rows, columns, stop=i0 + rows + columns)
 
 
-FAULTS = lesson19.FAULTS
+FAULTS = lesson19b.FAULTS
 
 MUTANTS = {
     "ex19_1": [

@@ -191,11 +191,11 @@ def by_experiments(layers=LAYERS):
     """Return an answer that names the first fault with a layer that gives a wrong result of an implementation."""
 
     def faults():
-        from course.check import lesson19
+        from course.check import lesson19b
 
         return {
-            name: next((fault for fault, layer in layers.items() if lesson19.wrong(name, **layer)), "none")
-            for name in lesson19.IMPLEMENTATIONS
+            name: next((fault for fault, layer in layers.items() if lesson19b.wrong(name, **layer)), "none")
+            for name in lesson19b.IMPLEMENTATIONS
         }
 
     return faults
