@@ -51,8 +51,17 @@ class Context:
         self.alignment = None
         self.kernel, self.language = "", "Numba"  # the kernel's name, and its source language
         self.outline = lambda site: None  # maps a Site to the Outline of its source, or to None
+        self.max_steps = max_steps
+        self.sites = FrameSites()
+        self.begin_kernel()
+        self.begin_observers(observers)
+        self.begin_log()
+        self.begin_threads()
 
-        # --- properties of the kernel's source --------------------------------------------------------------
+    # --- state at the start of a run ------------------------------------------------------------------------
+
+    def begin_kernel(self):
+        """Set the properties of the kernel to their defaults."""
         self.synchronizes = False  # whether threads use the results of atomics, or fences
         self.needs_schedules = False  # whether the order of the threads can matter for that reason
         self.stores = False  # whether the kernel stores to arrays that it does not declare itself
@@ -61,8 +70,28 @@ class Context:
         self.cooperative = False  # whether all blocks must be resident, as for a grid barrier
         # Whether every `while` loop calls `tick`. The loops of a kernel without source do not.
         self.ticking = True
+        self.overwriting = set()  # atomics such as exch, and loads, that do not use the old value
+        self.strong = {}  # relaxed and acquire loads, relaxed and release stores -> LOAD or STORE
+        self.mbarriers = self.invalidates = False  # whether the kernel may initialise, invalidate mbarriers
+        self.asynchronous = False  # whether the kernel may use the async proxy (bulk copies, wgmma)
+        self.cluster, self.clustered = (1, 1, 1), False  # blocks per cluster; whether more than 1
+        self.registers_at_launch = None  # registers per thread, if setmaxnreg is used and they are known
+        # site of an access -> its view (Binder.views), if dynamic shared memory has several views; the
+        # Allocation of that memory
+        self.views, self.dynamic_shared = {}, None
+        self.tensor_maps = {}  # bytes of a tensor map -> its Located (sim.memory.tensor_map)
+        self.memory = None  # the Memory of a PTX kernel (sim.ptx.memory)
+        # atomics of scope .cta -> LOAD or STORE; for other blocks they count as plain accesses
+        self.block_scoped = {}
+        # name of a generated function -> its variables that depend on a clock
+        self.timed: dict[str, frozenset] = {}
+        self.noncoherent: set[int] = set()  # the sites of loads through the read-only cache (ld.global.nc)
+        self.speculative: set[int] = set()  # the sites of loads whose value a thread may discard
+        # site of a loop -> site of the load that a compiler moved out of it (sim.ptx.hoisted)
+        self.hoisted: dict[int, int] = {}
 
-        # --- observers
+    def begin_observers(self, observers):
+        """Subscribe the observers to the events whose hooks they override."""
         self.observers = observers
         check_names(observers)
         self.listeners = {hook: listeners(observers, hook) for hook in HOOKS}
@@ -85,7 +114,8 @@ class Context:
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # the Recording, if an observer creates one
 
-        # --- the access log (bit layout in sim.events) ------------------------------------------------------
+    def begin_log(self):
+        """Start empty logs of accesses (bit layout in sim.events) and of branches, if observers need them."""
         self.log = array("q") if self.listeners["accesses"] else None
         self.values = []  # values written by the logged stores and atomics, in order
         # branch entry, from the lowest bit: 1 bit taken, 12 bits thread, then the site's number
@@ -101,7 +131,7 @@ class Context:
         self.mixes_blocks = not (self.enabled.local or self.enabled.branches)
 
         # whether blocks have one thread, and no observer needs to know their epochs
-        self.merges_epochs = prod(block_shape) == 1 and not any(
+        self.merges_epochs = prod(self.block_shape) == 1 and not any(
             getattr(hook.__self__, "lone_barriers", True)
             for name in ("accesses", "barrier_opened", "block_ended")
             for hook in self.listeners[name]
@@ -109,30 +139,12 @@ class Context:
         # The blocks that have ended, but whose accesses are still in the log; the numbers of entries, values
         # and segments that the log had when the last of these blocks ended.
         self.ended, self.ended_log = [], (0, 0, 0)
-
-        # --- numbers of sites with special atomics ----------------------------------------------------------
-        self.overwriting = set()  # atomics such as exch, and loads, that do not use the old value
-        self.strong = {}  # relaxed and acquire loads, relaxed and release stores -> LOAD or STORE
-        self.mbarriers = self.invalidates = False  # whether the kernel may initialise, invalidate mbarriers
         self.invalidating = set()  # log segments that invalidate an mbarrier
-        self.asynchronous = False  # whether the kernel may use the async proxy (bulk copies, wgmma)
-        self.named_calls = {}  # (block, thread) -> {(number, count)} of the named barriers that it has called
         # log segments of async operations; (block, address) of mbarriers that expect too few bytes
         self.async_segments, self.early_barriers = set(), set()
-        self.cluster, self.clustered = (1, 1, 1), False  # blocks per cluster; whether more than 1
-        self.registers_at_launch = None  # registers per thread, if setmaxnreg is used and they are known
-        # site of an access -> its view (Binder.views), if dynamic shared memory has several views; the
-        # Allocation of that memory
-        self.views, self.dynamic_shared = {}, None
-        self.tensor_maps = {}  # bytes of a tensor map -> its Located (sim.memory.tensor_map)
-        self.memory = None  # the Memory of a PTX kernel (sim.ptx.memory)
-        # atomics of scope .cta -> LOAD or STORE; for other blocks they count as plain accesses
-        self.block_scoped = {}
 
-        self.sites = FrameSites()
-        self.stateless = {}  # (id of a code object, position) -> result of sim.engine.attempts.is_stateless
-
-        # --- the current thread -----------------------------------------------------------------------------
+    def begin_threads(self):
+        """Set the state of the threads, and the counters of their progress."""
         self.thread = None
         self.entered = 0  # number of times that any thread has been resumed
         self.ordered = 0  # number of events that may order accesses, such as atomics and fences
@@ -142,16 +154,9 @@ class Context:
         self.live = ()  # The blocks that have started and not ended, if several run concurrently.
         self.pending = ()  # The blocks that have not started, if several run concurrently.
         self.runs_compiled = self.wrote = False  # whether compiled code runs, and has written global memory
-
-        # --- progress
+        self.named_calls = {}  # (block, thread) -> {(number, count)} of the named barriers that it has called
+        self.stateless = {}  # (id of a code object, position) -> result of sim.engine.attempts.is_stateless
         self.clock, self.polls = Clock(self), Polls(self)
-        # name of a generated function -> its variables that depend on a clock
-        self.timed: dict[str, frozenset] = {}
-        self.noncoherent: set[int] = set()  # the sites of loads through the read-only cache (ld.global.nc)
-        self.speculative: set[int] = set()  # the sites of loads whose value a thread may discard
-        # site of a loop -> site of the load that a compiler moved out of it (sim.ptx.hoisted)
-        self.hoisted: dict[int, int] = {}
-        self.max_steps = max_steps
         self.loops = LoopLimits(self)
 
     # --- observers ------------------------------------------------------------------------------------------
