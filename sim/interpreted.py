@@ -110,18 +110,7 @@ class Interpreted:
         scheduler.atomics_yield = (binder.any("polls") or schedule.interleaves) and bool(
             binder.used & YIELDING
         )
-        context.cooperative = "this_grid" in binder.used
-        context.mbarriers = "mbarrier_init" in binder.used
-        context.asynchronous = bool(binder.used & ASYNCHRONOUS)
-        context.registers_at_launch = entry_registers(launch.registers, binder.used)
-        context.views = binder.views()
-        for fact in ("synchronizes", "stores", "counts_iterations", "loops_around_grid"):
-            setattr(context, fact, binder.any(fact))
-        context.needs_schedules = context.synchronizes
-        if context.synchronizes:
-            context.coverage = Coverage(number for code in binder.codes for number in code.accessed)
-        context.kernel = launch.function.__name__
-        context.outline = of_codes(lambda: [copy.__code__ for copy in binder.functions.values()])
+        describe(context, launch, binder)
         # 3. the blocks
         fiber = self.fiber if scheduler.atomics_yield or binder.used & SUSPENDING else None
         if fiber is Fiber and not scheduler.atomics_yield:
@@ -137,6 +126,22 @@ class Interpreted:
         grid = make_grid(scheduler, kernel, values, launch.grid, launch.block, limit)
         constants = frozenset().union(*(code.comparison_constants for code in binder.codes))
         return context, ThreadProgram(fiber, binder.used, code, notes, constants), grid
+
+
+def describe(context, launch, binder):
+    """Set the properties of the kernel in the Context of a run."""
+    context.cooperative = "this_grid" in binder.used
+    context.mbarriers = "mbarrier_init" in binder.used
+    context.asynchronous = bool(binder.used & ASYNCHRONOUS)
+    context.registers_at_launch = entry_registers(launch.registers, binder.used)
+    context.views = binder.views()
+    for fact in ("synchronizes", "stores", "counts_iterations", "loops_around_grid"):
+        setattr(context, fact, binder.any(fact))
+    context.needs_schedules = context.synchronizes
+    if context.synchronizes:
+        context.coverage = Coverage(number for code in binder.codes for number in code.accessed)
+    context.kernel = launch.function.__name__
+    context.outline = of_codes(lambda: [copy.__code__ for copy in binder.functions.values()])
 
 
 def make_binder(context, dialect):

@@ -338,23 +338,29 @@ class Scheduler:
             return True
         # No barrier can open. Report the most specific reason, and end the block.
         self.context.flush()
-        self.context.findings.append(
-            register_pool.blocked_finding(self, (block,))
-            if register_pool.REGISTERS in what
-            else barrier.different_iterations_finding(self, block)
-            if meet and what <= {BARRIER, GRID}
-            else barrier.divergence_finding(self, block)
-            if what == {BARRIER}
-            else warp.divergence_finding(self, block)
-            if WARP in what
-            else warpgroup.missing_threads_finding(self, block)
-            if warpgroup.WARPGROUP in what
-            else named_barrier.incomplete_finding(self, block)
-            if named_barrier.NAMED_BARRIER in what
-            else barrier.deadlock_finding(self, block)
-        )
+        self.context.findings.append(self.stuck_finding(block, what, meet))
         self.abandon(block)
         return False
+
+    def stuck_finding(self, block, what, meet):
+        """Return the finding for a block in which no thread can run.
+
+        what: the kinds of operations at which threads wait.
+        meet: whether all threads of the block wait at one position in the source.
+        """
+        if register_pool.REGISTERS in what:
+            return register_pool.blocked_finding(self, (block,))
+        if meet and what <= {BARRIER, GRID}:
+            return barrier.different_iterations_finding(self, block)
+        if what == {BARRIER}:
+            return barrier.divergence_finding(self, block)
+        if WARP in what:
+            return warp.divergence_finding(self, block)
+        if warpgroup.WARPGROUP in what:
+            return warpgroup.missing_threads_finding(self, block)
+        if named_barrier.NAMED_BARRIER in what:
+            return named_barrier.incomplete_finding(self, block)
+        return barrier.deadlock_finding(self, block)
 
     def open_barrier(self, block):
         """Open the barrier at which all threads of `block` wait, and start a new epoch."""

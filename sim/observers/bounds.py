@@ -80,21 +80,7 @@ class Bounds(Observer):
         lowest = -1 if array.wraps else 0
         axis = next((axis for axis, (i, n) in enumerate(zip(index, shape)) if not lowest * n <= i < n), None)
         if axis is not None:
-            along = f" along axis {axis}" if len(shape) > 1 else ""
-            negative = index[axis] < 0
-            size_there = f"{name}.shape[{axis}]" if name else shape[axis]
-            limit = "not be negative" if negative else f"be below {size_there}"
-            guard = f"the index along axis {axis} must {limit}"
-            if len(shape) == 1:
-                guard = condition(access, name, ">= 0" if negative else f"< {size_there}")
-            reason = f"Index {index[axis]}{along} must be below {shape[axis]}."
-            if negative:
-                reason = f"Index {index[axis]} lies before the first element."
-            if negative and array.wraps:
-                reason = (
-                    f"Index {index[axis]}{along} is negative, and even counted from the end it lies in front"
-                    f" of the first of {shape[axis]}."
-                )
+            reason, guard = outside(axis, index[axis], shape, array.wraps, name, access)
             return Finding(
                 "out-of-bounds",
                 "error",
@@ -120,6 +106,27 @@ class Bounds(Observer):
             origins=origins,
             fix=f"if the wrap is not meant, guard the access: {condition(access, name, '>= 0')}",
         )
+
+
+def outside(axis, index, shape, wraps, name, access):
+    """Return the reason why an index along one axis is outside the shape, and the condition to guard it."""
+    along = f" along axis {axis}" if len(shape) > 1 else ""
+    limit = "not be negative" if index < 0 else f"be below {f'{name}.shape[{axis}]' if name else shape[axis]}"
+    guard = f"the index along axis {axis} must {limit}"
+    if len(shape) == 1:
+        guard = condition(
+            access, name, ">= 0" if index < 0 else f"< {f'{name}.shape[0]' if name else shape[0]}"
+        )
+    if index < 0 and wraps:
+        reason = (
+            f"Index {index}{along} is negative, and even counted from the end it lies in front of the first"
+            f" of {shape[axis]}."
+        )
+    elif index < 0:
+        reason = f"Index {index} lies before the first element."
+    else:
+        reason = f"Index {index}{along} must be below {shape[axis]}."
+    return reason, guard
 
 
 def condition(access, name, test):

@@ -9,8 +9,6 @@ An atomic other than exch also loads the element that it changes. Atomics by oth
 do not initialise the element for it.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from sim.events import (
@@ -30,12 +28,11 @@ from sim.events import (
     Moment,
 )
 from sim.observers.batches import chosen, remote
-from sim.observers.cells import sorted_distinct
 from sim.observers.ordering import OrderingObserver
 from sim.observers.padding import Padding
 from sim.observers.quick_test import joined_columns
 from sim.observers.words import LOCAL_VARIABLE, NUMBA
-from sim.observers.written import all_written, loads_with_equal_store, mark_written, stores_by_byte
+from sim.observers.written import EpochPart, all_written, loads_with_equal_store, mark_written, stores_by_byte
 from sim.sites import cluster_rank, local_address
 
 # An epoch with so few accesses is checked without numpy.
@@ -328,20 +325,12 @@ class Uninitialized(OrderingObserver):
         thread stores them in this epoch, except by a store ordered after the load. The arguments of the
         function are the index and the offset of the byte.
         """
-        written, offset, size, site, thread = part.written, part.offset, part.size, part.site, part.thread
-        sets, holes = self.sets(site), self.padding.holes
-        loads = np.flatnonzero(~sets)
-        widths = sorted_distinct(size[loads])
-        if len(widths) == 1:
-            missing = ~all_written(written, offset[loads], int(widths[0]))
-        else:
-            missing = np.zeros(len(loads), bool)
-            for width in widths.tolist():
-                of_width = size[loads] == width
-                missing[of_width] = ~all_written(written, offset[loads[of_width]], width)
-        suspects = loads[missing]
+        offset, size, site, thread = part.offset, part.size, part.site, part.thread
+        sets = self.sets(site)
+        suspects = part.loads_of_unwritten_bytes(~sets)
         if not len(suspects):
             return []
+        holes = self.padding.holes
         whole = np.ones(len(site), bool) if not holes else ~np.isin(part.position, list(holes))
         stored_once = loads_with_equal_store(
             suspects, offset, size, np.where(whole, site, LOAD), thread, self.order.active
@@ -354,7 +343,19 @@ class Uninitialized(OrderingObserver):
             for byte in holes[int(part.position[j])]:
                 if j in stores.get(int(offset[j]) + byte, ()):
                     stores[int(offset[j]) + byte].remove(j)
+        is_set = self.test_of_bytes(part, sets, stores)
 
+        def covered(i):
+            return all(is_set(i, byte) for byte in range(int(offset[i]), int(offset[i]) + int(size[i])))
+
+        return [(i, is_set) for i in suspects.tolist() if not covered(i)]
+
+    def test_of_bytes(self, part, sets, stores):
+        """Return the function (index of a load, offset of a byte) that tells whether the byte is set for it.
+
+        stores: {offset of a byte: indices of the accesses that store it}.
+        """
+        written, site, thread = part.written, part.site, part.thread
         writes = site & 3 != LOAD
 
         def moment(i):
@@ -379,10 +380,7 @@ class Uninitialized(OrderingObserver):
         def is_set(i, byte):
             return 0 <= byte < len(written) and bool(written[byte]) or stored(i, byte)
 
-        def covered(i):
-            return all(is_set(i, byte) for byte in range(int(offset[i]), int(offset[i]) + int(size[i])))
-
-        return [(i, is_set) for i in suspects.tolist() if not covered(i)]
+        return is_set
 
     def sets(self, site):
         """Return a mask of the accesses that do not use the old value: stores, and Context.overwriting."""
@@ -414,25 +412,6 @@ class Uninitialized(OrderingObserver):
             undefined=True,
             poison=INTEGER_POISON if typed else UNTYPED_POISON,
         )
-
-
-class EpochPart(NamedTuple):
-    """The accesses of a block in one epoch to one kind of memory, as parallel arrays.
-
-    written: a mask of the bytes written in earlier epochs.
-    offset: the positions of the accesses in that mask.
-    """
-
-    block: tuple
-    epoch: int
-    written: np.ndarray
-    offset: np.ndarray
-    thread: np.ndarray
-    site: np.ndarray
-    address: np.ndarray
-    size: np.ndarray
-    segment: np.ndarray
-    position: np.ndarray
 
 
 def line_of(access):

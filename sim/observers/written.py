@@ -1,5 +1,7 @@
 """Masks of the written bytes of a memory, and the stores of an epoch to single bytes."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from sim.events import LOAD, STORE
@@ -67,3 +69,34 @@ def stores_by_byte(offset, size, site, near):
             for byte in range(begin, begin + int(size[i])):
                 stores.setdefault(byte, []).append(i)
     return stores
+
+
+class EpochPart(NamedTuple):
+    """The accesses of a block in one epoch to one kind of memory, as parallel arrays.
+
+    written: a mask of the bytes written in earlier epochs.
+    offset: the positions of the accesses in that mask.
+    """
+
+    block: tuple
+    epoch: int
+    written: np.ndarray
+    offset: np.ndarray
+    thread: np.ndarray
+    site: np.ndarray
+    address: np.ndarray
+    size: np.ndarray
+    segment: np.ndarray
+    position: np.ndarray
+
+    def loads_of_unwritten_bytes(self, loads):
+        """Return the indices of those accesses of a mask that include a byte outside `written`."""
+        loads = np.flatnonzero(loads)
+        widths = sorted_distinct(self.size[loads])
+        if len(widths) == 1:
+            return loads[~all_written(self.written, self.offset[loads], int(widths[0]))]
+        missing = np.zeros(len(loads), bool)
+        for width in widths.tolist():
+            of_width = self.size[loads] == width
+            missing[of_width] = ~all_written(self.written, self.offset[loads[of_width]], width)
+        return loads[missing]

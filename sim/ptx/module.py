@@ -192,6 +192,36 @@ class Kernel(base.Kernel):
         may_yield = program.polls or tests_phases or schedule.interleaves
         scheduler.atomics_yield = may_yield and bool(program.used & YIELDING)
         scheduler.counts_arrivals = True
+        self.describe(context, program, launch)
+        run = Run(context, scheduler, program, launch)
+        context.memory, values = run.memory, run.bind(launch.arguments)
+        namespace = program.namespace(run) | {
+            "__name__": "kernel",
+            "current": context,
+            "tick": context.loops.tick,
+            "branch": context.branch,
+        }
+        self.limit_loops(context)
+        context.listeners["launch_finished"] = [run.heap.finish, *context.listeners["launch_finished"]]
+        suspending = SUSPENDING | {NAMED_BARRIER, "barrier.cluster"}
+        used = program.used & suspending
+        waits = scheduler.atomics_yield or context.clustered or used
+        if (
+            fiber is Fiber
+            and used
+            and used <= program.joined
+            and not (scheduler.atomics_yield or context.clustered or program.waits_elsewhere)
+        ):
+            fiber, code = GeneratorFiber, self.generator(program)
+        exec(code, namespace)
+        thread_program = ThreadProgram(fiber if waits else None, program.used, (), ())
+        kernel = namespace[python_name(self.function.name, "run")]
+        limit = resident_blocks(launch, program.used)
+        grid = make_grid(scheduler, kernel, values, launch.grid, launch.block, limit)
+        return context, thread_program, grid
+
+    def describe(self, context, program, launch):
+        """Set the properties of the kernel in the Context of a run."""
         # A grid barrier requires that all blocks are resident at the same time.
         context.cooperative = "this_grid" in program.used
         context.synchronizes, context.stores = program.synchronizes, program.stores
@@ -210,14 +240,9 @@ class Kernel(base.Kernel):
         context.clustered = context.space.clustered = prod(launch.cluster) > 1
         context.asynchronous = bool(program.used & ASYNCHRONOUS)
         context.space.packs_shared = any(isinstance(INSTRUCTIONS.get(name), Product) for name in program.used)
-        run = Run(context, scheduler, program, launch)
-        context.memory, values = run.memory, run.bind(launch.arguments)
-        namespace = program.namespace(run) | {
-            "__name__": "kernel",
-            "current": context,
-            "tick": context.loops.tick,
-            "branch": context.branch,
-        }
+
+    def limit_loops(self, context):
+        """Set the limit on the iterations of loops in the Context of a run."""
         # In PTX, every loop counts its iterations, even if it was a `for` loop in the source. Unless the
         # caller has set a limit, the opening of a barrier and the end of a phase of an mbarrier count as
         # progress until an error is found.
@@ -226,23 +251,6 @@ class Kernel(base.Kernel):
             loops = context.loops
             for hook in ("barrier_opened", "phase_ended"):
                 context.listeners[hook] = [*context.listeners[hook], lambda *_: loops.barrier_opened()]
-        context.listeners["launch_finished"] = [run.heap.finish, *context.listeners["launch_finished"]]
-        suspending = SUSPENDING | {NAMED_BARRIER, "barrier.cluster"}
-        used = program.used & suspending
-        waits = scheduler.atomics_yield or context.clustered or used
-        if (
-            fiber is Fiber
-            and used
-            and used <= program.joined
-            and not (scheduler.atomics_yield or context.clustered or program.waits_elsewhere)
-        ):
-            fiber, code = GeneratorFiber, self.generator(program)
-        exec(code, namespace)
-        thread_program = ThreadProgram(fiber if waits else None, program.used, (), ())
-        kernel = namespace[python_name(self.function.name, "run")]
-        limit = resident_blocks(launch, program.used)
-        grid = make_grid(scheduler, kernel, values, launch.grid, launch.block, limit)
-        return context, thread_program, grid
 
     def reword(self, findings):
         """Return the findings in the terms of the kernel's language."""
