@@ -109,8 +109,8 @@ class WatchedGrid(Grid):
         self.identity = launch.function.function if by_ptx else launch.function
         self.least = engine.work / (2 if by_ptx else 1) / (MBARRIER_FACTOR if self.context.mbarriers else 1)
         self.limit = self.least / (COMPILED_BEFORE if self.identity in taken_over else 1)
-        # the CPU time at the start; the work that corresponds to the CPU time since then; the number of turns
-        # after which to measure it again
+        # `began`: the CPU time at the start. `timed`: the CPU time since then, converted to work.
+        # `next_reading`: the number of turns at which the CPU time is read again.
         self.began, self.timed, self.next_reading = time.thread_time(), 0.0, 1
         self.arrays = self.context.space.writable_bytes()
         if self.may_be_compiled(launch):

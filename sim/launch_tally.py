@@ -13,9 +13,9 @@ class LaunchTally:
 
     outcomes: number of launches per outcome.
     engines: number of launches per engine.
-    findings: distinct findings, {key: (finding, host line of the launch, number of launches)}. Findings about
-        host code are HostFindings, and have "" as the line.
-    notes: sentences about accesses of host code that were not checked, as keys.
+    findings: distinct findings, {key: (finding, host line of the launch, number of launches)}. For findings
+        about host code, which are HostFindings, the line is "".
+    notes: sentences about accesses of host code that were not checked, as the keys of a dictionary.
     diagnostics: the findings as sim.diagnostics describes them, {key: diagnostic}, if a format is requested.
     reports: the Reports and HostFindings, if HTML pages are requested.
     failed: whether the test has failed because of its findings.

@@ -19,7 +19,7 @@
 #
 # In attention, every token has a **score** (how much it matters) and a **value** (its content). The output is the mean of the values, weighted by the softmax of the scores. A fast **kernel** (a program that runs on a GPU) never holds all the scores at once. In this lesson you see how it still gets the exact softmax. Later lessons use many threads and long sequences, and all of them rely on the merge that you write here in four lines.
 #
-# **How to work.** Run the cells one by one with Shift+Enter. Where you see a line `guess(...)`, replace each `...` with your guess *before* you run the cell, or run it as it is and read on. Where you see a line `raise NotImplementedError(...)`, replace it with your own code and leave the rest of the cell as it is.
+# **How to work.** Run the cells one by one with Shift+Enter. Where you see a line `guess(...)`, replace each `...` with your guess *before* you run the cell: a number, a text in quotes, or a list such as `[0, 50]`. Or run the cell as it is and read on. Where you see a line `raise NotImplementedError(...)`, replace it with your own code and leave the rest of the cell as it is.
 
 # %% [markdown]
 # ## The idea in one picture
@@ -446,7 +446,7 @@ m, l, o = by_many = states[0]
 print("largest score found:", m == many_scores.max().item())
 
 # %% [markdown]
-# They need five rounds, because 2⁵ = 32. We chose 32 for a reason: a GPU runs its threads in groups of 32, called [**warps**](../docs/glossary.md). In lesson 06, one warp does exactly this, and each thread has one state in its registers.
+# They need five rounds, because 2⁵ = 32. We chose 32 for a reason: a GPU runs its threads in groups of 32, called [**warps**](../docs/glossary.md). In lesson 06, one warp does exactly this. Each thread keeps one state in its **registers**, the fastest memory, which no other thread can read.
 #
 # ## Bug hunt: a bug that is harder to see
 #

@@ -127,7 +127,8 @@ class PageLocked:
         writes = [one for one in (*self.pending, *added) if one.writes]
         for new in added:
             parts = [new]
-            if not new.writes:  # the destinations contain poison, and must not be accessed in any case
+            # The host must not access the destination of a pending copy at all, so it needs no second entry.
+            if not new.writes:
                 for other in writes:
                     parts = [rest for part in parts for rest in outside(part, other.start, other.end)]
             self.pending += parts

@@ -270,7 +270,9 @@ class HostStreams(StreamOrder):
                     self.end_copies(begun, site, opened, uses.written, uses.locked, waits)
 
     def end_copies(self, begun, site, opened, written, locked, waits):
-        """End an operation. Either the host waits for it, or its page-locked memory stays in use.
+        """End an operation.
+
+        Its copies keep page-locked memory in use, unless the host waits for the operation.
 
         opened: the result of `PageLocked.open`.
         written: the ranges that the operation has written.

@@ -83,7 +83,7 @@ def guard(defined, block):
 
 def expression(defined, operand):
     """Return an operand as nested tuples of operations, such as ("neg", ("popc", ...)). Moves and the offsets
-    of addresses are omitted. A register that several instructions write represents itself."""
+    of addresses are omitted. A register that several instructions write appears as its name."""
     if isinstance(operand, Address):
         return expression(defined, operand.base)
     item = defined.get(operand.name) if isinstance(operand, Register) else None

@@ -142,7 +142,8 @@ def lost_end(q, k, v, w, splits):
 
 
 def in_pairs(q, k, v, w, splits):
-    """Decode one head. Merge the splits in pairs, then the results in pairs; the last of an odd number is lost."""
+    """Decode one head. Merge the splits in pairs, then the results in pairs. The last of an odd number is
+    lost."""
     states = [state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)]
     while len(states) > 1:
         states = [joined(*pair) for pair in zip(states[::2], states[1::2])]

@@ -51,8 +51,8 @@ FIELD_SIZES = {
     # The fields of sim.native.codegen.sides:
     "side": 1,  # the side that the run follows, 1 or 2, or 0
     "split": 1,  # 1 after the first disagreement
-    "first_result": 1,  # the result of the first side in that disagreement
-    "second_result": 1,  # the result of the second side
+    "first_result": 1,  # the result of the first side at the first disagreement
+    "second_result": 1,  # the result of the second side there
     "passed": 1,  # number of block-wide barriers that the side has reached
     "last_barrier": 1,  # index of the barrier at which the block stops
     "unfinished": 1,  # 0 if the side has run to its end

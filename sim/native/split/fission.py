@@ -156,7 +156,8 @@ class Fission(Regions):
         return f"agree_on_side(state, exit_code, {call}, thread, {'0' if at == BLOCK else '32 * warp'})"
 
     def before_agreement(self):
-        """Return the line before a decision that may depend on data, in code that records errors."""
+        """Return the statements before a decision that may depend on data. Only code that records errors
+        needs one."""
         return ["end_side(state)"] if self.module.records else []
 
     def lower_compound(self, node, at, depth):
