@@ -1,41 +1,23 @@
-"""Checks for lesson 13: the cells that a backward tile loads; dT, dS, dW, dQ, dK and dV of one tile, run in
-`sim`; and four faulty passes to diagnose."""
+"""Checks of lesson 13: the cells that a backward tile loads; dT, dS, dW and dQ of one tile, run in `sim`; and
+four faulty passes to diagnose, for lesson 13c."""
 
 import functools
-import math
-from collections import namedtuple
 from types import FunctionType
-from typing import NamedTuple
 
 import numpy as np
-import torch
 from numba import cuda
 from numpy import float32
 
 from course.check import inputs, kernels, letters
 from course.check.backward_faults import FAULTS
+from course.check.backward_tiles import added, beyond, normal, poison, replaced, taps_met, tiles
 from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail, instance, numbers
-from kernels.reference import above_diagonal, conv_scores, masked_scores, transposed_convolve
 from sim.nouns import plural
 from sim.observers import DEFAULT
 from sim.observers.trace import Trace
 from sim.observers.traffic import Traffic
 
-# (tokens, d, c_q, c_k, size): first one in which no two mistakes look alike; then one token, one tap, odd and
-# even, oblong, more taps than tokens.
-SHAPES = [
-    (11, 3, 3, 4, 9),
-    (1, 2, 1, 1, 3),
-    (1, 3, 3, 3, 6),
-    (6, 2, 1, 1, 4),
-    (9, 4, 3, 3, 8),
-    (10, 2, 4, 2, 8),
-    (7, 3, 1, 4, 8),
-    (7, 2, 4, 1, 8),
-    (5, 2, 6, 8, 16),
-]
-LARGE = (70, 2, 2, 13, 36), 34, 12  # one tile more: a shape, and the first row and column that it owns
 TOLERANCE = 1e-4
 DESCRIPTION = (
     "every visited tile of 1 to 11 tokens and one of 70, 1 × 1 to 6 × 8 and 2 × 13 taps, in a random order of"
@@ -205,43 +187,6 @@ def ex13_5(add_d_q, rng):
     return f"dQ: {DESCRIPTION}"
 
 
-@exercise("13.6", "add_d_k_d_v")
-def ex13_6(add_d_k_d_v, rng):
-    kernels.jitted(add_d_k_d_v, "add_d_k_d_v", allowed=())
-
-    def k_kernel(d_s_tile, p_tile, q, d_o, i0, rows, columns, right, d_k_tile, d_v_tile):
-        add_d_k_d_v(d_k_tile, d_v_tile, d_s_tile, p_tile, q, d_o, i0, rows, columns, right)
-
-    for tile in tiles(rng):
-        before, q, d_o = normal(rng, 2, tile.columns + 1, 5), tile.pass_.q, tile.pass_.d_o
-        outputs, mine = list(before.copy()), slice(tile.i0, tile.i0 + tile.rows)
-        call = (
-            f"add_d_k_d_v(..., q {q.shape}, d_o, i0={tile.i0}, rows={tile.rows}, columns={tile.columns},"
-            f" right={tile.right})"
-        )
-        inputs = beyond(tile.d_s), beyond(tile.p), q, d_o, tile.i0, tile.rows, tile.columns, tile.right
-        shared = launched(k_kernel, tile.threads, inputs, outputs, rng, call, min(tile.columns, q.shape[1]))
-        wanted = tile.d_s.T @ q[mine], tile.p_owned.T @ d_o[mine]
-        agree(
-            "d_k_tile",
-            outputs[0],
-            added(before[0], wanted[0]),
-            call,
-            {NOT_ADDED: replaced(before[0], wanted[0])} | k_mistakes(tile, before[0]),
-            K_LINE,
-        )
-        agree(
-            "d_v_tile",
-            outputs[1],
-            added(before[1], wanted[1]),
-            call,
-            {NOT_ADDED: replaced(before[1], wanted[1])} | v_mistakes(tile, before[1]),
-            V_LINE,
-        )
-        shared()
-    return f"dK and dV: {DESCRIPTION}"
-
-
 @exercise("13.7", "diagnosis")
 def ex13_7(diagnosis, rng):
     letters.judge(diagnosis(), truth, EVIDENCE)
@@ -281,116 +226,7 @@ def frame(cells):
     return min(i), max(i) + 1, min(j), max(j) + 1
 
 
-# One tile of one backward pass ------------------------------------------------------------------------------
-
-
-# All that a backward pass computes, N×N matrices included, in float64, rounded to float32: the oracle.
-# `delta` is D.
-Pass = namedtuple("Pass", "q k d_o w log_sum delta s0 p d_p d_t d_s")
-
-
-def backward_pass(rng, n, d, c_q, c_k):
-    """Return a Pass on random inputs with n tokens, rows of d numbers and c_q × c_k taps."""
-    q, k, v, d_o = torch.from_numpy(rng.standard_normal((4, 1, 1, n, d)))
-    w = torch.from_numpy(rng.standard_normal((1, c_q, c_k)) / math.sqrt(c_q * c_k))
-    t = conv_scores(q, k, w)
-    p, log_sum, d_p = torch.softmax(t, -1), torch.logsumexp(t, -1), d_o @ v.transpose(-1, -2)
-    delta = (d_o * (p @ v)).sum(-1)
-    d_t = p * (d_p - delta[..., None])
-    d_s = transposed_convolve(d_t, w)
-    parts = (
-        q,
-        k,
-        d_o,
-        w[None],
-        log_sum,
-        delta,
-        masked_scores(q, k),
-        p,
-        d_p,
-        d_t,
-        d_s.masked_fill(above_diagonal(d_s), 0.0),
-    )
-    return Pass(*(part[0, 0].numpy().astype(float32) for part in parts))
-
-
-class Tile(NamedTuple):
-    """A tile of a Pass, which owns rows [i0, i0 + rows) and columns [j0, j0 + columns). Its S0 is size ×
-    size."""
-
-    pass_: Pass
-    size: int
-    i0: int
-    j0: int
-    rows: int
-    columns: int
-    threads: int
-
-    @property
-    def taps(self):
-        return self.pass_.w.shape
-
-    @property
-    def right(self):
-        """P_r."""
-        return self.taps[1] - 1 - (self.taps[1] - 1) // 2
-
-    @property
-    def owned(self):
-        """Return (first row, first column, height, width) of the owned part."""
-        return self.i0, self.j0, self.rows, self.columns
-
-    @property
-    def of_t(self):
-        """Return (first row, first column, height, width) of dT."""
-        c_q, c_k = self.taps
-        return self.i0, self.j0 - self.right, self.size - c_q + 1, self.size - c_k + 1
-
-    def cut(self, matrix, place):
-        """Return this tile's part of an N×N matrix, with 0 outside the matrix."""
-        i0, j0, height, width = place
-        room = np.pad(matrix, 40)
-        return room[40 + i0 : 40 + i0 + height, 40 + j0 : 40 + j0 + width]
-
-    @property
-    def s(self):
-        c_q, c_k = self.taps
-        return self.cut(self.pass_.s0, (self.i0 - c_q + 1, self.j0 - c_k + 1, self.size, self.size)).copy()
-
-    @property
-    def p(self):
-        return self.cut(self.pass_.p, self.of_t)
-
-    @property
-    def p_owned(self):
-        return self.cut(self.pass_.p, self.owned)
-
-    @property
-    def d_t(self):
-        return self.cut(self.pass_.d_t, self.of_t)
-
-    @property
-    def d_s(self):
-        return self.cut(self.pass_.d_s, self.owned)
-
-
-def tiles(rng):
-    """Yield every tile that the kernels visit in all SHAPES, and one tile of LARGE with few threads."""
-    for n, d, c_q, c_k, size in SHAPES:
-        whole = backward_pass(rng, n, d, c_q, c_k)
-        rows, columns = size - 2 * (c_q - 1), size - 2 * (c_k - 1)
-        for i0 in range(0, n, rows):
-            for j0 in range(0, min(i0 + rows, n), columns):
-                yield tile_at(whole, size, i0, j0, int(rng.integers(1, 9)))
-    (*shape, size), i0, j0 = LARGE
-    yield tile_at(backward_pass(rng, *shape), size, i0, j0, 8)
-
-
-def tile_at(whole, size, i0, j0, threads):
-    """Return the Tile of this size whose owned part begins at row i0 and column j0."""
-    (n, _), (c_q, c_k) = whole.q.shape, whole.w.shape
-    rows, columns = size - 2 * (c_q - 1), size - 2 * (c_k - 1)
-    return Tile(whole, size, i0, j0, min(rows, n - i0), min(columns, n - j0), threads)
+# A launch on one tile ---------------------------------------------------------------------------------------
 
 
 def launched(kernel, threads, given, outputs, rng, call, rows):
@@ -417,34 +253,6 @@ def is_bug(finding):
     """Return whether a finding is a bug. Negative indices such as w[-1 - a] are not, because Numba wraps
     them."""
     return finding.kind != "negative-index"
-
-
-def normal(rng, *shape):
-    return rng.standard_normal(shape).astype(float32)
-
-
-def beyond(tile):
-    """Return the tile with two extra rows and columns of NaN: shared memory that the kernel must not use."""
-    return np.pad(tile, ((0, 2), (0, 2)), constant_values=np.nan)
-
-
-def poison(place):
-    """Return an array of NaN as large as a tile and its surroundings."""
-    return np.full((place[2] + 2, place[3] + 2), np.nan, float32)
-
-
-def added(before, more):
-    """Return a copy of `before` with `more` added to its upper left corner."""
-    after = before.copy()
-    after[: more.shape[0], : more.shape[1]] += more
-    return after
-
-
-def replaced(before, new):
-    """Return a copy of `before` whose upper left corner is replaced by `new`."""
-    after = before.copy()
-    after[: new.shape[0], : new.shape[1]] = new
-    return after
 
 
 # What the likely mistakes give ------------------------------------------------------------------------------
@@ -484,9 +292,6 @@ SHIFTED = "Summed over columns 0 to columns - 1 of d_t_tile: the owned ones begi
 Q_LINE = "d_q_tile[i, c] += Σ over the columns j of d_s_tile[i, j] · k[j0 + j, c]."
 NOT_ADDED = "Correct for a single tile, but it overwrites the sum of the earlier tiles: use += ."
 FIRST_KEYS = "Column j of the tile is key j0 + j."
-FIRST_ROWS = "Row i of the tile is query i0 + i."
-K_LINE = "d_k_tile[j, c] += Σ over the rows i of d_s_tile[i, j] · q[i0 + i, c]."
-V_LINE = "d_v_tile[j, c] += Σ over the rows i of p_tile[i, right + j] · d_o[i0 + i, c]."
 
 
 def agree(name, got, wanted, call, mistakes, hint):
@@ -559,20 +364,6 @@ def s_mistakes(tile):
     }
 
 
-def taps_met(tile, height=None, first=None, width=None):
-    """Return Σ dT · S0 for each tap, summed over this part of dT (by default the owned part)."""
-    height, first, width = height or tile.rows, tile.right if first is None else first, width or tile.columns
-    c_q, c_k = tile.taps
-    s, part = tile.s, tile.d_t[:height, first : first + width]
-    return np.array(
-        [
-            [(part * s[a : a + height, first + b : first + b + width]).sum() for b in range(c_k)]
-            for a in range(c_q)
-        ],
-        float32,
-    )
-
-
 def w_mistakes(tile):
     height, width = tile.d_t.shape
     return {
@@ -580,20 +371,6 @@ def w_mistakes(tile):
         HALO_ROWS: taps_met(tile, height=height),
         HALO_COLUMNS: taps_met(tile, first=0, width=width),
         HALO_ROWS + " " + HALO_COLUMNS: taps_met(tile, height, 0, width),
-    }
-
-
-def k_mistakes(tile, before):
-    return {FIRST_ROWS: added(before, tile.d_s.T @ tile.pass_.q[: tile.rows])}
-
-
-def v_mistakes(tile, before):
-    height, d_o = len(tile.p), tile.pass_.d_o
-    rows = np.pad(d_o, ((0, 40), (0, 0)))[tile.i0 :]
-    every, columns = tile.p[:, tile.right : tile.right + tile.columns], tile.p[: tile.rows, : tile.columns]
-    return {
-        HALO_ROWS: added(before, every.T @ rows[:height]),
-        SHIFTED.replace("d_t_tile", "p_tile"): added(before, columns.T @ rows[: tile.rows]),
     }
 
 
