@@ -91,6 +91,23 @@ def main(given: list[str]) -> int:
         return 2
 
 
+def settings_of(options: argparse.Namespace, library: Path) -> dict[str, object]:
+    """Return the settings of the process that runs a library (sim.runtime.process)."""
+    return {
+        "library": str(library.resolve()),
+        "name": str(options.program),
+        "engine": options.engine,
+        "seeds": options.seeds,
+        "observers": options.observers,
+        "max_steps": options.max_steps,
+        "multiprocessors": options.multiprocessors,
+        "report": str(options.report.resolve()) if options.report else None,
+        "first_finding": options.first_finding,
+        "format": options.format,
+        "output": str(options.output.resolve()) if options.output else None,
+    }
+
+
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
     """Build the program if it is a .cu file, and run it in a separate process. Return the exit status."""
     diagnostics.check_options(options)
@@ -108,20 +125,8 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
             )
         elif not library.is_file():
             raise LaunchError(f"{library}: no such file")
-        settings = {
-            "library": str(library.resolve()),
-            "name": str(options.program),
-            "engine": options.engine,
-            "seeds": options.seeds,
-            "observers": options.observers,
-            "max_steps": options.max_steps,
-            "multiprocessors": options.multiprocessors,
-            "report": str(options.report.resolve()) if options.report else None,
-            "first_finding": options.first_finding,
-            "format": options.format,
-            "output": str(options.output.resolve()) if options.output else None,
-        }
-        command = [sys.executable, "-m", "sim.runtime.process", json.dumps(settings), *arguments]
+        settings = json.dumps(settings_of(options, library))
+        command = [sys.executable, "-m", "sim.runtime.process", settings, *arguments]
         child = subprocess.Popen(command)
         try:
             status = child.wait()

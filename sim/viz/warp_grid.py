@@ -45,21 +45,7 @@ def warp_grid(
     title = f"block {index_text(recording.blocks[number])}, {function + ' ' if function else ''}{what}"
     width, height = LEFT + (columns + 1) * SIDE + 8, TOP + (spec.warp_size + 1) * SIDE + 24
     scene = Scene(title, width, height, adds=False)
-    scene.cells = [(LEFT - SIDE - 6, TOP + lane * SIDE, SIDE - 2, SIDE - 2) for lane in range(spec.warp_size)]
-    scene.cells += [
-        (LEFT + column * SIDE, TOP + lane * SIDE, SIDE - 2, SIDE - 2)
-        for lane in range(spec.warp_size + 1)
-        for column in range(columns)
-    ]
-    scene.labels = [
-        (LEFT - SIDE - 12, TOP + lane * SIDE + 11, f"lane {lane}" if lane == 0 else lane, "end")
-        for lane in range(0, spec.warp_size, 4)
-    ]
-    scene.labels += [(LEFT + column * SIDE + 7, TOP - 6, column, "middle") for column in range(0, columns, 4)]
-    scene.labels += [
-        (LEFT - 8, TOP + spec.warp_size * SIDE + 11, "in all", "end"),
-        (LEFT, TOP - 22, "banks of shared memory, or sectors of global memory from the lowest", ""),
-    ]
+    add_grid(scene, spec.warp_size, columns)
     scene.legend(
         6,
         ("active", "lane takes part"),
@@ -68,6 +54,25 @@ def warp_grid(
     )
     scene.steps = [step(recording, request, columns, line is None) for request in found[:MOST_STEPS]]
     return scene.of_trace(recording, MOST_STEPS, len(found), "requests")
+
+
+def add_grid(scene: Scene, lanes: int, columns: int) -> None:
+    """Add the cells of all lanes and columns, the row of counts below them, and their labels."""
+    scene.cells = [(LEFT - SIDE - 6, TOP + lane * SIDE, SIDE - 2, SIDE - 2) for lane in range(lanes)]
+    scene.cells += [
+        (LEFT + column * SIDE, TOP + lane * SIDE, SIDE - 2, SIDE - 2)
+        for lane in range(lanes + 1)
+        for column in range(columns)
+    ]
+    scene.labels = [
+        (LEFT - SIDE - 12, TOP + lane * SIDE + 11, f"lane {lane}" if lane == 0 else lane, "end")
+        for lane in range(0, lanes, 4)
+    ]
+    scene.labels += [(LEFT + column * SIDE + 7, TOP - 6, column, "middle") for column in range(0, columns, 4)]
+    scene.labels += [
+        (LEFT - 8, TOP + lanes * SIDE + 11, "in all", "end"),
+        (LEFT, TOP - 22, "banks of shared memory, or sectors of global memory from the lowest", ""),
+    ]
 
 
 def source_of(recording: Recording, request: Request) -> str:

@@ -15,7 +15,8 @@ is imported on first use. Read the files in this order:
     lesson01 to lesson23  the checks, one module per lesson, or several: lesson04b has those of lesson 04b
     tensor_cores          operands in bfloat16, and counts of tensor-core instructions: lessons 16 to 18
     backward_faults, cuda_kernels, six_kernels, streams   faulty kernels and models that single lessons use
-    backward_tiles, decoders, pipelines   references and kernels around an answer, for lessons 13, 14b and 18c
+    backward_by_hand, backward_tiles, decoders   references for lessons 12, 13 and 14b
+    pipelines, writer     kernels around an answer for lesson 18c, and a network for lesson 15
     letters               the letters of the faulty versions in a bug hunt
 """
 
