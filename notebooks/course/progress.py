@@ -27,14 +27,16 @@ def exercises():
     """Return every lesson's exercises in order, {"01": {"1.0": "predict the factor", ...}, ...}.
 
     They are parsed from the source of the checks, because importing all checks takes seconds. A lesson in
-    several notebooks (08 and 08b) has one module of checks; each exercise belongs to the notebook with its
-    stub.
+    several notebooks (08 and 08b) has one or several modules of checks; each exercise belongs to the notebook
+    with its stub.
     """
-    found = {}
-    for file in sorted(CHECKS.glob("lesson[0-9][0-9].py")):
-        numbered = re.findall(r"@exercise\(\s*\"([\d.]+)\",\s*\"([^\"]+)\"", text_of_checks(file))
+    found, sources = {}, {}
+    for file in sorted(CHECKS.glob("lesson[0-9][0-9]*.py")):
+        lesson = file.stem.removeprefix("lesson")[:2]
+        sources[lesson] = sources.get(lesson, "") + file.read_text(encoding="utf-8")
+    for lesson, source in sources.items():
+        numbered = re.findall(r"@exercise\(\s*\"([\d.]+)\",\s*\"([^\"]+)\"", source)
         in_order = sorted(numbered, key=lambda pair: int(pair[0].partition(".")[2]))
-        lesson = file.stem.removeprefix("lesson")
         parts = sorted(LESSONS.glob(f"{lesson}[a-z_]*.ipynb"))
         texts = {part.stem.partition("_")[0]: part.read_text(encoding="utf-8") for part in parts[1:]}
         found |= {part: {} for part in (lesson, *texts)}  # 11b has no exercise
@@ -42,13 +44,6 @@ def exercises():
             part = next((name for name, text in texts.items() if stub_text(number) in text), lesson)
             found[part][number] = title
     return found
-
-
-def text_of_checks(file):
-    """Return the source of a lesson's checks, with the modules from which it imports checks."""
-    text = file.read_text(encoding="utf-8")
-    others = re.findall(r"^from course\.check\.(\w+) import \(?\s*ex\d", text, re.MULTILINE)
-    return "\n".join([text, *((CHECKS / f"{name}.py").read_text(encoding="utf-8") for name in others)])
 
 
 def stub_text(number):
