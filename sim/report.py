@@ -186,7 +186,7 @@ def merge_findings(findings: Iterable[Finding], code: Iterable[CodeType] = ()) -
 def cases(findings: Iterable[Finding]) -> int:
     """Return the number of cases that equal findings represent.
 
-    Reruns of a launch find the same cases again. The number is therefore that of the run with the most.
+    Reruns of a launch find the same cases again. Therefore, count the cases of the run that has the most.
     """
     of_run: Counter[int] = Counter()
     for finding in findings:

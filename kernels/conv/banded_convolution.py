@@ -31,8 +31,8 @@ SHIFTS = 8  # row shifts in the left operand of the taps' gradient
 TAPS, NO_TAPS = 64, 32  # columns of the array of taps, and the column of tap 0
 KEPT_ROWS = 16  # the last rows of a parity, of which the block may own a part
 S_PLACES = ROWS + SHIFTS  # rows of a parity in the buffer of S0
-# rows of a parity in the buffer of dT, followed by a copy of the last rows. In the copy, the rows that other
-# blocks own are 0.
+# For each parity, the buffer of dT has ROWS rows, followed by a copy of the last KEPT_ROWS of them. In the
+# copy, the rows that other blocks own are 0.
 G_PLACES = ROWS + KEPT_ROWS
 
 

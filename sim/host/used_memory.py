@@ -35,7 +35,7 @@ class LaunchMemory:
         is_locked = self.memory.is_page_locked(start)
         value = given.value if isinstance(given, ArgHint) else given
         if driver.is_device_memory(value) or not isinstance(value, (np.ndarray, np.void)):
-            self.device.append((start, end))  # tensors are also device memory
+            self.device.append((start, end))  # this applies to tensors, too
             if is_locked:
                 self.ranges.append((start, end))
                 self.written.append((start, end))

@@ -62,8 +62,8 @@ def ptx_type_of(dtype, ptx_type):
 def width_check(writer, item):
     """Return the name of the function that checks operand c of a shuffle, or None if no check is needed.
 
-    A constant is checked here. Inline PTX may pass any other value: CUB passes a negative clamp in warps
-    without valid items, and does not use the result.
+    A constant is checked during translation. Inline PTX may pass any other value: CUB passes a negative clamp
+    in warps without valid items, and does not use the result.
     """
     c, module = item.operands[3], writer.module
     constant = module.analysis(constant_registers).get(c.name) if isinstance(c, Register) else c

@@ -7,8 +7,8 @@ from numpy import float32, int16, uint32
 from course.check import kernels
 from course.check.contract import Contract
 from course.check.harness import exercise
-from course.check.lesson18 import BLOCK, LANES, WINDOW, drawn, known
-from course.check.tensor_cores import NAN, bits, on_tensor_cores, spread
+from course.check.lesson18 import BLOCK, LANES, WINDOW
+from course.check.tensor_cores import NAN, bits, drawn, known, on_tensor_cores, spread
 from kernels.tensor_cores.tiles import tap_loader
 
 

@@ -41,7 +41,7 @@ def few_refreshes():
     Use it as a decorator too. The caller must hold Numba's compiler lock.
     """
     target, typing = cpu_target.target_context, cpu_target.typing_context
-    if "refresh" in vars(target):  # an enclosing block has replaced the methods
+    if "refresh" in vars(target):  # an enclosing `with few_refreshes()` has already replaced the methods
         yield
         return
     typing.refresh = Refresh(typing)

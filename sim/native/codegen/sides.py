@@ -12,7 +12,7 @@ from sim.native.codegen.shadow import OF_BLOCK
 from sim.native.codegen.synchronization import END, NO_THREAD, agree, agree_span
 
 EXPORTED = {"note_barrier", "agree_on_side", "agree_on_span", "end_side"}
-ABSENT = 2  # in the state's field `returned`: a thread of the other side
+ABSENT = 2  # value of the state's field `returned` for a thread of the side that the run does not follow
 # Values of the field `unfinished`: 0 if the side has run to its end; MAY_CONTINUE if it may reach further
 # barriers; UNKNOWN if threads form more than two sides.
 MAY_CONTINUE, UNKNOWN = 1, 2
@@ -83,7 +83,7 @@ def agree_on_span(state, before, now, thread, first):
 
 @inline_always
 def is_other_end(state, before, now):
-    """Return whether two ranges differ only in their ends, and the run follows a side."""
+    """Return whether the run follows a side of a disagreement, and two ranges differ only in their ends."""
     same = before[0] == now[0] and before[2] == now[2]
     return follows_side(state) and same and before[1] != now[1]
 

@@ -162,8 +162,11 @@ def passed_phase(state) -> bool:
 
 @int64_helper
 def is_stopped(state) -> bool:
-    """Return whether the block or the launch must stop. The loops of a whole block or warp call this function
-    in each iteration, so it reads the clock after an error, in every 16th iteration."""
+    """Return whether the block or the launch must stop.
+
+    The loops of a whole block or warp call this function in each iteration. After an error, it reads the
+    clock in every 16th call.
+    """
     if has_errors(state):
         state.polls += 1
         if state.polls & 15 == 0:

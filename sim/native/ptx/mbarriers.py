@@ -46,7 +46,7 @@ COUNT, THREADS, BYTES, HEADER = range(4)
 # They are followed by three arrays over the threads:
 # - the last arrival: the epoch in the lower 32 bits, and above them 1 + the phase
 # - the number of arrivals that the thread's tracked copies will cause
-# - the index in the thread's ring after its last tracked copy
+# - the index that follows the thread's last tracked copy in its ring buffer
 HOST, EXPECTED, PENDING, PHASE, ORDER, LATEST, TRACKED, FIELDS = range(8)
 EPOCH = (1 << 32) - 1
 

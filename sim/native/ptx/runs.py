@@ -252,8 +252,8 @@ class RunCompiler(Evaluator):
     def do_count_down(self, space, site, address, added):
         """Emit the check of the counter in a destructor. Return the number that the thread subtracts.
 
-        The last thread finds this number in the counter. Each thread that executes this code therefore
-        continues as the last one.
+        The last thread finds this number in the counter. Compiled code returns it to every thread, so each
+        thread continues like the last one.
         """
         (pointer,) = self.locate(watch_atomic, "u32", space, 1, site, address)
         value = self.resize(self.of_code(self.builder.load(pointer), "u32"), 64)
