@@ -51,17 +51,13 @@ def __getattr__(name):
 def lessons():
     """Return the checks of all lessons in order: {"01": {"ex01_1": check, ...}, ...}."""
     return {
-        lesson: {
-            name: check
-            for module in modules
-            for name, check in checks_of(importlib.import_module(f"course.check.{module}")).items()
-        }
+        lesson: checks_of(*(importlib.import_module(f"course.check.{module}") for module in modules))
         for lesson, modules in MODULES.items()
     }
 
 
-def checks_of(module):
-    names = filter(re.compile(r"ex\d\d_\d+").fullmatch, vars(module))
-    return {
-        name: getattr(module, name) for name in sorted(names, key=lambda name: int(name.partition("_")[2]))
-    }
+def checks_of(*modules):
+    """Return {name: check} for the checks of these modules, in the order of their exercises."""
+    found = {name: value for module in modules for name, value in vars(module).items()}
+    names = filter(re.compile(r"ex\d\d_\d+").fullmatch, found)
+    return {name: found[name] for name in sorted(names, key=lambda name: int(name.partition("_")[2]))}
