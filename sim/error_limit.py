@@ -5,6 +5,7 @@ import time
 # CPU seconds that a launch may take after its first error, counted from the beginning of the epoch with the
 # error. The launch then ends with incomplete results.
 SECONDS_AFTER_ERROR = 6.0
+UNSET = "No statement has set"  # the beginning of the reason of findings about registers without a value
 # A trial decides whether a doubtful error counts, such as a read of unwritten shared memory. The first trial
 # takes place FIRST_TRIAL CPU seconds after the error. The time to the next trial grows by TRIAL_FACTOR.
 FIRST_TRIAL, TRIAL_FACTOR = 1.0, 4.0
@@ -90,6 +91,11 @@ def reads_fresh_shared(finding):
     """Return whether a finding reports a read of unwritten shared memory. A rerun can turn it into a warning
     (sim.reruns)."""
     return finding.kind == "uninitialized-read" and finding.reason.startswith("Fresh shared")
+
+
+def reads_unset_register(finding):
+    """Return whether a finding reports the use of a register that no instruction has set."""
+    return finding.kind == "uninitialized-read" and finding.reason.startswith(UNSET)
 
 
 def reads_absent_lane(finding):

@@ -211,7 +211,8 @@ class Observer:
         """The current thread reads or atomically updates an element of a local array that it has not written
         since the declaration.
 
-        The element is at `address`. If the read alone has no effect, `use` is the first use of its value.
+        The element is at `address`. The address is None for a register that no instruction has set. If the
+        read alone has no effect, `use` is the first use of its value.
         """
 
     def unassigned(self, access: Access, name: str) -> Findings:

@@ -24,7 +24,7 @@ from math import inf, prod
 import numpy as np
 
 from sim.engine.schedules import FEW, Adversarial, Seeded, adversarial_schedules, schedules_of_first_part
-from sim.error_limit import reads_absent_lane, reads_fresh_shared
+from sim.error_limit import reads_absent_lane, reads_fresh_shared, reads_unset_register
 from sim.errors import SimulatorError
 from sim.events import Observer
 from sim.isa.table import INSTRUCTIONS
@@ -88,7 +88,7 @@ class Reruns:
         self.poisons = [*POISONS, *constants[:MAX_COMPARISON_CONSTANTS]]
         self.context, self.observers = context, [copy.copy(o) for o in observers if type(o) in DEFAULT]
         finds_races = any(isinstance(o, Races) for o in observers)
-        reads_undefined = "shared" in used or any(
+        reads_undefined = not used.isdisjoint({"shared", "unset register"}) or any(
             getattr(INSTRUCTIONS.get(name), "reads", None) for name in used
         )
         self.needs_schedules = context.needs_schedules and finds_races
@@ -127,7 +127,7 @@ class Reruns:
         after = Snapshot(self.context.space.writable_bytes())
         try:
             notes = self.try_schedules(findings) if self.needs_schedules else []
-            if any(reads_fresh_shared(f) or reads_absent_lane(f) for f in findings):
+            if any(reads_fresh_shared(f) or can_be_dropped(f) for f in findings):
                 notes += self.try_poisons(findings)
             return notes
         finally:
@@ -207,11 +207,13 @@ class Reruns:
         """Run with each initial value of unwritten memory, and return notes.
 
         If all runs have the same effects, turn findings about such reads into warnings, and drop those about
-        inactive lanes. Otherwise, turn findings about inactive lanes into errors.
+        inactive lanes and unset registers. Otherwise, turn findings about inactive lanes into errors.
         """
         if any(f.kind in ENDLESS for f in findings):
             return []
-        decisive = all(f.severity != "error" or reads_fresh_shared(f) for f in findings)
+        decisive = all(
+            f.severity != "error" or reads_fresh_shared(f) or reads_unset_register(f) for f in findings
+        )
         tried, effects, least = 0, set(), LEAST_POISONS * decisive
         for poison in self.poisons:
             if tried >= least and self.is_late():
@@ -229,7 +231,7 @@ class Reruns:
             findings[:] = [
                 replace(f, severity="warning", reason=HARMLESS) if reads_fresh_shared(f) else f
                 for f in findings
-                if not (reads_absent_lane(f) or reads_fresh_shared(f) and f.accesses[0].site in speculative)
+                if not (can_be_dropped(f) or reads_fresh_shared(f) and f.accesses[0].site in speculative)
             ]
         return [format_few_poisons(tried, len(self.poisons))] if tried < len(self.poisons) else []
 
@@ -284,6 +286,11 @@ class Reruns:
             return self.is_confirmed
         finally:
             after.restore()
+
+
+def can_be_dropped(finding):
+    """Return whether a finding is dropped if the undefined value that it reports has no effect."""
+    return reads_absent_lane(finding) or reads_unset_register(finding)
 
 
 def confirmed(findings):

@@ -11,6 +11,7 @@ do not initialise the element for it.
 
 import numpy as np
 
+from sim.error_limit import UNSET
 from sim.events import (
     ATOMIC,
     CONST,
@@ -107,11 +108,11 @@ class Uninitialized(OrderingObserver):
         # A use on the same line adds no information.
         if use is not None and line_of(use) == line_of(access):
             use = None
-        array, index = self.context.space.element(address)
+        array, index = (None, ()) if address is None else self.context.space.element(address)
         place = index, access.block[::-1], access.thread[::-1]
         key = access.site, array
         read = place, access, address, use
-        if not self.local_reads:
+        if not self.local_reads and address is not None:  # a rerun may find that the register has no effect
             self.context.error_limit.expect_error()
         lowest, count = self.local_reads.get(key, (read, 0))
         self.local_reads[key] = min(lowest, read, key=lambda read: read[0]), count + 1
@@ -305,7 +306,8 @@ class Uninitialized(OrderingObserver):
 
     def launch_finished(self, context):
         for (_, access, address, use), count in self.local_reads.values():
-            yield self.finding(access, address, use).with_cases(count)
+            finding = unset_register(access, use) if address is None else self.finding(access, address, use)
+            yield finding.with_cases(count)
         for (address, site, nbytes), loads in self.suspects.items():
             writers = self.setters if site & 3 == ATOMIC else self.writers
             writing = set().union(*(writers.get(address + byte, ()) for byte in range(nbytes)))
@@ -412,6 +414,19 @@ class Uninitialized(OrderingObserver):
             undefined=True,
             poison=INTEGER_POISON if typed else UNTYPED_POISON,
         )
+
+
+def unset_register(access, use):
+    """Return the finding for the use of a register that no instruction has set."""
+    return Finding(
+        "uninitialized-read",
+        "error",
+        "a variable without a value is used",
+        (access,) if use is None else (access, use),
+        reason=f"{UNSET} the variable, so its register can contain anything.",
+        fix="initialise it where it is declared, for example an accumulator with 0",
+        undefined=True,
+    )
 
 
 def line_of(access):

@@ -25,10 +25,11 @@ from sim.ptx.flow import Loop, assign_homes, blocks_in, blocks_of, first_instruc
 from sim.ptx.hoisted import hoisted_load
 from sim.ptx.phase_waits import test_of
 from sim.ptx.polling import can_poll
-from sim.ptx.register_kinds import read_and_written, register_kinds
+from sim.ptx.register_kinds import register_kinds
 from sim.ptx.struct_copies import StructCopies
 from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable, python_name
 from sim.ptx.undefined import Origins
+from sim.ptx.unset_registers import registers_read_unset
 from sim.ptx.wgmma import ProductRegisters
 
 # width in bits -> mask of that width
@@ -53,13 +54,13 @@ class Writer:
         # the blocks emitted in place of a jump.
         self.home, self.heads, self.inlined = {}, set(), set()
         self.waits = []  # the mbarrier tests in loops that do nothing but wait for them to succeed
-        self.origins = Origins(self, translate.HANDLERS.keys())
         self.products = ProductRegisters(self, translate.HANDLERS.keys())
+        self.blocks = blocks_of(function)
+        self.origins = Origins(self, translate.HANDLERS.keys())
 
     def write(self):
         """Return the source lines of the function's definition."""
         # The parameters are known only after the body has been emitted, so emit the head last.
-        self.blocks = blocks_of(self.function)
         parts = order_blocks(self.blocks)
         assign_homes(parts, None, self.home, self.heads)
         loops = [part for part in parts if isinstance(part, Loop)]
@@ -93,9 +94,10 @@ class Writer:
         unset = registers_read_unset(self.blocks)
         self.products.declare(unset)
         for name in sorted(unset):
-            self.emit(f"{self.name(Register(name, ''))} = {INITIAL_VALUES[self.kinds[name]]}")
+            value = self.origins.initial_value(name) or INITIAL_VALUES[self.kinds[name]]
+            self.emit(f"{self.name(Register(name, ''))} = {value}")
             if name in self.origins.registers:
-                self.emit(f"{self.origins.name(Register(name, ''))} = False")
+                self.emit(f"{self.origins.name(Register(name, ''))} = {self.origins.initial_origin(name)}")
 
     def emit_parameter(self, variable):
         """Emit the initialisation of a parameter or result of a call. Its bytes form one Python int."""
@@ -356,32 +358,6 @@ FROM_BITS = {kind: f"{scalar.__name__}_of" for kind, scalar in REALS.items()}
 # Initial values of registers that could be read before they are set. Without them, Python would raise
 # UnboundLocalError.
 INITIAL_VALUES = {"int": "0", "pred": "False"} | {kind: f"{name}(0)" for kind, name in FROM_BITS.items()}
-
-
-def registers_read_unset(blocks):
-    """Return the registers that are live at the function's entry: some path reads them before setting them.
-
-    Their value is undefined in PTX. Reading it is harmless, so they receive an initial value.
-    """
-    reads, writes = {}, {}
-    for block in blocks:
-        before, after = set(), set()
-        for item in (*block.body, *((block.branch,) if block.branch else ())):
-            if not isinstance(item, Variable):
-                read, written = read_and_written(item)
-                before |= read - after
-                after |= written
-        reads[id(block)], writes[id(block)] = before, after
-    # This is backward data-flow analysis up to the fixed point: live-in = reads | (live-out - writes).
-    live, changed = {id(block): set() for block in blocks}, True
-    while changed:
-        changed = False
-        for block in reversed(blocks):
-            behind = set().union(*(live[id(t)] for t in block.targets if t is not None))
-            now = reads[id(block)] | behind - writes[id(block)]
-            changed |= now != live[id(block)]
-            live[id(block)] = now
-    return live[id(blocks[0])]
 
 
 def describe_operand(operand):

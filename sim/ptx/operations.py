@@ -14,6 +14,7 @@ from sim.ptx.speculative import SpeculativeLoads
 from sim.ptx.subwords import Subwords, nbytes_of
 from sim.ptx.syntax import python_name
 from sim.ptx.undefined import needs_origins
+from sim.ptx.unset_registers import undefined_value
 
 PRIVATE = {"const", "local", "param"}  # state spaces whose accesses are not in the access log
 
@@ -67,6 +68,18 @@ class Operations:
         """Return the name of the function that runs after the store of a possibly undefined value."""
         site = self.site("store")
         return self.new_name("undefined", lambda run: run.memory.local.make_store(space, nbytes, site))
+
+    def unset_value(self, kind, ptx_type):
+        """Return the name of the value of a register that no instruction has set."""
+        self.used.add("unset register")
+        name = f"unset_{kind}_{ptx_type}"
+        return self.shared_name(name, lambda run: undefined_value(kind, ptx_type, run.context.poison))
+
+    def unset_origin(self):
+        """Return the name of the origin of a register that no instruction has set. The current instruction
+        reads it."""
+        site = self.site("load")
+        return self.new_name("origin", lambda run: (site, None))
 
     def report_undefined(self):
         """Return the name of the function that reports the use of an undefined value."""

@@ -4,7 +4,8 @@ can have an effect.
 Compilers load a local variable before it is certain that the thread has written it, and discard the value
 with selp if it is not needed. Therefore, a load of unwritten local memory is not an error by itself. Each
 register that may contain an undefined value has a second variable, its *origin*: the (site, address) of the
-load, or False if the value is defined. Copies and arithmetic propagate origins. The use of the value is
+load, or False if the value is defined. The origin of a register that no instruction has set is (site of its
+first use, None). Copies and arithmetic propagate origins. The use of the value is
 reported if it is a branch, an address, a store outside local memory, or an operand of an atomic or a warp
 instruction.
 """
@@ -15,6 +16,7 @@ from sim.ptx.accesses import Access, address_text, parts
 from sim.ptx.regions import WINDOWS
 from sim.ptx.register_kinds import read_and_written, registers_in
 from sim.ptx.syntax import Address, Instruction, Register, Symbol, python_name
+from sim.ptx.unset_registers import first_reader, registers_read_unset
 
 # The opcodes in translate.HANDLERS that only compute with registers.
 COMPUTING = {"setp", "mov", "cvta", "isspacep"}
@@ -44,13 +46,16 @@ class Origins:
     def __init__(self, writer, handled):
         self.writer, self.module = writer, writer.module
         self.handled = handled - COMPUTING
-        self.active = self.module.tracks and needs_origins(self.module.text, writer.function)
-        self.passing = self.active and self.module.passes_origins
-        self.registers = self.find_registers() if self.active else set()
+        self.local = self.module.tracks and needs_origins(self.module.text, writer.function)
+        unset = registers_read_unset(writer.blocks, guarded=True) if self.module.tracks else set()
+        self.unset = unset - writer.products.names  # a wgmma reports its own registers
+        self.active = bool(self.local or self.unset)
+        self.passing = self.local and self.module.passes_origins
+        self.registers = self.find_registers()
 
     def find_registers(self):
         """Return the names of the registers that may contain an undefined value."""
-        found, changed = set(), True
+        found, changed = set(self.unset), self.active
         while changed:
             before = len(found)
             for item in self.writer.function.body:
@@ -65,7 +70,7 @@ class Origins:
 
     def is_source(self, item):
         """Return whether an instruction loads from local memory, or from a parameter of a device function."""
-        if item.names[0] not in LOADS:
+        if item.names[0] not in LOADS or not self.local:
             return False
         access = Access(item.opcode)
         if access.space == "param":
@@ -99,6 +104,20 @@ class Origins:
         return " or ".join(self.name(register) for register in found.values())
 
     # --- statements -----------------------------------------------------------------------------------------
+
+    def initial_value(self, name):
+        """Return the expression for the value of an unset register, or None if it is not tracked."""
+        if name not in self.unset:
+            return None
+        _, register = first_reader(self.writer.function, name)
+        return self.module.unset_value(self.writer.kinds[name], register.type)
+
+    def initial_origin(self, name):
+        """Return the expression for the origin of a register before an instruction has set it."""
+        if name not in self.unset:
+            return "False"
+        self.module.item, _ = first_reader(self.writer.function, name)
+        return self.module.unset_origin()
 
     def check(self, *operands):
         """Emit a report for undefined operands."""

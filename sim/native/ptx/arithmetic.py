@@ -1,5 +1,6 @@
 """Python's operators on the values defined in sim.native.ptx.values. The operators emit LLVM code."""
 
+import numpy as np
 from llvmlite import ir
 
 from sim.isa.bits import bits_of
@@ -196,7 +197,7 @@ class Arithmetic:
         """Convert a value to a float of this PTX type, rounded to nearest, ties to even."""
         if isinstance(value, Float) and value.ptx_type == ptx_type:
             return value
-        if isinstance(value, (int, float)):
+        if isinstance(value, (int, float, np.float32)):
             value = float(value)
             if ptx_type in FLOATS:
                 return Float(ir.Constant(FLOATS[ptx_type], value), ptx_type)

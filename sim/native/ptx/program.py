@@ -16,7 +16,7 @@ from sim.native.ptx.statements import Statements
 from sim.native.split.fission import Fission
 from sim.native.split.program import CompiledKernel, Lowered, kernel_text
 from sim.ptx import atomics, register_kinds
-from sim.ptx.emit import Writer
+from sim.ptx.emit import INITIAL_VALUES, Writer
 from sim.ptx.program import Program
 from sim.ptx.regions import RESERVED, VIEWS
 from sim.ptx.shared_pointers import stores_shared_pointers
@@ -196,6 +196,14 @@ class Lowering(Program):
     def store_undefined(self, space, nbytes):
         """Return the name of a function that marks stored bytes as undefined."""
         return self.add_unrecorded("store_undefined", space, nbytes)
+
+    def unset_value(self, kind, ptx_type):
+        """Return the value of a register that no instruction has set."""
+        return INITIAL_VALUES[kind]
+
+    def unset_origin(self):
+        """Return the origin of a register that no instruction has set."""
+        return "True"
 
     def report_undefined(self):
         """Return the name of a function that reports the use of an undefined value."""
