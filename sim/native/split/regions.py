@@ -166,10 +166,15 @@ def unparse_lines(statements):
 
 
 def certain_assignments(group):
-    """Return the variables assigned on every path through the statements."""
+    """Return the variables assigned on every path to the end of the statements, and on every path to an exit
+    from a loop around them."""
     found = definitely_assigned(group)
     # None means that no path reaches the end, so no path reaches it without the assignments.
-    return names_assigned(group) if found is None else found
+    found = names_assigned(group) if found is None else found
+    for position, statement in enumerate(group):
+        if escaping_exits([statement]) - {"return"}:
+            return found & definitely_assigned(group[:position])
+    return found
 
 
 def indent(lines):

@@ -1,0 +1,66 @@
+"""Tests of loops that threads leave before the synchronisation in their body, in compiled code."""
+
+import numpy as np
+import pytest
+from numba import cuda, float32
+
+from sim import simulate
+
+
+@cuda.jit
+def left_by_all(o, n):
+    t = cuda.threadIdx.x
+    total = float32(t)
+    for j in range(n):
+        if j > 2:
+            break
+        total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 1 << j)
+    o[t] = total
+
+
+@cuda.jit
+def left_by_warps(o, n):
+    t = cuda.threadIdx.x
+    total = float32(t)
+    for j in range(n):
+        if j > t // 32:
+            break
+        total += cuda.shfl_down_sync(0xFFFFFFFF, total, 1)
+    o[t] = total
+
+
+@cuda.jit
+def continued(o, n):
+    t = cuda.threadIdx.x
+    total = float32(t)
+    for j in range(n):
+        if j == 1:
+            continue
+        total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 1 << j)
+    o[t] = total
+
+
+@cuda.jit
+def left_before_a_barrier(o, n):
+    tile = cuda.shared.array(64, float32)
+    t = cuda.threadIdx.x
+    for j in range(n):
+        if j > 2:
+            break
+        value = float32(t * j)
+        tile[t] = value
+        cuda.syncthreads()
+        o[t] += tile[63 - t] + value
+        cuda.syncthreads()
+
+
+@pytest.mark.parametrize("kernel", [left_by_all, left_by_warps, continued, left_before_a_barrier])
+def test_a_value_that_is_not_set_before_the_exit(kernel):
+    values = []
+    for engine in ("fibers", "native"):
+        out = np.zeros(64, np.float32)
+        report = simulate(kernel, engine=engine, on_finding="report")[1, 64](out, 4)
+        assert not report.findings
+        values.append(out.tolist())
+    assert report.notes == ("compiled",)
+    assert values[0] == values[1]
