@@ -175,6 +175,8 @@ class AccessPair:
             found = ATOMIC_CALL.search(self.statement(site))
             return found and found[1]
         found = assignment(self.statement(site))
+        if found and re.search(r"\+\+|--", found.target):  # `a[n++] = x`: the access may be to n
+            return None
         if site.action == "store":
             return found.name if found and found.is_element else None
         value = found.value if found else statement(self.statement(site))

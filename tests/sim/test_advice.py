@@ -12,7 +12,7 @@ from numba import cuda, float64, int8, int32
 
 import applied
 from corpus_cases import CASES, launched
-from sim import simulate
+from sim import load_cuda, simulate
 from sim.events import SITES, Site
 from sim.frontend.outline import of_cpp, of_python
 from sim.observers.advice import PATTERNS
@@ -471,3 +471,21 @@ def test_an_index_of_a_target_is_no_view_of_the_array_that_is_read():
     report = simulate(compacted, on_finding="report")[1, 64](np.ones(64), np.ones(80))
     race = next(finding for finding in report.findings if finding.kind == "race-shared")
     assert race.fix.startswith("cuda.syncthreads() between the two lines")
+
+
+@pytest.mark.parametrize("update", ["used++", "++used"])
+def test_a_counter_in_an_index_is_no_view_of_the_array_that_is_read(update, tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    source = tmp_path / "compact.cu"
+    source.write_text(f"""
+extern "C" __global__ void compact(const int *x, int *list) {{
+    __shared__ int used;
+    if (threadIdx.x == 0) used = 0;
+    __syncthreads();
+    if (x[threadIdx.x] > 0) list[{update}] = x[threadIdx.x];
+}}
+""")
+    kernel = simulate(load_cuda(source)["compact"], on_finding="report")
+    report = kernel[1, 64](np.arange(64, dtype=np.int32), np.zeros(128, np.int32))
+    assert {finding.kind for finding in report.findings} == {"race-shared"}
+    assert "views of the same memory" not in str(report)

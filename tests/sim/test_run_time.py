@@ -82,13 +82,13 @@ def test_a_cell_with_the_same_races_in_each_block_is_searched_once(fenced, monke
     monkeypatch.setattr(Collisions, "search", lambda *of: searched.append(of) or search(*of))
 
     def launch(blocks):
-        """Return (searched cells per run, racing pairs per run, elements named by the findings)."""
+        """Return (searched cells per run, racing pairs of a run, elements named by the findings)."""
         searched.clear()
         x, count = np.zeros(blocks * THREADS, np.float32), np.zeros(1, np.int32)
         report = simulate(scan, on_finding="report")[blocks, THREADS](x, count)
         found = [finding for finding in report.findings if finding.kind == "race-shared"]
         runs, cases = report.counters["schedules"], sum(finding.count + 1 for finding in found)
-        return len(searched) / runs, cases / runs, {(f.array, f.index) for f in found}
+        return len(searched) / runs, cases, {(f.array, f.index) for f in found}
 
     (few, once, elements), (many, often, same) = launch(1), launch(3)
     assert often == 3 * once > THREADS and same == elements
