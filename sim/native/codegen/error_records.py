@@ -44,7 +44,7 @@ def forget_errors(state):
 @int64_helper(inline=False)
 def record_access(state, entry, host):
     """Append a row for an access. The parameters are those of `note_access`."""
-    if state.records != 0:
+    if state.records != 0 and state.split == 0:
         row = append_row(state, entry)
         value = 0
         for offset in range(min(1 << (entry >> SIZE_SHIFT & 7), 8)):
@@ -78,7 +78,7 @@ def note_refused(state, entry, axes, x, y, z, length_x, length_y, length_z):
     x, y, z: the index.
     length_x, length_y, length_z: the shape.
     """
-    if state.stopped == 0 and state.errors != state.noted and state.records != 0:
+    if state.stopped == 0 and state.errors != state.noted and state.records != 0 and state.split == 0:
         row = append_row(state, entry)
         row[AXES] = axes
         row[AXES + 1] = x

@@ -24,6 +24,7 @@ from sim.native.codegen.isa_functions import compiled_copy, resolve_call
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.scalars import convert, numba_type_of
 from sim.native.codegen.shadow import BARE, DIVERGED, set_error
+from sim.native.codegen.sides import note_missing
 from sim.native.codegen.symbols import make_getattr
 from sim.native.codegen.synchronization import diverge
 
@@ -39,7 +40,7 @@ def present_lanes(state, warp, threads):
 
 
 @int64_helper
-def check_mask(state, present, masks):
+def check_mask(state, warp, present, masks):
     """Stop the block unless all present lanes pass the same mask, and the mask includes every present lane.
 
     present: the mask of the present lanes.
@@ -51,8 +52,22 @@ def check_mask(state, present, masks):
         if present >> lane & 1:
             mask = masks[lane] & FULL
             if mask & present != present or (first != -1 and first != mask):
+                note_excluded(state, warp, present, masks)
                 diverge(state)
             first = mask
+    if state.split != 0 and first != -1:
+        note_missing(state, warp, first)
+
+
+@int64_helper(inline=False)
+def note_excluded(state, warp, present, masks):
+    """Store the first lane whose mask does not include the lane itself. The parameters are those of
+    `check_mask`."""
+    for lane in range(32):
+        mask = masks[lane] & FULL
+        if present >> lane & 1 and not mask >> lane & 1 and state.stopped == 0 and state.excluded == 0:
+            state.excluded = 1 + 32 * warp + lane
+            state.excluding_mask = mask
 
 
 @int64_helper
@@ -141,7 +156,7 @@ class Warp:
     def check_mask(self, present, x, value):
         """Emit a call to `check_mask` for the masks passed by the lanes."""
         masks = Array(self.context, self.builder, row_type(int64), self.row(int64, x, value))
-        self.call(check_mask, present, masks.members.data)
+        self.call(check_mask, self.warp, present, masks.members.data)
 
     def check_reads(self, present, emit_source, rows, arrays):
         """Emit a check that each present lane reads from a present lane.

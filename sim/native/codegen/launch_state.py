@@ -9,8 +9,9 @@ from math import prod
 
 import numpy as np
 
-# the maximum numbers of threads per block, warps per block, and recorded reads of unassigned variables
-THREADS, WARPS, MAX_UNSET = 1024, 32, 64
+# the maximum numbers of threads per block, warps per block, recorded reads of unassigned variables, nested
+# loops around barriers, and recorded barriers of a side
+THREADS, WARPS, MAX_UNSET, DEPTHS, PASSED = 1024, 32, 64, 16, 16
 
 # Field -> number of its int64 elements. Addresses refer to numpy arrays that the launch keeps alive.
 FIELD_SIZES = {
@@ -50,13 +51,23 @@ FIELD_SIZES = {
     "missed_barrier": 1,  # 1 if threads of the block wait at a barrier, and others have returned
     # The fields of sim.native.codegen.sides:
     "side": 1,  # the side that the run follows, 1 or 2, or 0
-    "split": 1,  # 1 after the first disagreement
+    "split": 1,  # 1 at the first disagreement, and 2 from the next decision on
+    "by_range": 1,  # 1 if the first disagreement is about the range of a loop that has not begun
+    "synchronized": 1,  # 1 if the side has passed a synchronisation point since the first disagreement
     "first_result": 1,  # the result of the first side at the first disagreement
     "second_result": 1,  # the result of the second side there
     "passed": 1,  # number of block-wide barriers that the side has reached
     "last_barrier": 1,  # index of the barrier at which the block stops
     "unfinished": 1,  # 0 if the side has run to its end
     "barrier_site": 1,  # index of the site of the block's last barrier, if accesses are logged or recorded
+    "barrier_depth": 1,  # number of loops around that barrier
+    "iterations": DEPTHS,  # for each depth: number of iterations that the last loop around barriers has begun
+    "barrier_sites": PASSED,  # indices of the sites of the first barriers that the side has reached
+    "warp_site": 1,  # index of the site of the last warp operation, if errors are recorded
+    "waiting_warp": 1,  # number of the warp that waits for absent lanes
+    "waiting_mask": 1,  # mask of its warp operation, or 0 if no warp waits for absent lanes
+    "excluded": 1,  # 1 + index of the first thread of the block whose mask does not include itself, or 0
+    "excluding_mask": 1,  # that mask
     "log": 1,  # address of the access log (sim.native.codegen.access_log)
     "log_count": 1,  # number of entries, including those that did not fit
     "log_room": 1,  # capacity of `log`, in entries

@@ -98,6 +98,11 @@ class PtxAttempt(Attempt):
         """Return the number of a site in SITES. `index` is its index among the kernel's sites."""
         return self.source.sites[index]
 
+    def operation_at(self, index):
+        """Return the name of the instruction at a synchronisation point. `index` is the index of its site."""
+        name = next(name for name, site in self.source.sync_sites.items() if site == index)
+        return self.source.sync_points[name][0]
+
     def dtype_of_site(self, index):
         """Return the dtype of the elements that an access reads or writes."""
         return np.dtype(VIEWS[self.source.site_types[index]])

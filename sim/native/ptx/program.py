@@ -60,7 +60,7 @@ class Lowering(Program):
         self.calls, self.sync_points, self.ptx_types = {}, {}, {"go": "s64", "carry": "u32"}
         # the number in SITES and the PTX type of each memory access and block-wide barrier, by its index
         self.sites, self.site_types = [], []
-        self.barriers = {}  # block-wide barrier among the synchronisation points -> index of its site
+        self.sync_sites = {}  # synchronisation point -> index of its site
         self.fetches = {}  # synchronisation point -> name of the function that loads its operands from memory
         self.local_positions = {}  # local variable -> index of its region in the table
         self.narrowest = {"shared": 64, "local": 64}  # state space -> bits of its narrowest access
@@ -308,7 +308,7 @@ class Lowering(Program):
         name = f"barrier_{next(self.counter)}"
         operands, results = (("pred",), ("s64",)) if vote else ((), ())
         self.sync_points[name] = vote.name if vote else "syncthreads", operands, results
-        self.barriers[name] = self.number_site("call")
+        self.sync_sites[name] = self.number_site("call")
         return name
 
     def warp_call(self, entry, space=None):
@@ -327,6 +327,7 @@ class Lowering(Program):
         results = [given[k] if isinstance(k, Like) else of_register(type_name(k)) for k in results]
         name = f"warp_{next(self.counter)}"
         self.sync_points[name] = entry.name, tuple(given.values()), tuple(results)
+        self.sync_sites[name] = self.number_site("call")
         if space:
             site = self.number_access("load", "u32", space)
             self.fetches[name] = self.add_call("row", 8 * len(results), space, site)

@@ -105,8 +105,7 @@ class Statements:
         target = f"{', '.join(outputs)} = " if outputs else ""
         # A placeholder instead of the instruction's name, which can contain a keyword (redux.sync.and).
         *before, sync = ast.parse("\n".join([*before, f"{target}sync({', '.join(inputs)})"])).body
-        # Only the sites of barriers are used, because PTX launches are not logged.
-        sync.value.sync, sync.value.site = instruction, self.source.barriers.get(call.func.id, 0)
+        sync.value.sync, sync.value.site = instruction, self.source.sync_sites[call.func.id]
         return before, sync
 
     def operands(self, arguments, ptx_types):

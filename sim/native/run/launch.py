@@ -305,6 +305,10 @@ class Attempt(Memory):
         """Return the number of a site in SITES. `index` is its index among the module's sites."""
         return SITES.add(self.program.lowered.module.sites[index])
 
+    def operation_at(self, index):
+        """Return the name of the instruction at a synchronisation point. `index` is the index of its site."""
+        return self.program.lowered.module.operations[index]
+
     def index_of(self, position):
         """Return the index (x, y, z) in the grid of the block at this linear index."""
         x, y, _ = self.launch.grid

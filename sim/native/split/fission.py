@@ -16,7 +16,8 @@ import ast
 from numba import types
 
 from sim.frontend.tree import has
-from sim.isa.table import WARP_WIDE
+from sim.isa.table import GIVEN, INSTRUCTIONS, WARP_WIDE
+from sim.native.codegen.launch_state import DEPTHS
 from sim.native.codegen.symbols import in_text
 from sim.native.lower.hoisting import find_sync_call, result_names
 from sim.native.lower.liveness import escaping_exits, names_assigned, names_read
@@ -153,7 +154,7 @@ class Fission(Regions):
         """
         if not self.module.records:
             return f"agree(state, exit_code, {call}, thread)"
-        return f"agree_on_side(state, exit_code, {call}, thread, {'0' if at == BLOCK else '32 * warp'})"
+        return f"agree_on_side(state, exit_code, {call}, thread, {'-1' if at == BLOCK else 'warp'})"
 
     def before_agreement(self):
         """Return the statements before a decision that may depend on data. Only code that records errors
@@ -163,10 +164,16 @@ class Fission(Regions):
     def lower_compound(self, node, at, depth):
         """Return the lines for a statement that contains a synchronisation point at level `at`."""
         if find_sync_call(node):
-            return self.lower_sync_point(node, at)
+            return self.lower_sync_point(node, at, depth)
         # A stopped block must leave its loops at once, because its threads would also diverge at later
         # barriers.
         check = ["if is_stopped(state):", f"    return{' END' if at == WARP else ''}"]
+        counts = []
+        if self.module.records and at == BLOCK:
+            # Loops at a greater depth share a count. Their iterations are not compared.
+            inner = min(depth, DEPTHS - 1)
+            counts = [f"note_loop(state, {inner})"]
+            check.append(f"note_iteration(state, {inner})")
         if isinstance(node, ast.If):
             before, test = self.uniform_test(node.test, at)
             lines = [*before, f"if {test}:", *indent(self.lower_sequence(node.body, at, depth))]
@@ -177,11 +184,12 @@ class Fission(Regions):
             before, test = self.uniform_test(node.test, at)
             leave = [f"if not {test}:", "    break"] if test != "True" else []
             return [
+                *counts,
                 f"while count_iteration(state, {'threads' if at == BLOCK else '32'}):",
                 *indent([*before, *check, *leave, *self.lower_sequence(node.body, at, depth + 1)]),
             ]
         if isinstance(node, ast.For):
-            before, iteration = self.uniform_iterable(node.iter, at)
+            before, iteration = self.uniform_iterable(node, at, depth)
             body, counter = node.body, ast.unparse(node.target)
             if counter not in self.loops:
                 # The threads may assign the loop variable, so the loop of the block has a counter of its own.
@@ -189,7 +197,7 @@ class Fission(Regions):
                 self.loops.add(counter)
                 body = [*ast.parse(f"{ast.unparse(node.target)} = {counter}").body, *body]
             inner = [*check, *self.lower_sequence(body, at, depth + 1)]
-            return [*before, f"for {counter} in {iteration}:", *indent(inner)]
+            return [*before, *counts, f"for {counter} in {iteration}:", *indent(inner)]
         raise CannotLower(f"threads synchronise within a `{type(node).__name__.lower()}` statement")
 
     def uniform_test(self, test, at):
@@ -204,12 +212,15 @@ class Fission(Regions):
         lines = [*self.before_agreement(), "exit_code = NO_THREAD", *self.thread_loop(at), joined]
         return lines, "is_true(state, exit_code)"
 
-    def uniform_iterable(self, iteration, at):
-        """Return (lines, expression) for the iterable of a loop, which must be uniform across the block or
-        warp.
+    def uniform_iterable(self, loop, at, depth):
+        """Return (lines, expression) for the iterable of a `for` loop, which must be uniform across the block
+        or warp.
+
+        depth: the number of enclosing loops at that level.
 
         Raise CannotLower for an iterable that may differ between threads and is not a range.
         """
+        iteration = loop.iter
         if self.is_uniform(iteration):
             return self.rematerialize(names_read(iteration)), ast.unparse(iteration)
         if not is_range(iteration):
@@ -219,16 +230,21 @@ class Fission(Regions):
             )
         given = ast.unparse(ast.Tuple(iteration.args, ast.Load()))
         call = self.add_region([], result=f"span({given})", expression=iteration)
-        joined = f"    bounds = agree_span(state, bounds, {call})"
+        joined, start = f"    bounds = agree_span(state, bounds, {call})", "bounds[0]"
         if self.module.records:
-            first = "0" if at == BLOCK else "32 * warp"
-            joined = f"    bounds = agree_on_span(state, bounds, {call}, thread, {first})"
+            warp = "-1" if at == BLOCK else "warp"
+            joined = f"    bounds = agree_on_span(state, bounds, {call}, thread, {warp})"
+            if at == BLOCK and not has(ast.Module(loop.body, []), ast.Break, ast.Return):
+                depth = min(depth, DEPTHS - 1)
+                start = f"start_near_end(state, bounds[0], step_of(bounds[2]), {depth})"
         lines = [*self.before_agreement(), "bounds = (0, 0, 0)", *self.thread_loop(at), joined]
-        return lines, "range(bounds[0], bounds[1], step_of(bounds[2]))"
+        return lines, f"range({start}, bounds[1], step_of(bounds[2]))"
 
-    def lower_sync_point(self, node, at):
-        """Return the lines for a synchronisation point: a barrier of the block or an instruction of a
-        warp."""
+    def lower_sync_point(self, node, at, depth):
+        """Return the lines for a synchronisation point: a barrier of the block or an instruction of a warp.
+
+        depth: the number of loops of the block or warp around it.
+        """
         call, results = node.value, result_names(node)
         names = {argument.id for argument in call.args if isinstance(argument, ast.Name)} | set(results)
         self.needed |= names
@@ -238,7 +254,7 @@ class Fission(Regions):
         if at == BLOCK:
             barrier = BARRIERS.get(call.sync, self.module.block_barrier)
             if self.module.records and call.sync not in BARRIERS:
-                lines += [f"note_barrier(state, {call.site})"]
+                lines += [f"note_barrier(state, {call.site}, {depth})"]
             # After a divergence, the results of the barrier are those of some threads only.
             if given or call.sync in BARRIERS:
                 lines += self.before_agreement()
@@ -248,7 +264,9 @@ class Fission(Regions):
             return [*lines, f"{in_text(call.sync, 'all')}(threads, {', '.join(given)})"] if given else lines
         if self.module.logs:
             lines += [f"log_warp(state, {call.site}, warp, threads)"]
-        lines += self.before_agreement()
+        if self.module.records:
+            takes_mask = INSTRUCTIONS[call.sync].mask == GIVEN
+            lines += [f"note_warp(state, {call.site})"] if takes_mask else self.before_agreement()
         # If the kernel ignores the result, the "unused" form of the instruction only runs the checks.
         name = in_text(call.sync, "warp" if results else "unused")
         return [*lines, f"{name}({', '.join(['state, warp, threads', *given])})"]

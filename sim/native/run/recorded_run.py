@@ -1,0 +1,165 @@
+"""Runs of a launch in compiled code that records accesses (sim.native.codegen.error_records)."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from sim.events import ATOMIC, LOAD, SITES
+from sim.hooks import observer_class
+from sim.native.codegen.access_log import SITE_SHIFT, SIZE_SHIFT
+from sim.native.codegen.error_records import (
+    ADDRESS_MASK,
+    AXES,
+    COLUMNS,
+    ENTRY,
+    FLAGS,
+    MOST_AXES,
+    OWN,
+    POSITION,
+    ROOM,
+    VALUE,
+)
+from sim.native.codegen.int64 import CLOCKS_PER_SECOND
+from sim.native.codegen.shadow import BOUNDS, EPOCH_SHIFT, SEGMENT, THREAD, WARP
+from sim.observers import DEFAULT
+
+NEVER = 1 << 62  # the index of a barrier that no block reaches
+RECORDED_SECONDS = 1.0  # CPU seconds for which a block runs after its first error
+
+
+class Row:
+    """One recorded access.
+
+    columns: its columns (sim.native.codegen.error_records).
+    address: the simulated address of the element, or of the array for a refused access.
+    """
+
+    def __init__(self, columns, address):
+        entry, rank, rest = columns[ENTRY], columns[AXES], columns[AXES + 1 :]
+        self.address, self.own = address, columns[OWN]
+        self.site, self.size = entry >> SITE_SHIFT, 1 << (entry >> SIZE_SHIFT & 7)
+        self.position, self.flags, self.value = columns[POSITION], columns[FLAGS], columns[VALUE]
+        # the index and the shape of a refused access, or None
+        self.axes = (rest[:rank], rest[MOST_AXES : MOST_AXES + rank]) if rank else None
+
+    @property
+    def thread(self):
+        """The linear index of the thread in its block."""
+        return self.own & THREAD
+
+    @property
+    def epoch(self):
+        """The epoch of the access, which no other block has."""
+        return self.own >> EPOCH_SHIFT
+
+    def is_unordered(self, earlier):
+        """Return whether nothing orders this access and an earlier one."""
+        changed = self.own ^ earlier.own
+        if self.position != earlier.position:
+            return True
+        together = self.epoch == earlier.epoch and self.thread != earlier.thread
+        return together and (changed & WARP != 0 or changed & SEGMENT == 0)
+
+
+class RecordedRun:
+    """A run of the blocks up to the one at a linear index, which records accesses.
+
+    attempt: the Attempt whose launch runs again.
+    position: the linear index of the block.
+    trap: the simulated address of an element whose accesses are recorded, or None.
+    flipped: the bits to invert in the bytes that fill unwritten shared memory.
+    side: the side that the run follows if threads disagree (sim.native.codegen.sides), or 0.
+    last_barrier: the index of the barrier after the disagreement at which the block stops.
+    """
+
+    def __init__(self, attempt, position, trap=None, flipped=0, side=0, last_barrier=NEVER):
+        attempt.restore()
+        self.launch = replace(
+            attempt.launch,
+            observers=tuple(each for each in attempt.launch.observers if observer_class(each) in DEFAULT),
+        )
+        self.attempt = again = type(attempt)(self.launch, records=True)
+        again.compile()
+        self.space, homes = again.homes()
+        self.homes = sorted((low, allocation.base) for low, allocation in homes.items())
+        rows, self.state, self.position = np.zeros((ROOM, COLUMNS), np.int64), again.state, position
+        state = self.state
+        state.records, state.trap = again.keep_alive(rows), 0 if trap is None else self.on_host(trap)
+        state.flipped, state.side, state.last_barrier = flipped, side, last_barrier
+        state.time_after_error = int(RECORDED_SECONDS * CLOCKS_PER_SECOND)
+        if flipped:
+            again.lift_time_limit()
+        again.begin()
+        again.advance(position + 1)
+        self.errors = int(again.block_errors[position])
+        # for a comparison with other runs: the results of these blocks, and their error flags
+        self.effects = [array.tobytes() for array in again.written_arrays()], again.block_errors.tolist()
+        again.restore()
+        newest = range(max(0, state.record_count - ROOM), state.record_count)
+        columns = [rows[number % ROOM].tolist() for number in newest]
+        self.rows = [Row(each, self.simulated(each[ENTRY] & ADDRESS_MASK)) for each in columns]
+        self.trap = trap
+
+    def again(self, **given):
+        """Return a run of the same blocks. `given` are further arguments of the constructor."""
+        return RecordedRun(self.attempt, self.position, **given)
+
+    def site(self, index):
+        """Return the Site of a synchronisation point with this index."""
+        return SITES[self.attempt.number_of_site(index)]
+
+    def simulated(self, address):
+        """Return the simulated address for an address in a record. Compiled PTX uses simulated addresses."""
+        low, base = max((home for home in self.homes if home[0] <= address), default=(0, 0))
+        return base + address - low
+
+    def on_host(self, address):
+        """Return the address in a record for a simulated address."""
+        base, low = max(((base, low) for low, base in self.homes if base <= address), default=(0, 0))
+        return low + address - base
+
+    def number_of(self, row):
+        """Return the number of a Row's site in SITES. Its low bits are the action."""
+        return self.attempt.number_of_site(row.site)
+
+    def is_refused(self, row):
+        """Return whether a Row describes an access that compiled code has refused.
+
+        In a Python kernel, all other accesses with the flag BOUNDS have a negative index, which is only a
+        warning.
+        """
+        return row.axes is not None or row.flags & BOUNDS and not self.homes
+
+    def pair_of(self, racing):
+        """Return the Rows of an earlier access and of the access that raced with it. Return () if the earlier
+        access is not known.
+
+        racing: the Row of the access, from another run.
+        """
+        rows = [row for row in self.rows if row.address == self.trap and row.axes is None]
+        is_later = [(row.own, row.flags & racing.flags) == (racing.own, racing.flags) for row in rows]
+        if True not in is_later:
+            return ()
+        later = rows[is_later.index(True)]
+        acquires = False  # whether the later thread has performed an atomic between `earlier` and `later`
+        for earlier in reversed(rows[: is_later.index(True)]):
+            actions = [self.number_of(row) & 3 for row in (earlier, later)]
+            harmless = actions in ([LOAD, LOAD], [ATOMIC, ATOMIC]) or acquires and actions[0] == ATOMIC
+            if not harmless and later.is_unordered(earlier):
+                return earlier, later
+            acquires |= actions[0] == ATOMIC and (earlier.position, earlier.thread) == (
+                later.position,
+                later.thread,
+            )
+        return ()
+
+    def array_of(self, row):
+        """Return (name, ndarray) of the array that contains the element of a Row."""
+        allocation, address = self.space.find(row.address), self.on_host(row.address)
+        named = [*self.attempt.arrays.items()]
+        named += [(allocation.name, guarded.references[0]) for guarded in self.attempt.own_arrays()]
+        for name, array in named:
+            low, high = np.lib.array_utils.byte_bounds(array)
+            if low <= address < high:
+                return name, array
+        return allocation.name, allocation.root
