@@ -11,7 +11,6 @@ import pytest
 import torch
 from numpy import float32
 
-from kernels import reference
 from kernels.cases import conv as conv_cases
 from kernels.cases.conv import SHAPES, TINY
 from kernels.conv import banded_backward
@@ -19,26 +18,16 @@ from kernels.conv.banded_backward import BAND, Plan, conv_banded_backward, plan_
 from kernels.conv.banded_scores import owned_rows, parts_of
 from kernels.conv.forward import conv_forward
 from kernels.conv.tensor_backward import conv_tensor_backward
-from test_tensor_cores import DTYPES, inputs, outcomes
+from test_tensor_cores import DTYPES, inputs, outcomes, statistics
 
 ALL = (True,) * 4
 # A block has 128 rows of scores. With one tile per band, few queries need several bands.
 SMALL = Plan(warps=4, tiles=1)
 
 
-def statistics(q, k, v, w, causal):
-    """Return (O, L) from float64, in the types that the forward kernel returns.
-
-    The forward kernel has tests of its own, and takes a quarter of the time of a simulated backward pass.
-    """
-    wide = [x.double() for x in (q, k, v, w)]
-    log_sum = reference.conv_scores(wide[0], wide[1], wide[3], causal).logsumexp(-1)
-    return reference.conv_attention(*wide, causal).to(q.dtype), log_sum.float()
-
-
 def gradients(given, d_o, causal, plan=None, wanted=ALL):
-    """Return the wanted gradients. A GPU computes O and L itself."""
-    o, log_sum = (conv_forward if given[0].is_cuda else statistics)(*given, causal)
+    """Return the wanted gradients."""
+    o, log_sum = statistics(*given, causal)
     scale = float32(1 / math.sqrt(given[0].shape[3]))
     return conv_banded_backward(*given, o, log_sum, d_o, causal, scale, wanted, plan=plan)
 
