@@ -602,7 +602,6 @@ MATMUL = [
                 "        if warp < 3:\n            cuda.syncthreads()\n",
             ),
         ),
-        ("a sum that lost a rounding", ("column, c0, c1", "column, float32(int(c0 * 64)) / 64, c1")),
         (
             "steps beyond the tile",
             (
@@ -610,6 +609,7 @@ MATMUL = [
                 "        for step in range(0, a.shape[1] - start, 16):\n",
             ),
         ),
+        ("a sum that lost a rounding", ("column, c0, c1", "column, float32(int(c0 * 64)) / 64, c1")),
     ),
     ("one warp makes all", matmul_by_one_warp),
     ("each warp makes all", matmul_by_all_warps),
