@@ -241,8 +241,15 @@ def format_access(access: Access) -> tuple[str, str, str]:
     did = f"{access.what} by {thread}" if passive else f"{thread} {access.what}"
     if access.site is None:
         return did, "", ""
-    value = "" if access.value is None else f"   value {access.value}"
+    value = "" if access.value is None else f"   value {value_text(access.value)}"
     return did, f"{access.site.function} line {access.site.line}", access.site.source + value
+
+
+def value_text(value: Any) -> str:
+    """Format a value: a vector as its elements, and the bytes of a copy as hexadecimal words."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(str, value))})"
+    return f"bytes {value.hex(' ', 4)}" if isinstance(value, bytes) else str(value)
 
 
 def lines_of_files(accesses: Sequence[Access], code: Iterable[CodeType]) -> list[str]:

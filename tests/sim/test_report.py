@@ -17,6 +17,7 @@ from sim.observers.banks import Banks
 from sim.observers.coalescing import Coalescing
 from sim.observers.trace import Trace
 from sim.observers.traffic import Traffic
+from sim.report import value_text
 
 TOOLS = (*DEFAULT, Coalescing, Banks, Traffic, Trace)
 
@@ -209,3 +210,15 @@ def test_a_figure_without_a_trace_says_what_to_do():
         match=r"nothing was traced: add the observer Trace, simulate\(kernel, observers=\[\*DEFAULT, Trace\(\)\]\)",
     ):
         report.timeline()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.float32(0.5), "0.5"),
+        ((np.float32(0.5), np.float32(-2)), "(0.5, -2.0)"),
+        (bytes(range(8)), "bytes 00010203 04050607"),
+    ],
+)
+def test_a_value_is_readable(value, text):
+    assert value_text(value) == text
