@@ -94,7 +94,9 @@ class Operations:
             place = self.wait_point()
             return self.joining_name("wait_for_grid", "this_grid", lambda run: run.wait_for_grid(place))
         self.used.add("atomic")
-        relied_on = access.volatile and action == "load" and self.uses.relies_on(self.item)
+        relied_on = (
+            access.volatile and action == "load" and self.volatile_loads.relies_on(self.item, self.uses)
+        )
         self.acts |= action == "load" and not relied_on and self.acts_on(space, access)
         sites = self.site(f"atomic {action}"), self.access_site(action, space)
         rest = ptx_type, space, access, *sites, relied_on

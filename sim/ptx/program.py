@@ -21,7 +21,7 @@ from sim.ptx.operations import Operations
 from sim.ptx.syntax import python_name
 from sim.ptx.timed import timed_registers
 from sim.ptx.unsupported import refusal_message, refuse
-from sim.ptx.volatile import Uses
+from sim.ptx.volatile import Uses, VolatileLoads
 
 
 class Program(Operations):
@@ -126,6 +126,10 @@ class Program(Operations):
     def uses(self):
         """The Uses of the current function."""
         return self.analysis(Uses)
+
+    @functools.cached_property
+    def volatile_loads(self):
+        return VolatileLoads(self.entry, self.text.functions)
 
     def note_effects(self, function):
         """Record the effects of a function: its stores to memory, whether its threads act on the results of

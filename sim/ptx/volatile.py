@@ -3,13 +3,17 @@
 A volatile access is a relaxed strong operation (PTX ISA, chapter 8, "Memory Consistency Model"): it does not
 race with other volatile accesses, but it does not order anything either. A thread that loops until a flag
 changes derives an order from the value. A thread that computes with whatever value it reads, such as a warp
-reduction through `volatile int*`, relies on an order that has no guarantee.
+reduction through `volatile int*`, relies on an order that has no guarantee. So does a thread that tests an
+element and then stores to it, as in `if (v > *x) *x = v`.
 """
 
 import re
+from functools import cached_property
 
+from sim.ptx.inlined import Inlined
 from sim.ptx.register_kinds import read_and_written
-from sim.ptx.syntax import Address, Group, Immediate, Instruction, Label, Register, Symbol
+from sim.ptx.syntax import Group, Immediate, Instruction, Label, Register, Symbol
+from sim.ptx.tested_stores import TestedStores, address_of
 
 LIBRARY_ATOMIC = re.compile(r"\batomic(Add|Sub)\s*\(")
 NOT_VALUES = {"setp", "isspacep", "testp"}  # their results are predicates, which count as decisions
@@ -39,20 +43,29 @@ class Uses:
                 self.jumps.append((at, [self.labels[name] for name in targets(item) if name in self.labels]))
 
     def relies_on(self, load):
-        """Return whether the program relies on a loaded value. This is the case if the value reaches other
-        memory, no loop waits for it, and no compare-and-swap confirms it.
+        """Return whether the program relies on a loaded value.
+
+        This is the case if the value reaches memory or decides about a store to the same element, and if
+        neither a loop waits for it nor a compare-and-swap confirms it.
 
         A new value of the same element, as in `(*turn)++`, does not count if a loop waits for this element:
-        the threads then take turns. A value passed to a function or to the caller is not followed.
+        the threads then take turns. A value passed to a function that is not inlined here is not followed.
         """
         values, decisions = self.dependent_registers(load)
         readers = self.readers_of(values)
         if leaves_function(readers):
             return False
         kept = [address_of(item) for item in readers if ends_in_memory(item)]
-        if kept and self.is_polled(address_of(load)):
-            kept = [address for address in kept if address != address_of(load)]
-        return bool(kept) and not self.is_awaited(load, decisions) and not self.is_confirmed(load)
+        here, polled = self.element(address_of(load)), self.is_polled(address_of(load))
+        if kept and polled:
+            kept = [address for address in kept if self.element(address) != here]
+        if not kept and (polled or not self.tested.any_after(load, decisions)):
+            return False
+        return not self.is_awaited(load, decisions) and not self.is_confirmed(load)
+
+    @cached_property
+    def tested(self):
+        return TestedStores(self)
 
     def is_polled(self, address):
         """Return whether a loop waits for a volatile load of an element."""
@@ -97,14 +110,17 @@ class Uses:
         return copies
 
     def element(self, address):
-        """Return (register or symbol, offset) of an Address. If an instruction computes the base by adding a
-        constant, the constant is a part of the offset."""
+        """Return (register or symbol, offset) of an Address. If instructions compute the base by adding a
+        constant, the constant is a part of the offset. Copies count as their source."""
         base, offset = address.base, address.offset
         while len(writers := self.writers.get(getattr(base, "name", None), ())) == 1:
             item = self.body[writers[0]]
-            if item.names[0] != "add" or not isinstance(item.operands[2], Immediate):
+            if item.names[0] in ("mov", "cvta") and isinstance(item.operands[1], Register):
+                base = item.operands[1]
+            elif item.names[0] == "add" and isinstance(item.operands[2], Immediate):
+                base, offset = item.operands[1], offset + item.operands[2].value
+            else:
                 break
-            base, offset = item.operands[1], offset + item.operands[2].value
         return base, offset
 
     def is_library_guess(self, load, origin):
@@ -124,9 +140,13 @@ class Uses:
 
     def dependent_registers(self, load):
         """Return (registers whose values depend on the loaded value, predicates that depend on it)."""
-        # Follow the value forwards through all instructions that compute with it. Memory, calls and branches
-        # end the search.
-        values, decisions = {r.name for r in registers(load.operands[0])}, set()
+        return self.dependent_on({r.name for r in registers(load.operands[0])})
+
+    def dependent_on(self, names):
+        """Return (registers whose values depend on registers with these names, such predicates)."""
+        # Follow the values forwards through all instructions that compute with them. Memory, calls and
+        # branches end the search.
+        values, decisions = set(names), set()
         waiting = list(values)
         while waiting:
             name = waiting.pop()
@@ -151,8 +171,13 @@ class Uses:
         decisions: the predicates that depend on the value.
         """
         at = self.body.index(load)
-        if any(self.can_leave(loop, decisions) for loop in self.loops_around(at)):
-            return True
+        for loop in self.loops_around(at):
+            if self.can_leave(loop, decisions):
+                return True
+            # A loop may also count how often the value was as expected.
+            counted = self.tested.set_on_one_side(loop, decisions, at)
+            if counted and self.can_leave(loop, self.dependent_on(counted)[1]):
+                return True
         if not decisions or load.location is None:
             return False
         for copy in self.volatile[load.location]:
@@ -184,6 +209,32 @@ class Uses:
         return guard is not None and guard[0].name in decisions
 
 
+class VolatileLoads:
+    """The volatile loads of a kernel, in its own code and in the functions that it calls.
+
+    entry: the kernel.
+    functions: the functions of the module by name.
+    """
+
+    def __init__(self, entry, functions):
+        self.kernel = Inlined(entry, functions)
+
+    @cached_property
+    def uses(self):
+        return Uses(self.kernel)
+
+    def relies_on(self, load, uses):
+        """Return whether the program relies on the value of a load (Uses.relies_on) in a call of the load's
+        function, and no loop waits for it in any of the calls.
+
+        uses: the Uses of the function. It decides if the kernel calls the function only through pointers.
+        """
+        copies = self.kernel.copies.get(id(load), ())
+        if not copies:
+            return uses.relies_on(load)
+        return any(map(self.uses.relies_on, copies)) and not any(map(self.uses.waits_for, copies))
+
+
 def leaves_function(readers):
     """Return whether one of these instructions passes a value to a callee or to the caller."""
     return any(item.opcode.startswith("st.param") for item in readers)
@@ -192,11 +243,6 @@ def leaves_function(readers):
 def ends_in_memory(item):
     """Return whether an instruction stores a value, updates memory with it, or uses it as an address."""
     return item.names[0] in ("st", "red", "ld", "ldu", "atom") and "cas" not in item.names
-
-
-def address_of(item):
-    """Return the memory operand of an instruction, or None."""
-    return next((operand for operand in item.operands if isinstance(operand, Address)), None)
 
 
 def targets(item):

@@ -1,0 +1,130 @@
+"""The body of a kernel with its direct calls inlined, for analyses that follow values through functions.
+
+The registers and labels of a callee get a suffix for each call. Parameters and results become moves between
+registers. Calls through pointers, recursive calls and calls of functions without a body remain.
+"""
+
+from dataclasses import replace
+
+from sim.isa.registers import WIDTHS
+from sim.ptx.syntax import Address, Group, Instruction, Label, Not, Register, Symbol
+
+MAX_INSTRUCTIONS = 20_000  # calls in a longer body remain
+
+
+class Inlined:
+    """A kernel as one function.
+
+    body: the instructions and labels.
+    copies: {id of an instruction: its copies in the body}.
+    """
+
+    def __init__(self, entry, functions):
+        self.functions, self.body, self.copies, self.calls = functions, [], {}, 0
+        self.add(entry, "", (entry,))
+
+    def add(self, function, suffix, around):
+        """Add the body of a function.
+
+        suffix: the text added to the names of its registers and labels, or "" for the kernel itself.
+        around: the functions that are being added.
+        """
+        names = {item.name for item in function.body if isinstance(item, Label)}
+        own = {variable.name for variable in (*function.parameters, *function.returns)} if suffix else ()
+        # name of a call's parameter -> the instructions that set it; name of its result -> start of the names
+        # of the registers that contain it
+        passed, results = {}, {}
+        for item in function.body:
+            if isinstance(item, Label):
+                self.body.append(Label(item.name + suffix))
+            elif not isinstance(item, Instruction):
+                continue
+            elif (name := parameter_of(item)) in own or name in results:
+                self.body += moves(item, results.get(name, name + suffix), suffix)
+            elif name is not None and item.names[0] == "st":
+                passed.setdefault(name, []).append(item)
+            elif item.names[0] == "call":
+                self.call(item, suffix, passed, results, around)
+            elif suffix and item.names[0] == "ret":
+                jump = replace(renamed(item, suffix, names), opcode="bra", operands=(Symbol(f"end{suffix}"),))
+                self.body.append(jump)
+            else:
+                self.keep(item, renamed(item, suffix, names))
+        if suffix:
+            self.body.append(Label(f"end{suffix}"))
+
+    def call(self, item, suffix, passed, results, around):
+        """Add the body of the callee, or the call itself."""
+        lists = [operand for operand in item.operands if isinstance(operand, Group)]
+        target = next((operand for operand in item.operands if not isinstance(operand, Group)), None)
+        callee = self.functions.get(getattr(target, "name", None))
+        has_results = bool(lists) and item.operands[0] is lists[0]
+        given = [
+            part.name for group in lists[has_results:] for part in group.parts if isinstance(part, Symbol)
+        ]
+        setting = [(name, store) for name in given for store in passed.pop(name, ())]
+        known = callee is not None and callee.body is not None and callee not in around
+        if not known or len(self.body) > MAX_INSTRUCTIONS or len(given) != len(callee.parameters):
+            for one in (*(store for _, store in setting), item):
+                self.keep(one, renamed(one, suffix, ()))
+            return
+        self.calls += 1
+        inner = f"@{self.calls}"
+        names = dict(zip(given, (variable.name for variable in callee.parameters)))
+        for name, store in setting:
+            self.body += moves(store, names[name] + inner, suffix)
+        self.add(callee, inner, (*around, callee))
+        if has_results:
+            returned = (variable.name + inner for variable in callee.returns)
+            results |= dict(zip((part.name for part in lists[0].parts), returned))
+
+    def keep(self, item, copy):
+        self.body.append(copy)
+        self.copies.setdefault(id(item), []).append(copy)
+
+
+def parameter_of(item):
+    """Return the name of the parameter or result that an instruction loads or stores, or None."""
+    if item.names[0] in ("ld", "st") and "param" in item.names:
+        address = item.operands[item.names[0] == "ld"]
+        return getattr(address.base, "name", None)
+    return None
+
+
+def moves(item, stem, suffix):
+    """Return the moves that replace a load or store of a parameter or result.
+
+    stem: the start of the names of the registers that contain it. Their ends are offsets in bytes.
+    suffix: see Inlined.add.
+    """
+    loads = item.names[0] == "ld"
+    value, address = item.operands[not loads], item.operands[loads]
+    parts = value.parts if isinstance(value, Group) else (value,)
+    found, size = [], WIDTHS[item.names[-1]] // 8
+    for at, part in enumerate(parts):
+        place = Register(f"{stem}+{address.offset + at * size}", item.names[-1])
+        pair = (renamed(part, suffix, ()), place)
+        found.append(replace(item, opcode=f"mov.{item.names[-1]}", operands=pair if loads else pair[::-1]))
+    return found
+
+
+def renamed(part, suffix, labels):
+    """Return an instruction or an operand with a suffix after the names of its registers and labels."""
+    if not suffix or part is None:
+        return part
+    if isinstance(part, Register):
+        return replace(part, name=part.name + suffix)
+    if isinstance(part, Symbol) and part.name in labels:
+        return replace(part, name=part.name + suffix)
+    if isinstance(part, Not):
+        return replace(part, register=renamed(part.register, suffix, labels))
+    if isinstance(part, Group):
+        return replace(part, parts=tuple(renamed(one, suffix, labels) for one in part.parts))
+    if isinstance(part, Address):
+        rest = tuple(renamed(one, suffix, labels) for one in part.coordinates)
+        return replace(part, base=renamed(part.base, suffix, labels), coordinates=rest)
+    if isinstance(part, Instruction):
+        operands = tuple(renamed(one, suffix, labels) for one in part.operands)
+        guard = part.guard and (renamed(part.guard[0], suffix, labels), part.guard[1])
+        return replace(part, operands=operands, guard=guard)
+    return part
