@@ -6,6 +6,7 @@ from math import prod
 
 from sim.engine.barrier import distinct_witnesses
 from sim.engine.cluster import CLUSTER, Cluster, cluster_index, deadlock_finding
+from sim.engine.lane_masks import LaneMasks
 from sim.engine.scheduler import FINISHED, ONE_OF_BLOCK, PARKED, YIELDED
 from sim.errors import Abandoned, LaunchError, OutOfTurns, Stuck
 from sim.events import Finding
@@ -108,6 +109,7 @@ class Block:
         ]
         # number of barriers passed; declaration -> Array; key -> Group (sim.engine.warp)
         self.epoch, self.shared, self.warp_groups = 0, {}, {}
+        self.lane_masks = LaneMasks()
         self.warpgroup_arrivals = {}  # key -> Arrivals (sim.engine.warpgroup)
         self.registers = None  # its RegisterPool (sim.engine.register_pool), if it executes setmaxnreg
         # number -> NamedBarrier; address -> Barrier (sim.isa.mbarrier)

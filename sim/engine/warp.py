@@ -85,7 +85,10 @@ def complete(context, block, key, running=None):
         results = operation.exchange([thread.payload for thread in threads])
     if results is None:
         payloads = {lane: operation.converted(group.threads[lane].payload) for lane in lanes}
-        context.findings += absent_lane_findings(context, group, payloads)
+        disagreement = None
+        if operation.mask == GIVEN and group.bits != FULL:
+            disagreement = block.lane_masks.completed(context, block, key[0], group)
+        context.findings += [disagreement] if disagreement else absent_lane_findings(context, group, payloads)
         by_lane = operation.execute(group.bits, payloads)
         if context.lane_poison is not None:
             for lane, _ in reads_from_absent_lanes(operation, payloads):
