@@ -14,6 +14,10 @@ A kernel may reuse or reinterpret the bytes. A finding therefore requires four a
 
 A kernel that reuses the bytes reads a new value only through the view through which it was stored. If another
 thread could store between these accesses, the launch has a race, which is reported instead.
+
+Without the last access, the finding is a warning. It then requires that no thread of the launch loads through
+the view of the second store. A kernel that writes the bits of a number through one view, and then reads the
+number through the other view, has the same accesses if it has initialised the bytes before.
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +49,9 @@ class OverlappingViews:
 
     def __init__(self, context):
         self.context, self.held = context, {}  # block -> {address in units: Held}
-        self.found = {}  # the sites of the four accesses -> (block, address, their rows)
+        # the sites of the four accesses -> (block, address, their rows); the same for the first three
+        self.found, self.unread = {}, {}
+        self.loaded_views = set()
         sizes = {view[0].itemsize for view in context.views.values() if view is not None}
         self.unit = min(sizes, default=1)
         context.listeners["accesses"].append(self.accesses)
@@ -82,29 +88,37 @@ class OverlappingViews:
         if view is None or row[1] & 3 == ATOMIC:
             held.view = None
         held.reads.setdefault(view, row)
-        if held.lost and held.view is not None and {held.view, held.lost[0]} <= held.reads.keys():
-            rows = held.lost[1], held.store, held.reads[held.lost[0]], held.reads[held.view]
+        self.loaded_views.add(view)
+        if held.lost and held.view is not None and held.lost[0] in held.reads:
+            complete = held.view in held.reads
+            views = (held.lost[0], held.view) if complete else (held.lost[0],)
+            rows = held.lost[1], held.store, *(held.reads[one] for one in views)
             key, new = tuple(site for _, site in rows), (block, unit * self.unit, rows)
+            found = self.found if complete else self.unread
             # the lowest block and address, which do not depend on the order of execution
-            self.found[key] = min(self.found.get(key, new), new, key=lambda one: (one[0][::-1], one[1]))
+            found[key] = min(found.get(key, new), new, key=lambda one: (one[0][::-1], one[1]))
 
     def launch_finished(self, others):
         """Return the findings of the launch, unless it has other errors."""
         if any(finding.severity == "error" for finding in (*self.context.findings, *others)):
             return []
-        return [self.finding(*found) for found in self.found.values()]
+        views = self.context.views
+        unread = [f for key, f in self.unread.items() if views[key[1]] not in self.loaded_views]
+        unread = unread if None not in self.loaded_views else []  # a load through an unknown view
+        return [self.finding(*found) for found in (*self.found.values(), *unread)]
 
     def finding(self, block, address, rows):
-        words = "written", "written", "read", "read"
+        words, complete = ("written", "written", "read", "read"), len(rows) == 4
         element = self.context.space.element(address)
         (first, name), (second, other) = (self.context.views[site] for _, site in rows[:2])
         same = first == second
         first, second = (name, other) if same else (f"an array of {first}", f"an array of {second}")
         return Finding(
             "misuse",
-            "error",
+            "error" if complete else "warning",
             f"two dynamic shared arrays overlap: a store to {second} overwrites a value that was stored to"
-            f" {first}, and both arrays are read afterwards",
+            f" {first}, and "
+            + ("both arrays are read afterwards" if complete else "only the first array is read afterwards"),
             tuple(
                 Access(word, block, self.context.thread_index(thread), SITES[site])
                 for word, (thread, site) in zip(words, rows)
@@ -112,5 +126,6 @@ class OverlappingViews:
             *element,
             reason="All dynamic shared arrays begin at the same byte.",
             fix="let the second array begin after the end of the first: cuda.shared.array(0, dtype)[n:],"
-            " where n elements of its own type cover the first array",
+            " where n elements of its own type cover the first array"
+            + ("" if complete else "; or remove the array that is never read"),
         )

@@ -84,6 +84,60 @@ def test_two_arrays_of_one_dtype(engine):
     assert "a store to second overwrites a value that was stored to first, and both" in found.verdict
 
 
+def make_written_only(dtype, read_again):
+    @cuda.jit
+    def written_only(x, out):
+        first, second = cuda.shared.array(0, float32), cuda.shared.array(0, dtype)
+        t = cuda.threadIdx.x
+        first[t] = x[t]
+        second[t] = 2 * t
+        cuda.syncthreads()
+        out[t] = first[31 - t]
+        if read_again:
+            out[t] += second[31 - t]
+
+    return written_only
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+@pytest.mark.parametrize("dtype", [float32, int32], ids=str)
+def test_an_array_that_is_only_written(dtype, engine):
+    arguments = np.ones(32, np.float32), np.zeros(32)
+    (found,) = findings(make_written_only(dtype, False), engine, *arguments)
+    assert (found.kind, found.severity) == ("misuse", "warning")
+    assert "and only the first array is read afterwards" in found.verdict
+    assert found.fix.endswith("or remove the array that is never read")
+    (found,) = findings(make_written_only(dtype, True), engine, *arguments)
+    assert found.severity == "error"
+
+
+@cuda.jit
+def bits_of_a_number(x, out):
+    """Write the bits of a number through one view, and read the number through the other view."""
+    numbers, bits = cuda.shared.array(0, float32), cuda.shared.array(0, int32)
+    t = cuda.threadIdx.x
+    bits[t] = 0x3F800000 + t
+    cuda.syncthreads()
+    out[t] = numbers[31 - t] * x[0]
+
+
+@cuda.jit
+def dead_store(x, out):
+    """Store to an array that no thread reads, and then use the bytes for another array."""
+    first, second = cuda.shared.array(0, float32), cuda.shared.array(0, float32)
+    t = cuda.threadIdx.x
+    first[t] = x[t]
+    second[t] = 2 * x[t]
+    cuda.syncthreads()
+    out[t] = second[31 - t]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kernel", [bits_of_a_number, dead_store], ids=lambda k: k.py_func.__name__)
+def test_an_array_that_is_only_written_but_loses_nothing(kernel, engine):
+    assert findings(kernel, engine, np.ones(32, np.float32), np.zeros(32)) == ()
+
+
 def make_sums_of_a_slice(start):
     @cuda.jit
     def sums_of_a_slice(x, out):
