@@ -242,7 +242,15 @@ def format_access(access: Access) -> tuple[str, str, str]:
     if access.site is None:
         return did, "", ""
     value = "" if access.value is None else f"   value {value_text(access.value)}"
-    return did, f"{access.site.function} line {access.site.line}", access.site.source + value
+    called = calls_text(access.site.calls)
+    return did, f"{access.site.function} line {access.site.line}", access.site.source + value + called
+
+
+def calls_text(calls: Sequence[tuple[int, ...]]) -> str:
+    """Return the text that names the calls of a device function (Site.calls), or ""."""
+    chains = ["from line " + ", from line ".join(map(str, lines)) for lines in calls]
+    more = [f"{len(chains) - 2} more"] if len(chains) > 3 else []
+    return f"   called {' and '.join(chains[: 2 if more else 3] + more)}" if chains else ""
 
 
 def value_text(value: Any) -> str:

@@ -71,6 +71,9 @@ class Site:
     # Opcode of an atomic in PTX. One source line can contain atomics of different scopes and operations, and
     # compilers often record no column for them.
     opcode: str = ""
+    # Lines of the calls if the access is in a device function that a compiler has inlined, innermost call
+    # first; one tuple for each chain of calls.
+    calls: tuple[tuple[int, ...], ...] = ()
 
     @property
     def kind(self) -> str:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from sim.events import LOAD, SITES
+from sim.observers.call_lines import common_caller
 from sim.observers.extents import Extents
 from sim.observers.statements import (
     ATOMIC_CALL,
@@ -100,6 +101,12 @@ class AccessPair:
         return (self.one.function, self.one.line) == (self.other.function, self.other.line)
 
     @property
+    def in_one_function(self):
+        """True if one function contains both accesses, as far as the source shows it."""
+        known = None not in self.outlines
+        return self.one.function == self.other.function and (not known or self.outline is not None)
+
+    @property
     def statements_of_line(self):
         """True if the accesses belong to two statements on the same line."""
         one, other = self.statement(self.one), self.statement(self.other)
@@ -152,8 +159,22 @@ class AccessPair:
             return self.lines_of("barrier.cluster")
         return self.lines_of("grid.sync") if self.several_blocks else self.block_barriers
 
+    @cached_property
+    def calls(self):
+        """The CallLines of accesses in different functions, or None."""
+        if self.in_one_function:
+            return None
+        return common_caller((self.one, self.other), self.outlines, self.kernel)
+
+    @property
+    def barriers_in_loop_of_calls(self):
+        """The lines of the barriers inside the loop around `calls`."""
+        kind = "barrier.cluster" if self.in_cluster else "grid.sync" if self.several_blocks else "syncthreads"
+        lines, loop = self.meetings.get((kind, self.calls.name), ()), self.calls.loop
+        return [line for line in lines if loop.first <= line <= loop.last]
+
     def lines_of(self, barrier):
-        if self.one.function != self.other.function:
+        if not self.in_one_function:
             return set()
         lines = self.meetings.get((barrier, self.one.function), set())
         home = self.outline and self.outline.function(self.low)
@@ -182,7 +203,8 @@ class AccessPair:
         value = found.value if found else statement(self.statement(site))
         if found and found.is_element:  # the index of the target is read too
             value += f" {found.target if found.operator else found.target.replace(found.name, '', 1)}"
-        names = set(re.findall(r"\b(\w+)\s*\[", value))
+        # For a member, such as `u.f[i]` or `p->f[i]`, the name is that of the object.
+        names = set(re.findall(r"(?<![\w.>])(\w+)(?:(?:\.|->)\w+)*\s*\[", value))
         if self.language == CPP:  # in Python, `* name` multiplies
             names |= set(re.findall(r"\*\s*(\w+)\b(?!\s*[\[*])", value))
         exact = re.match(r"(\w+)\s*\[", site.source[max(site.column - site.indent, 0) :])

@@ -59,6 +59,43 @@ MORE = {
     CPP: {"cuda.ballot_sync": "__ballot_sync", **{f"alignment={n}": f"alignas({n})" for n in (4, 8, 16)}},
     TRITON: {},
 }
+# Terms of PTX, and what C++ with cooperative groups or libcu++ has instead: {name that the source mentions:
+# {term: other term}}.
+OF_LIBRARIES = {
+    "cooperative_groups": {
+        "barrier.cluster.arrive and then barrier.cluster.wait": (
+            "cluster.barrier_arrive() and then cluster.barrier_wait()"
+        ),
+        "reach barrier.cluster.arrive": "reach cluster.sync()",
+    },
+    "memcpy_async": {
+        "(cp.async.wait_group)": "(cooperative_groups::wait, or consumer_wait of the cuda::pipeline)"
+    },
+    "cuda::barrier": {
+        "(mbarrier.try_wait)": "(wait of the cuda::barrier)",
+        "(mbarrier.init)": "(init(&barrier, count))",
+    },
+    "cuda::thread_scope": {
+        ": .gpu, or the function without _block in its name": ", cuda::thread_scope_device",
+        "its own block (.cta)": "its own block (cuda::thread_scope_block)",
+    },
+    "cuda::memory_order": {
+        "between this write and the atomic that signals it": (
+            "between this write and the atomic that signals it, or cuda::memory_order_release for this atomic"
+            " and cuda::memory_order_acquire for the one that waits for it"
+        )
+    },
+}
+
+
+def in_library_terms(text: str, source: str) -> str:
+    """Replace terms of PTX in a sentence by those of the C++ libraries that a source uses. A source with
+    inline PTX keeps the terms of PTX."""
+    used = {} if re.search(r"\basm\b", source) else OF_LIBRARIES
+    for name, terms in used.items():
+        for old, new in terms.items() if name in source else ():
+            text = text.replace(old, new)
+    return text
 
 
 def in_language(text: str, language: str) -> str:

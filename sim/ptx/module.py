@@ -19,7 +19,7 @@ from sim.isa.register_counts import entry_registers, registers_at_launch
 from sim.isa.table import ASYNCHRONOUS, INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.isa.wgmma import Product
 from sim.nouns import plural
-from sim.observers.words import NUMBA, in_language
+from sim.observers.words import CPP, NUMBA, in_language, in_library_terms
 from sim.ptx.generators import as_generator
 from sim.ptx.origin import Origin, plain_name
 from sim.ptx.parse import parse
@@ -257,10 +257,12 @@ class Kernel(base.Kernel):
         language = self.module.origin.language
         if language == NUMBA:
             return findings
-        return [
-            replace(f, reason=in_language(f.reason, language), fix=in_language(f.fix, language))
-            for f in findings
-        ]
+        source = "\n".join(self.module.origin.source_lines or ()) if language == CPP else ""
+
+        def worded(text):
+            return in_library_terms(in_language(text, language), source)
+
+        return [replace(f, reason=worded(f.reason), fix=worded(f.fix)) for f in findings]
 
     def registers_at_launch(self):
         """Return the registers per thread at launch, or None if the directives do not determine them."""

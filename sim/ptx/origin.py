@@ -11,6 +11,7 @@ import numpy as np
 
 from sim.events import SITES, Site
 from sim.frontend.outline import of_cpp, of_python
+from sim.ptx.syntax import Instruction
 
 # C++ type -> bytes per element
 ITEMSIZES = {
@@ -47,6 +48,7 @@ class Origin:
 
     def __init__(self, text, source=None, headers=(), path=""):
         self.headers, self.path, self.ptx_path = headers, path, ""
+        self.calls_in = {}  # name of a function -> see `calls`
         self.text, self.source_lines = text, None if source is None else source.splitlines()
 
     # --- lines ----------------------------------------------------------------------------------------------
@@ -77,7 +79,21 @@ class Origin:
         name = os.path.basename(path)
         indent = len(text) - len(text.lstrip())
         at = place.line, max(place.column - 1, 0), text.strip(), indent
-        return SITES.add(Site(action, name, *at, self.file_of(place.file, path), opcode))
+        calls = self.calls(function).get((place.file, place.line, place.column), ())
+        file = self.file_of(place.file, path)
+        return SITES.add(Site(action, name, *at, file, opcode, tuple(sorted(calls))))
+
+    def calls(self, function):
+        """Return {(file, line, column) of an inlined instruction: the lines of the calls (Site.calls)}."""
+        if function.name not in self.calls_in:
+            found = self.calls_in[function.name] = {}
+            for location in {item.location for item in function.body or () if isinstance(item, Instruction)}:
+                chain = self.own_places(location)
+                if len(chain) > 1:
+                    place, *calls = chain
+                    lines = tuple(call.line for call in calls)
+                    found.setdefault((place.file, place.line, place.column), set()).add(lines)
+        return self.calls_in[function.name]
 
     def file_of(self, number, path):
         """Return the path of a source file that exists, or "".
@@ -91,6 +107,12 @@ class Origin:
     def source_location(self, location):
         """Return the innermost location in the function's own file, among the locations of a chain of inlined
         calls. If there is none, return the outermost location."""
+        places = self.own_places(location)
+        return places[0] if places else None
+
+    def own_places(self, location):
+        """Return the locations of a chain of inlined calls that are in the function's own file, innermost
+        first. If there is none, return the outermost location."""
         # `inlined` leads from the innermost location outwards.
         chain = []
         while location is not None:
@@ -98,7 +120,7 @@ class Origin:
             location = location.inlined
         home = chain[-1].file if chain else None
         chain = [place for place in chain if place.line]
-        return next((place for place in chain if place.file == home), chain[-1] if chain else None)
+        return [place for place in chain if place.file == home] or chain[-1:]
 
     @property
     def language(self):
