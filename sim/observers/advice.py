@@ -134,6 +134,11 @@ def is_outside_lock(facts):
     return facts.synchronizes and facts.outside_lock
 
 
+def is_claim(facts):
+    """Return whether a branch tests an element and then stores to it, and no lock protects the two."""
+    return facts.lock is None and facts.claim
+
+
 def is_update(facts):
     """Return whether several threads read, modify and write one element. Without an outline of the source,
     compare the line numbers."""
@@ -312,6 +317,7 @@ PATTERNS = (
             (Step("atomic", facts.one.function, facts.one.line, "store"),) if not facts.update else ()
         ),
     ),
+    Pattern("claim", is_claim, fixes.fix_of_claim, steps=fixes.steps_of_claim),
     Pattern(
         "lock without fences",
         lambda facts: facts.lacks_fence and facts.colliding,

@@ -42,7 +42,7 @@ class Facts(AccessPair):
         """
         for site in (SITES[row.site] for row in (self.a, self.b)):
             found = None if site.action == "atomic" else assignment(self.statement(site))
-            if found is None or not found.is_element:
+            if found is None or not found.is_element or len(arguments(found.target)) > 1:
                 continue
             # A racing read may be the read of an update such as `x[i] += v`, if it races with an atomic.
             if site.action == "load" and not (found.operator and ATOMIC in self.actions):

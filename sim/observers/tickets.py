@@ -197,10 +197,17 @@ def find_claim(facts):
     fixed = is_unchanged(outline, branch.first + 1, store.line, found.value, sides[0])
     if sides[0] != found.target or not fixed:
         return None
-    if operator != "==" and sides[1] != found.value:
+    if operator != "==" and (sides[1] != found.value or is_exchange(outline, branch, found)):
         return None
     operation = EXTREMES.get(operator, "cas")
     return Claim(store.line, branch.first, found.target, operation, sides[1], found.value, copied)
+
+
+def is_exchange(outline, branch, stored):
+    """Return whether a branch also stores to another element of the array, as in a sort."""
+    found = [assignment(text) for _, text in outline.text(branch.parts[0])]
+    others = [one for one in found if one and one.is_element and one.name == stored.name]
+    return any(one.target != stored.target for one in others)
 
 
 def copy_of(outline, lines, element):

@@ -367,3 +367,44 @@ def histogram_then_check(x, o):
     cuda.atomic.add(s, x[t] % 8, 1)
     if s[t % 8] == 8:
         o[t] = 1
+
+
+@case("barrier", (1, 8), lambda: (X64()[:16][::-1].copy(),), lambda x: {"x": np.sort(x)})
+def odd_even_sort(x):
+    t = cuda.threadIdx.x
+    for p in range(16):
+        i = 2 * t + p % 2
+        if i + 1 < 16:
+            a = x[i]
+            b = x[i + 1]
+            if a > b:
+                x[i] = b
+                x[i + 1] = a
+
+
+@case("barrier", (1, 8), lambda: (X64()[:16][::-1].copy(),), lambda x: {"x": np.sort(x)})
+def odd_even_min_max(x):
+    t = cuda.threadIdx.x
+    for p in range(16):
+        i = 2 * t + p % 2
+        if i + 1 < 16:
+            x[i], x[i + 1] = min(x[i], x[i + 1]), max(x[i], x[i + 1])
+
+
+@case(
+    "claim",
+    (2, 32),
+    lambda: (
+        np.full(8, -1, np.int32),
+        np.arange(256, dtype=np.int32).reshape(64, 4) // 3 % 8,
+        np.zeros(2, np.int32),
+    ),
+    lambda level, edge, head: {"head": [64, 8]},
+)
+def level_of_a_queue(level, edge, head):
+    n = cuda.atomic.add(head, 0, 1)
+    for j in range(4):
+        v = edge[n, j]
+        if level[v] == -1:
+            level[v] = n
+            cuda.atomic.add(head, 1, 1)
