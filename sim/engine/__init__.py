@@ -17,6 +17,7 @@ Read the files in this order:
     barrier         votes and findings at block-wide barriers
     named_barrier   PTX's sixteen barriers for subsets of a block
     warp            warp operations: shuffles, votes, matrix products
+    lane_masks      the masks that lanes pass to one call of a warp operation
     mbarrier        the finding for a wait on an mbarrier that never completes
     fiber, generator, os_thread   three kinds of coroutines
     watchdog        interrupts a thread that neither ends nor waits

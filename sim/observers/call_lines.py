@@ -75,3 +75,26 @@ def line_of_call(outline, caller, site, name):
         call = re.compile(rf"\b{re.escape(name)}\s*\(")
         lines = {line for line, text in outline.text(caller) if line > caller.first and call.search(text)}
     return lines.pop() if len(lines) == 1 else None
+
+
+def fix_between_functions(facts, every):
+    """Return the fix if one access is in a device function: the barrier belongs into the function that calls
+    it.
+
+    every: the text that demands that all threads reach the barrier.
+    """
+    calls = facts.calls
+    if calls is None:
+        return f"{{barrier}} between the two accesses, in the function that leads to both, {every}"
+    low, high = calls.low, calls.high
+    if low == high:
+        return f"{{barrier}} between the two accesses, to both of which line {low} leads, {every}"
+    place, again = (
+        f"between lines {low} and {high}",
+        f"after line {high} and before the loop returns to line {low}",
+    )
+    inside = facts.barriers_in_loop_of_calls if calls.loop else ()
+    if any(low < line < high for line in inside):
+        return f"one more {{barrier}}, {again}, {every}"
+    twice = calls.loop and not inside
+    return f"{{barrier}} {place}{f', and one more {again}' * bool(twice)}, {every}"

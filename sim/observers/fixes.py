@@ -3,6 +3,7 @@ sim.observers.words."""
 
 from sim.events import ATOMIC, LOAD, STORE, Step
 from sim.observers import tickets
+from sim.observers.call_lines import fix_between_functions
 from sim.observers.statements import assignment, atomic_target
 from sim.observers.words import CPP, NUMBA, TRITON
 
@@ -97,32 +98,12 @@ def fix_of_barrier(facts):
     if facts.same_line:
         return f"{{barrier}} between the passes over this line, {EVERY}"
     if not facts.in_one_function:
-        return fix_of_barrier_between_functions(facts)
+        return fix_between_functions(facts, EVERY)
     if has_barrier_between(facts):
         return f"one more {{barrier}}, {again}, {EVERY}"
     if needs_two_barriers(facts):
         return f"{{barrier}} between the two lines, and one more {again}, {EVERY}"
     return f"{{barrier}} between the two lines, {EVERY}{branch_advice(facts)}"
-
-
-def fix_of_barrier_between_functions(facts):
-    """Return the fix if one access is in a device function: the barrier belongs into the function that calls
-    it."""
-    calls = facts.calls
-    if calls is None:
-        return f"{{barrier}} between the two accesses, in the function that leads to both, {EVERY}"
-    low, high = calls.low, calls.high
-    if low == high:
-        return f"{{barrier}} between the two accesses, to both of which line {low} leads, {EVERY}"
-    place, again = (
-        f"between lines {low} and {high}",
-        f"after line {high} and before the loop returns to line {low}",
-    )
-    inside = facts.barriers_in_loop_of_calls if calls.loop else ()
-    if any(low < line < high for line in inside):
-        return f"one more {{barrier}}, {again}, {EVERY}"
-    twice = calls.loop and not inside
-    return f"{{barrier}} {place}{f', and one more {again}' * bool(twice)}, {EVERY}"
 
 
 def insertion_steps(facts, node, what):

@@ -29,6 +29,7 @@ Read the files in this order:
                       indirect calls, cp.async
     unsupported       errors for unsupported instructions
     volatile, grid_sync, timed, subwords, field_updates, speculative   patterns that span several instructions
+    inlined, tested_stores   a kernel with its calls inlined, and stores after tests, for volatile
     run, argument_bytes   one launch: memory layout, arguments, globals of the source
     memory            loads, stores and atomics by address
     regions, region_table, foreign   memory regions; the checks of an address; reasons why it is invalid

@@ -396,15 +396,17 @@ def odd_even_min_max(x):
     (2, 32),
     lambda: (
         np.full(8, -1, np.int32),
-        np.arange(256, dtype=np.int32).reshape(64, 4) // 3 % 8,
+        np.random.default_rng(0).integers(0, 8, (128, 4)).astype(np.int32),
         np.zeros(2, np.int32),
     ),
-    lambda level, edge, head: {"head": [64, 8]},
+    lambda level, edge, head: {"head": [128, 8]},
 )
 def level_of_a_queue(level, edge, head):
-    n = cuda.atomic.add(head, 0, 1)
-    for j in range(4):
-        v = edge[n, j]
-        if level[v] == -1:
-            level[v] = n
-            cuda.atomic.add(head, 1, 1)
+    """Take two items of work. A fence before the second atomic would order some of the accesses."""
+    for _ in range(2):
+        n = cuda.atomic.add(head, 0, 1)
+        for j in range(4):
+            v = edge[n, j]
+            if level[v] == -1:
+                level[v] = n
+                cuda.atomic.add(head, 1, 1)

@@ -51,3 +51,9 @@ def test_a_divergence_comes_before_the_races_that_it_causes(name):
 def test_phases_of_blocks_have_two_fixes(name):
     findings, _ = launched(CASES[name], CASES[name]["kernel"])
     assert all("launch a second one" in f.fix and "cuda.cg.this_grid().sync()" in f.fix for f in findings)
+
+
+@pytest.mark.parametrize("name", ["odd_even_sort", "odd_even_min_max"])
+def test_no_atomic_exchanges_two_elements(name):
+    findings, _ = launched(CASES[name], CASES[name]["kernel"])
+    assert {finding.advice.pattern for finding in findings} == {"barrier"}
