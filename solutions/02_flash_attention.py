@@ -291,10 +291,10 @@ for name, example in {
 # %% [markdown]
 # ### A larger example
 #
-# Now take 256 tokens, d = 64, and suppose that the chip holds only 100 numbers. `first_paper_tiles(M, d)` is the first paper's rule for the size of a tile on a chip that holds M numbers. Here it gives one query and one key, so there are 256 × 256 = 65,536 steps. This takes a few seconds, so we show a progress bar: `over` wraps the outer loop.
+# Now take 128 tokens, d = 64, and suppose that the chip holds only 100 numbers. `first_paper_tiles(M, d)` is the first paper's rule for the size of a tile on a chip that holds M numbers. Here it gives one query and one key, so there are 128 × 128 = 16,384 steps. This takes a few seconds, so we show a progress bar: `over` wraps the outer loop.
 
 # %%
-Q, K, V = torch.rand(3, 256, 64).unbind()
+Q, K, V = torch.rand(3, 128, 64).unbind()
 tiny = first_paper_tiles(100, 64)
 slow = Traffic()
 O = keys_outer(
@@ -306,11 +306,11 @@ print(
 )
 
 # %% [markdown]
-# `torch.isclose(a, b)` tests for each element whether |a − b| ≤ 10⁻⁸ + 10⁻⁵·|b|, and `.all()` tests whether this is true everywhere. Always test every element: a mean would hide one wrong row among 256. NaN is not close to any number, so it fails the test, as it should.
+# `torch.isclose(a, b)` tests for each element whether |a − b| ≤ 10⁻⁸ + 10⁻⁵·|b|, and `.all()` tests whether this is true everywhere. Always test every element: a mean would hide one wrong row among 128. NaN is not close to any number, so it fails the test, as it should.
 #
 # ### Correct is not the same as fast
 #
-# **Predict.** Here the standard algorithm moves 4N² + 4Nd = 327,680 numbers. These tiles moved
+# **Predict.** Here the standard algorithm moves 4N² + 4Nd = 98,304 numbers. These tiles moved
 #
 # - ( ) a tenth of that
 # - ( ) about half
@@ -327,7 +327,7 @@ print(
 )
 
 # %% [markdown]
-# They moved far more. Avoiding the N×N matrix gains nothing if everything else is loaded 256 times. The important question is how **often** each number is loaded, and that depends on the tile size and the loop order.
+# They moved far more. Avoiding the N×N matrix gains nothing if everything else is loaded 128 times. The important question is how **often** each number is loaded, and that depends on the tile size and the loop order.
 #
 # ## Queries outer
 #
@@ -384,7 +384,7 @@ def queries_outer(q, k, v, rows, columns, traffic):
 check.ex02_2(queries_outer)
 
 # %% [markdown]
-# **Predict.** Take the same 256 tokens and the same tiles of one query and one key. Which order moves less? By about what factor: 1.5, 4, or 256?
+# **Predict.** Take the same 128 tokens and the same tiles of one query and one key. Which order moves less? By about what factor: 1.5, 4, or 128?
 
 # %% tags=["uses-exercise"]
 quick = Traffic()
@@ -623,7 +623,7 @@ for columns in (1, 2, 3, 4):
 # %% [markdown]
 # ## Validate
 #
-# Compare each stage with the one before it, for 100 queries and keys, d = 16, and tiles of 32 queries and 24 keys (so both last tiles are ragged), in float64. The last row is the 256 × 64 example from above, in float32. The comparison is written so that NaN fails it.
+# Compare each stage with the one before it, for 100 queries and keys, d = 16, and tiles of 32 queries and 24 keys (so both last tiles are ragged), in float64. The last row is the 128 × 64 example from above, in float32. The comparison is written so that NaN fails it.
 
 
 # %% tags=["uses-exercise"]
@@ -649,7 +649,7 @@ validate("keys outer", "lesson 01, key by key", by_keys, one_by_one, 1e-12)
 validate("queries outer (yours)", "keys outer", by_queries, by_keys, 1e-12)
 validate("queries outer (yours)", pytorch, by_queries, at_once, 1e-12)
 expected = scaled_dot_product_attention(Q, K, V)
-validate("256 x 64 in float32", pytorch, O, expected, 1e-5)
+validate("128 x 64 in float32", pytorch, O, expected, 1e-5)
 
 
 # %% [markdown]
