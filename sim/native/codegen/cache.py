@@ -163,17 +163,39 @@ class MachineCodeCache(NullCache):
         context.refresh()
         if data := read_hashed(self.path(signature)):
             with suppress(Exception):  # unpickling a damaged file may raise any exception
-                return self.rebuild(context, *pickle.loads(data))
+                reduced, unoptimised = pickle.loads(data)
+                result = self.rebuild(context, *reduced)
+                result.library.unoptimised = unoptimised
+                return result
 
     def save_overload(self, signature, result):
-        """Save the compiled code for a signature, unless it contains an address that is valid only in this
+        """Save the compiled code for a signature."""
+        # see sim.native.codegen.linking.QuickLibrary
+        self.save(self.path(signature), result, lambda: (self.reduce(result), result.library.unoptimised))
+
+    def load_optimised(self, signature):
+        """Return the state of the library with optimised code (sim.native.codegen.tiers) for a signature, or
+        None if the file is missing or damaged."""
+        if data := read_hashed(self.optimised_path(signature)):
+            with suppress(Exception):  # unpickling a damaged file may raise any exception
+                return pickle.loads(data)
+
+    def save_optimised(self, result, state):
+        """Save the state of the library with the optimised code of a CompileResult."""
+        self.save(self.optimised_path(result.signature), result, lambda: state)
+
+    def optimised_path(self, signature):
+        return self.path(signature).with_suffix(".optimised.nbc")
+
+    def save(self, path, result, contents):
+        """Save the result of `contents()`, unless the code contains an address that is valid only in this
         process.
 
         Numba emits such an address for mutual recursion, and for recursion with different argument types.
         """
         if not any(name.startswith(RuntimeLinker.PREFIX) for name in global_names(result.library)):
             with suppress(OSError):
-                write_hashed(self.path(signature), dumps(self.reduce(result)))
+                write_hashed(path, dumps(contents()))
 
     reduce, rebuild = staticmethod(CompileResult._reduce), staticmethod(CompileResult._rebuild)
 

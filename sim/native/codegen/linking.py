@@ -9,7 +9,13 @@ import functools
 from types import CodeType, FunctionType
 from weakref import WeakKeyDictionary
 
-from llvmlite.binding import create_pass_builder, create_pipeline_tuning_options
+from llvmlite.binding import (
+    Target,
+    create_new_module_pass_manager,
+    create_pass_builder,
+    create_pipeline_tuning_options,
+    get_process_triple,
+)
 from numba import njit, types
 from numba.core import inline_closurecall, ir
 from numba.core.codegen import JITCodeLibrary
@@ -93,6 +99,41 @@ class RunLibrary(JITCodeLibrary):
         builder.getModulePassManager().run(self._final_module, builder)
 
 
+class QuickLibrary(RunLibrary):
+    """A library whose machine code is generated quickly. sim.native.codegen.tiers optimises it later.
+
+    Its only passes are those without which code generation takes longer, because there are more instructions.
+
+    unoptimised: the bitcode of its module before these passes.
+    """
+
+    def _optimize_final_module(self):
+        self.unoptimised = self._final_module.as_bitcode()
+        builder = create_pass_builder(self._codegen._tm, create_pipeline_tuning_options(speed_level=1))
+        passes = create_new_module_pass_manager()
+        passes.add_always_inliner_pass()
+        passes.add_global_dead_code_eliminate_pass()
+        passes.add_sroa_pass()
+        passes.add_instruction_combine_pass()
+        passes.add_simplify_cfg_pass()
+        passes.run(self._final_module, builder)
+        self.object_code = quick_machine(self._codegen).emit_object(self._final_module)
+        self._set_compiled_object(self.object_code)
+
+    def finalize(self):
+        super().finalize()
+        # Loading the object code has released it, and the cache stores it.
+        self._set_compiled_object(self.object_code)
+
+
+@functools.cache
+def quick_machine(codegen):
+    """Return an LLVM target machine like Numba's that generates code without optimising it."""
+    options = {"opt": 0}
+    codegen._customize_tm_options(options)
+    return Target.from_triple(get_process_triple()).create_target_machine(**options)
+
+
 def link_needed(module, library):
     """Link all libraries needed by `library` into `module`, and return the module.
 
@@ -147,9 +188,10 @@ class LowerToRun(NativeLowering):
 
     _name = "lower_to_run"
     lowering_class = Lower
+    library_class = RunLibrary
 
     def run_pass(self, state):
-        library = state.library = RunLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        library = state.library = self.library_class(state.targetctx.codegen(), state.func_id.func_qualname)
         library.enable_object_caching()
         changed = super().run_pass(state)
         # Linked functions refer to environments, which must be registered with this library.
@@ -158,6 +200,14 @@ class LowerToRun(NativeLowering):
             if environment is not None:
                 library.codegen.set_env(variable.name, environment)
         return changed
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class LowerToRunQuickly(LowerToRun):
+    """The final compiler pass for grid functions."""
+
+    _name = "lower_to_run_quickly"
+    library_class = QuickLibrary
 
 
 def remove_dead_code(function):
@@ -280,11 +330,15 @@ class External(Compiler):
     lower = LowerToRun
 
 
+class Quick(Compiler):
+    """The compiler for grid functions."""
+
+    lower = LowerToRunQuickly
+
+
 def kernel(function):
-    """Compile a function called by Python, and cache its machine code on disk (sim.native.codegen.cache)."""
-    dispatcher = njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, pipeline_class=External)(
-        function
-    )
+    """Compile a grid function, and cache its machine code on disk (sim.native.codegen.cache)."""
+    dispatcher = njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, pipeline_class=Quick)(function)
     dispatcher._cache = MachineCodeCache(function)
     return dispatcher
 

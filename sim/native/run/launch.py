@@ -20,6 +20,7 @@ from sim.memory.snapshot import Snapshot
 from sim.native.codegen import shadow
 from sim.native.codegen.int64 import CLOCKS_PER_SECOND
 from sim.native.codegen.refreshes import few_refreshes
+from sim.native.codegen.tiers import SECONDS
 from sim.native.lower import definite_assignment
 from sim.native.lower.module import CannotLower
 from sim.native.run.access_log import Replay, is_logged, replay_observers
@@ -134,6 +135,7 @@ class Attempt(Memory):
 
     def begin(self):
         """Copy the arrays that the kernel may write, and prepare the access log if an observer needs it."""
+        self.began = time.process_time()
         self.before = Snapshot(self.written_arrays())
         self.replay, self.has_replayed, self.logged = None, False, Outcome()
         if replay_observers(self.launch.observers):
@@ -145,7 +147,6 @@ class Attempt(Memory):
     def run(self):
         """Run the blocks in order, up to the last block or to a block that ends the launch."""
         self.begin()
-        began = time.process_time()
         try:
             self.advance(self.launch.blocks)
         except CannotLower:
@@ -156,7 +157,7 @@ class Attempt(Memory):
             # The kernel raised an exception. Flag the block, so that the interpreter finds the thread.
             self.block_errors[self.state.position] |= shadow.DIVERGED
         self.wrote = bool(self.state.wrote)
-        self.seconds_per_block = (time.process_time() - began) / max(self.next, 1)
+        self.seconds_per_block = (time.process_time() - self.began) / max(self.next, 1)
         self.unassigned = list(self.unassigned_variables())
         self.is_clean = self.needs_no_explanation()
         self.block_errors &= self.enabled_flags()
@@ -201,7 +202,7 @@ class Attempt(Memory):
     @property
     def is_compiled(self):
         """True if this process has compiled the kernel for these argument types."""
-        return bool(self.program.run.overloads)
+        return self.program.run.is_compiled
 
     @global_compiler_lock  # Numba's registries are not thread-safe
     @few_refreshes()
@@ -244,14 +245,14 @@ class Attempt(Memory):
         The grid function returns early, with `stopped` set to FULL, when the access log must be replayed. If
         it is LATE, the launch ends before the next block. Raise KeyboardInterrupt if the user pressed Ctrl-C.
         """
+        blocks = 1
         while self.next < stop:
-            if self.is_cooperative:
-                run_grid(self)
-            else:
-                self.run_blocks(self.next, stop, self.spill_buffer)
-            self.next = stop
+            end = self.run_some(min(stop, self.next + blocks), stop)
+            self.next, blocks = end, 2 * blocks
             if self.state.stopped in (shadow.FULL, shadow.LATE):
                 self.next = self.state.position + 1
+            elif self.state.stopped >= shadow.OF_LAUNCH:
+                self.next = stop
             if self.state.stopped == shadow.LATE:
                 self.stop = stop = self.next
             self.replay_log()
@@ -259,6 +260,26 @@ class Attempt(Memory):
             # Run Python's own SIGINT handler first, because it may raise another exception.
             signal.raise_signal(signal.SIGINT)
             raise KeyboardInterrupt
+
+    def run_some(self, end, stop):
+        """Run the next blocks: those before `end` in quick code, and those before `stop` in optimised code or
+        if the blocks wait for each other. Return `end` or `stop`."""
+        run = self.program.run
+        if run.seconds > SECONDS and self.needs_no_explanation():
+            self.optimise()
+        end = stop if run.optimised or self.is_cooperative else end
+        with run.timed():
+            if self.is_cooperative:
+                run_grid(self)
+            else:
+                self.run_blocks(self.next, end, self.spill_buffer)
+        return end
+
+    def optimise(self):
+        """Replace quick machine code by optimised code. The time for this is no part of the launch."""
+        began = time.process_time()
+        self.program.run.optimise()
+        self.began += time.process_time() - began
 
     def run_blocks(self, *given):
         """Run blocks in compiled code. The parameters are those of `run_arguments`."""

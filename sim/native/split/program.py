@@ -23,6 +23,7 @@ from sim.native.codegen.scalars import numba_type_of
 from sim.native.codegen.shadow import BARE, BOUNDED
 from sim.native.codegen.symbols import GRID_PARAMETERS, SPECIAL, entry_of
 from sim.native.codegen.thread_index import DIM3
+from sim.native.codegen.tiers import TieredFunction
 from sim.native.lower import variable_types
 from sim.native.lower.hoisting import Hoisting
 from sim.native.lower.liveness import names_assigned, names_read
@@ -97,7 +98,7 @@ class CompiledKernel:
 
     lowered: Lowered
     text: str
-    run: object
+    run: TieredFunction
     spill_count: int  # the number of spilled variables
 
 
@@ -202,7 +203,7 @@ def compile_kernel(lowered, name, numba_types):
         text = kernel_text(module, name, parameters, split)
         cache.write(path, text)
     made = cache.load(path, text)
-    return CompiledKernel(lowered, text, getattr(made, f"{name}_grid"), made.SPILLED)
+    return CompiledKernel(lowered, text, TieredFunction(getattr(made, f"{name}_grid")), made.SPILLED)
 
 
 def sizes_of(declared):

@@ -1,0 +1,106 @@
+"""Two tiers of machine code for a kernel.
+
+Most kernels run for a few milliseconds, and LLVM needs up to a second to optimise them. The machine code of a
+grid function is therefore first generated quickly (sim.native.codegen.linking.QuickLibrary), and takes one
+and a half to three times as long to run. It is replaced by optimised machine code once it has run for SECONDS
+in this process.
+"""
+
+import time
+from contextlib import contextmanager
+
+from llvmlite.binding import parse_bitcode
+from numba._dynfunc import make_function
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.environment import lookup_environment
+
+from sim.native.codegen.linking import RunLibrary
+
+SECONDS = 0.2  # of CPU time in quick code, after which a kernel is optimised
+# Appended to every name that the optimised code defines, because the quick code in the same process defines
+# it too.
+SUFFIX = ".optimised"
+
+
+class TieredFunction:
+    """A grid function with quick machine code, and later with optimised machine code.
+
+    dispatcher: its Numba dispatcher, which has one signature.
+    """
+
+    def __init__(self, dispatcher):
+        self.dispatcher, self.typeof_pyval = dispatcher, dispatcher.typeof_pyval
+        self.optimised = None  # the optimised function
+        self.seconds = 0.0  # the CPU time spent in quick code
+
+    @property
+    def is_compiled(self):
+        return bool(self.dispatcher.overloads)
+
+    def compile(self, numba_types):
+        """Generate quick machine code, or load machine code from the cache."""
+        self.dispatcher.compile(numba_types)
+        state = self.dispatcher._cache.load_optimised(self.result.signature)
+        if state:
+            self.optimised = entry_point(self.result, self.codegen.unserialize_library(state))
+
+    def __call__(self, *arguments):
+        (self.optimised or self.dispatcher)(*arguments)
+
+    @property
+    def result(self):
+        """Numba's CompileResult of the quick code."""
+        (result,) = self.dispatcher.overloads.values()
+        return result
+
+    @property
+    def codegen(self):
+        return self.result.library.codegen
+
+    @contextmanager
+    def timed(self):
+        """Within this block, measure the CPU time of quick code."""
+        began, is_quick = time.thread_time(), self.optimised is None
+        try:
+            yield
+        finally:
+            if is_quick:
+                self.seconds += time.thread_time() - began
+
+    @global_compiler_lock
+    def optimise(self):
+        """Replace the quick machine code by optimised machine code, and store it in the cache."""
+        if self.optimised is None:
+            library = optimised_library(self.result)
+            self.optimised = entry_point(self.result, library)
+            state = library.serialize_using_object_code()
+            self.dispatcher._cache.save_optimised(self.result, state)
+
+
+def entry_name(result):
+    """Return the name of the function that Python calls."""
+    return result.fndesc.llvm_cpython_wrapper_name
+
+
+def optimised_library(result):
+    """Return a RunLibrary with the optimised code of a CompileResult."""
+    quick = result.library
+    library = RunLibrary(quick.codegen, quick.name + SUFFIX)
+    library.enable_object_caching()
+    module = library._final_module = parse_bitcode(quick.unoptimised)
+    for value in [*module.functions, *module.global_variables]:
+        if not value.is_declaration:
+            value.name += SUFFIX
+    library.finalize()
+    return library
+
+
+def entry_point(result, library):
+    """Return the function that calls the optimised code in `library`."""
+    for variable in library._get_module_for_linking().global_variables:
+        environment = lookup_environment(variable.name.removesuffix(SUFFIX))
+        if environment is not None:
+            library.codegen.set_env(variable.name, environment)
+    pointer = library.get_pointer_to_function(entry_name(result) + SUFFIX)
+    description, name = result.fndesc, result.fndesc.qualname.split(".")[-1]
+    return make_function(description.lookup_module(), name, "", pointer, result.environment, (library,))

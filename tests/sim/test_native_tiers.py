@@ -1,0 +1,114 @@
+"""Tests of the two tiers of machine code: quick code, and the optimised code that replaces it."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from numba import cuda, float32
+
+from sim import load_ptx, simulate
+from sim.errors import ThreadError
+from sim.native.codegen.tiers import TieredFunction
+from sim.native.run import launch
+from test_automatic import COUNT
+
+
+def reverse(x, divisor):
+    """Reverse the elements of each block."""
+    shared = cuda.shared.array(32, float32)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    if i == 70 and divisor < 0:
+        raise ValueError("negative")
+    shared[t] = x[i]
+    cuda.syncthreads()
+    x[i] = shared[31 - t] / divisor
+
+
+def rotate(x, divisor):
+    """Load an element that another block has stored, after two grid barriers."""
+    grid, i = cuda.cg.this_grid(), cuda.grid(1)
+    for _ in range(4):
+        other = x[(i + 40) % x.size]
+        grid.sync()
+        x[i] = other / divisor
+        grid.sync()
+
+
+def count(x, divisor):
+    """Stand for a kernel from PTX, which has no divisor."""
+
+
+@pytest.fixture
+def optimised(monkeypatch):
+    """Return a list of the functions that are optimised. Each one is optimised after its first block."""
+    functions, optimise = [], TieredFunction.optimise
+    monkeypatch.setattr(launch, "SECONDS", 0.0)
+    monkeypatch.setattr(TieredFunction, "optimise", lambda self: functions.append(self) or optimise(self))
+    return functions
+
+
+def launched(kernel, engine, launches, *more):
+    """Return the values, findings and counters of some launches of a kernel."""
+    found = []
+    module = load_ptx(COUNT) if kernel is count else None
+    for _ in range(launches):
+        x = np.zeros(320, np.uint32) if module else np.arange(320, dtype=np.float32)
+        made = module["count"] if module else kernel
+        report = simulate(made, engine=engine, on_finding="report")[10, 32](x, *([] if module else more))
+        found.append((x.tolist(), [(f.kind, f.message) for f in report.findings], report.counters))
+    return found
+
+
+@pytest.mark.parametrize("kernel", [reverse, rotate, count], ids=lambda kernel: kernel.__name__)
+def test_optimised_code_has_the_same_results(kernel, optimised):
+    # Optimised code replaces the quick code between two blocks, or between two cooperative launches.
+    expected = launched(kernel, "fibers", 3, 2)
+    assert launched(kernel, "native", 3, 2) == expected
+    assert optimised and all(function.optimised for function in optimised)
+
+
+def test_optimised_code_raises_exceptions(optimised):
+    for _ in range(2):
+        with pytest.raises(ThreadError, match="thread 6 of block 2 raised ValueError: negative"):
+            launched(reverse, "native", 1, -1)
+    assert optimised
+
+
+def test_short_launches_run_quick_code(monkeypatch):
+    monkeypatch.setattr(TieredFunction, "optimise", lambda self: pytest.fail("optimised"))
+    launched(rotate, "native", 1, 3)
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from numba import cuda
+from sim import simulate
+from sim.native.codegen.tiers import TieredFunction
+from sim.native.run import launch
+
+@cuda.jit
+def kernel(x):
+    x[cuda.grid(1)] += 1
+
+launch.SECONDS, functions = float(sys.argv[1]), []
+call = TieredFunction.__call__
+TieredFunction.__call__ = lambda self, *given: functions.append(bool(self.optimised)) or call(self, *given)
+x = np.zeros(64)
+simulate(kernel, engine="native")[2, 32](x)
+print(x.sum(), functions)
+"""
+
+
+def test_optimised_code_is_kept(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    for seconds, expected in (("0", "64.0 [False, True]"), ("1e9", "64.0 [True]")):
+        command = [sys.executable, "program.py", seconds]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.stdout.strip() == expected, done.stderr
