@@ -1,10 +1,10 @@
 """The engine "auto": interprets a launch, and compiles it if it turns out to be long.
 
 Most launches end in the interpreter before a compiler would be ready. How long a launch takes is unknown
-before it has run, so the interpreter counts its work: accesses, and turns of threads. Loops without accesses
-are not counted, so the interpreter also measures CPU time. It matters only after a second, or after a
-sixteenth of a second if this process has already compiled the kernel, so the engine of a shorter launch does
-not depend on the machine.
+before it has run, so the interpreter counts its work: accesses, and turns of threads. When the first block
+has ended, it estimates the work of all blocks. Loops without accesses are not counted, so the interpreter
+also measures CPU time. It matters only after a second, or after a sixteenth of a second if this process has
+already compiled the kernel, so the engine of a shorter launch does not depend on the machine.
 
 If much work has been done and much is left, the kernel is compiled. The interpreted run is then abandoned,
 memory is restored, and compiled code runs the launch from its start. If the kernel cannot be compiled, the
@@ -36,9 +36,9 @@ SECONDS, READING_INTERVAL = 1.0, 1 << 10
 # Factor by which a unit of work takes longer in a kernel with mbarriers. There, the observers order the
 # accesses by the arrivals and waits of single threads.
 MBARRIER_FACTOR = 8
-# A kernel with more instructions than this takes longer to compile (3 to 5 ms for each instruction), so its
+# A kernel with more instructions than this takes longer to compile (2 to 3 ms for each instruction), so its
 # launch is long only after more work.
-INSTRUCTIONS = 256
+INSTRUCTIONS = 384
 # A kernel that this process has already compiled starts without delay, so this fraction of the work suffices.
 COMPILED_BEFORE = 16
 # The maximum number of bytes to copy before a launch is the sum of a constant and of a number per thread.
@@ -108,7 +108,10 @@ class WatchedGrid(Grid):
         # A Kernel is made for each launch, and refers to the function in the module's PTX.
         self.identity = launch.function.function if by_ptx else launch.function
         self.least = engine.work / (2 if by_ptx else 1) / (MBARRIER_FACTOR if self.context.mbarriers else 1)
-        self.limit = self.least / (COMPILED_BEFORE if self.identity in taken_over else 1)
+        # For a Python kernel, the number of instructions is known only after lowering.
+        needed = self.work_for(len(self.identity.body) if by_ptx else 0)
+        self.limit = self.least / COMPILED_BEFORE if self.identity in taken_over else needed
+        self.total = 0.0  # the work of the whole launch, estimated when the first block has ended
         # `began`: the CPU time at the start. `timed`: the CPU time since then, converted to work.
         # `next_reading`: the number of turns at which the CPU time is read again.
         self.began, self.timed, self.next_reading = time.thread_time(), 0.0, 1
@@ -141,7 +144,12 @@ class WatchedGrid(Grid):
         if context.entered >= self.next_reading:
             self.timed = self.least * (time.thread_time() - self.began) / SECONDS
             self.next_reading = context.entered + min(context.entered, READING_INTERVAL)
-        work = max(self.timed, TURN * context.entered + context.logged + len(context.log or ()))
+        counted = TURN * context.entered + context.logged + len(context.log or ())
+        if self.ended and not self.total:
+            self.total = counted * self.blocks / self.ended
+            if MOST_ENDED * self.total > self.limit:
+                self.limit = 0
+        work = max(self.timed, counted)
         if work > self.limit:
             self.limit = self.next_limit(work)
             if self.limit == inf:
@@ -169,7 +177,7 @@ class WatchedGrid(Grid):
         if attempt is not None and attempt.program.lowered.synchronizes:
             attempt = None
         needed = self.work_to_compile(attempt) if attempt else inf
-        if needed <= work and native.compile(attempt):
+        if needed <= max(work, MOST_ENDED * self.total) and native.compile(attempt):
             taken_over.add(self.identity)
             raise TakenOver(attempt)
         now.restore()
@@ -179,7 +187,11 @@ class WatchedGrid(Grid):
 
     def work_to_compile(self, attempt):
         """Return the work after which it is worthwhile to compile an Attempt."""
-        return 0 if attempt.is_compiled else self.least * max(1, attempt.instructions / INSTRUCTIONS)
+        return 0 if attempt.is_compiled else self.work_for(attempt.instructions)
+
+    def work_for(self, instructions):
+        """Return the work after which it is worthwhile to compile a kernel of this size."""
+        return self.least * max(1, instructions / INSTRUCTIONS)
 
 
 def with_own_observers(launch):

@@ -104,6 +104,20 @@ def test_a_short_launch_is_interpreted():
     assert (report.engine, report.notes) == ("fibers", ())
 
 
+def test_a_launch_of_many_blocks_is_compiled_after_its_first_block(monkeypatch):
+    def kernel(x):
+        x[cuda.grid(1)] += 1
+
+    ended, decide = [], automatic.WatchedGrid.next_limit
+    monkeypatch.setattr(
+        automatic.WatchedGrid, "next_limit", lambda self, work: ended.append(self.ended) or decide(self, work)
+    )
+    # The work of a block is 32 turns and 64 accesses, which are 320 units.
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=1000))
+    assert simulate(kernel)[200, 32](np.zeros(6400)).engine == "native"
+    assert ended == [1]
+
+
 def test_a_launch_with_long_loops_without_accesses_is_compiled(monkeypatch):
     def kernel(x):
         number = cuda.grid(1)
