@@ -68,7 +68,7 @@ OF_LIBRARIES = {
         ),
         "reach barrier.cluster.arrive": "reach cluster.sync()",
     },
-    "memcpy_async": {
+    "::memcpy_async": {
         "(cp.async.wait_group)": "(cooperative_groups::wait, or consumer_wait of the cuda::pipeline)"
     },
     "cuda::barrier": {
