@@ -2,9 +2,10 @@
 
 Most launches end in the interpreter before a compiler would be ready. How long a launch takes is unknown
 before it has run, so the interpreter counts its work: accesses, and turns of threads. When the first block
-has ended, it estimates the work of all blocks. Loops without accesses are not counted, so the interpreter
-also measures CPU time. It matters only after a second, or after a sixteenth of a second if this process has
-already compiled the kernel, so the engine of a shorter launch does not depend on the machine.
+has ended, this count yields an estimate of the work of all blocks. Loops without accesses are not counted, so
+the interpreter also measures CPU time. This time matters only after a second, or after a sixteenth of a
+second if this process has already compiled the kernel, so the engine of a shorter launch does not depend on
+the machine.
 
 If much work has been done and much is left, the kernel is compiled. The interpreted run is then abandoned,
 memory is restored, and compiled code runs the launch from its start. If the kernel cannot be compiled, the
@@ -112,8 +113,8 @@ class WatchedGrid(Grid):
         needed = self.work_for(len(self.identity.body) if by_ptx else 0)
         self.limit = self.least / COMPILED_BEFORE if self.identity in taken_over else needed
         self.total = 0.0  # the work of the whole launch, estimated when the first block has ended
-        # `began`: the CPU time at the start. `timed`: the CPU time since then, converted to work.
-        # `next_reading`: the number of turns at which the CPU time is read again.
+        # `began`: the CPU clock at the start of the launch. `timed`: the CPU time since then, converted to
+        # work. `next_reading`: the number of turns at which the CPU clock is read again.
         self.began, self.timed, self.next_reading = time.thread_time(), 0.0, 1
         self.arrays = self.context.space.writable_bytes()
         if self.may_be_compiled(launch):
@@ -190,7 +191,7 @@ class WatchedGrid(Grid):
         return 0 if attempt.is_compiled else self.work_for(attempt.instructions)
 
     def work_for(self, instructions):
-        """Return the work after which it is worthwhile to compile a kernel of this size."""
+        """Return the work after which it is worthwhile to compile a kernel of this many instructions."""
         return self.least * max(1, instructions / INSTRUCTIONS)
 
 

@@ -41,7 +41,7 @@ class Context:
     schedule: the order of threads and blocks (sim.engine.schedules).
     max_steps: the caller's limit on loop iterations, or None.
     poison: the byte or number that fills unwritten memory; None for the default.
-    lane_poison: the one that a lane reads from a lane that does not take part; None for its own value.
+    lane_poison: the same for a value that a lane reads from an inactive lane; None for the lane's own value.
     """
 
     def __init__(self, observers, spec, space, block_shape, schedule, max_steps=None, poison=None):

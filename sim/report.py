@@ -186,7 +186,7 @@ def merge_findings(findings: Iterable[Finding], code: Iterable[CodeType] = ()) -
 def cases(findings: Iterable[Finding]) -> int:
     """Return the number of cases that equal findings represent.
 
-    Reruns of a launch find the same cases again. Therefore, count the cases of the run that has the most.
+    Reruns of a launch find the same cases again, so this is the maximum over the runs, and not the sum.
     """
     of_run: Counter[int] = Counter()
     for finding in findings:
@@ -247,14 +247,17 @@ def format_access(access: Access) -> tuple[str, str, str]:
 
 
 def calls_text(calls: Sequence[tuple[int, ...]]) -> str:
-    """Return the text that names the calls of a device function (Site.calls), or ""."""
+    """Return the text with the lines that call a device function, or "" if there are none.
+
+    calls: the chains of calls (Site.calls).
+    """
     chains = ["from line " + ", from line ".join(map(str, lines)) for lines in calls]
     more = [f"{len(chains) - 2} more"] if len(chains) > 3 else []
     return f"   called {' and '.join(chains[: 2 if more else 3] + more)}" if chains else ""
 
 
 def value_text(value: Any) -> str:
-    """Format a value: a vector as its elements, and the bytes of a copy as hexadecimal words."""
+    """Return the text of a value: the elements of a vector, or the bytes of a copy as hexadecimal words."""
     if isinstance(value, tuple):
         return f"({', '.join(map(str, value))})"
     return f"bytes {value.hex(' ', 4)}" if isinstance(value, bytes) else str(value)

@@ -7,11 +7,12 @@ are restored. There are two kinds of reruns:
                        and some faults occur only under few schedules. If the launch is large, only its first
                        part runs again. Blocks may start at any time, so this is the beginning of a possible
                        run of the whole launch.
-    other bytes        A thread read unwritten shared memory, or a shuffle read a lane that does not
-                       participate. If the launch behaves the same for several values there, the value had
-                       no effect. A read of memory is then only a warning. A read of an inactive lane is
-                       dropped, because the last lanes of a shuffle reduction cannot avoid it. If the launch
-                       behaves differently, the read of an inactive lane is an error.
+    other values       A thread read unwritten shared memory, a shuffle read a lane that does not
+                       participate, or an instruction used a register that no instruction has set. If the
+                       launch behaves the same for several values there, the value had no effect. A read of
+                       memory is then only a warning. The use of an unset register is dropped. So is a read
+                       of an inactive lane, because the last lanes of a shuffle reduction cannot avoid it. If
+                       the launch behaves differently, the read of an inactive lane is an error.
 """
 
 import copy
@@ -238,15 +239,17 @@ class Reruns:
     def judged(self, findings):
         """Return the findings, given that the effects of the launch depend on undefined values.
 
-        Those may be values of unwritten memory that a race lets a thread read. Reads of inactive lanes
-        therefore count only if the effects depend on the values of these lanes alone.
+        Because of a race, a thread may have read unwritten memory, and the effects may depend only on that
+        value. Reads of inactive lanes are therefore errors only if the effects change with the values of
+        these lanes while the initial value of memory stays the same. Otherwise, they are dropped.
         """
         if not any(map(reads_absent_lane, findings)) or self.lanes_matter(findings):
             return confirmed(findings)
         return [f for f in findings if not reads_absent_lane(f)]
 
     def lanes_matter(self, findings, max_turns=inf):
-        """Return whether the effects depend on the values of inactive lanes, or cannot be compared."""
+        """Return whether the effects depend on the values of inactive lanes while unwritten memory has one
+        value. Return True if the effects cannot be compared."""
         memory, *_ = TRIAL_POISONS
         effects = {self.effects_of(memory, findings, max_turns, lanes) for lanes in TRIAL_POISONS}
         return None in effects or len(effects) > 1
@@ -255,7 +258,7 @@ class Reruns:
         """Run with an initial value of unwritten memory, for about `max_turns` at most, and return a key for
         the effects.
 
-        lane_poison: the value of inactive lanes, if it is another one.
+        lane_poison: the value of inactive lanes, or None to use `poison`.
 
         Return None if the run has other kinds of findings, or if it cannot be compared.
         """
@@ -270,9 +273,10 @@ class Reruns:
         return effects.digest.digest(), *(hashlib.blake2b(root).digest() for root, _ in self.before.saved)
 
     def try_beginning(self):
-        """Return whether two undefined values lead to different effects of the launch up to now.
+        """Return whether two undefined values lead to different effects of the launch up to now. If the only
+        doubtful findings are reads of inactive lanes, the values of these lanes must cause the difference.
 
-        The first run calls this function, and continues afterwards.
+        The first run calls this method, and continues afterwards.
         """
         after, turns = Snapshot(self.context.space.writable_bytes()), self.context.turns
         findings = self.context.findings
@@ -289,7 +293,7 @@ class Reruns:
 
 
 def can_be_dropped(finding):
-    """Return whether a finding is dropped if the undefined value that it reports has no effect."""
+    """Return whether a finding is dropped, and not made a warning, if its undefined value has no effect."""
     return reads_absent_lane(finding) or reads_unset_register(finding)
 
 

@@ -1,33 +1,37 @@
 """Masks that the lanes of a warp pass to one call of a warp operation.
 
-A lane that has returned need not arrive at an operation whose mask names it. If it has made the same call
-with another mask before it returned, the lanes disagree about the participants.
+A lane that has returned need not arrive at an operation whose mask names it. If it made the same call with
+another mask before it returned, however, the lanes disagree about the participants, which is an error.
 
 Source: CUDA C++ Programming Guide, "Warp Vote Functions". All non-exited threads named in mask must execute
 the same intrinsic with the same mask.
 
-The n-th calls of two lanes belong together. The comparison therefore does not depend on the schedule.
+The n-th call of one lane is compared with the n-th call of another lane. The result therefore does not depend
+on the schedule.
 """
 
 from collections import Counter
 
 from sim.events import Finding
 
-MOST_CALLS = 256  # the number of calls of one place that are kept
+MOST_CALLS = 256  # the number of calls that are remembered for each position in the source
 
 
 class LaneMasks:
-    """The masks of the incomplete calls of one block."""
+    """The masks of calls in one block in which not all 32 lanes of a warp participate."""
 
     def __init__(self):
-        # (warp, operation, code, position in the code) -> (Counter of each lane's calls, {number of a call:
-        # {lane: mask}})
+        # (warp, operation, id of the code object, position in it) -> (Counter {lane: number of its calls},
+        # {number of a call, from 1: {lane: mask}})
         self.calls = {}
 
     def completed(self, context, block, warp, group):
         """Record an operation in which only some lanes of a warp participate.
 
-        Return a finding if a lane of its mask has passed another mask to the same call, otherwise None.
+        Return a finding if a lane that the mask names, but that is missing, has passed another mask to the
+        same call. Otherwise, return None.
+
+        group: the Group of the lanes that participate.
         """
         disagreeing, missing = None, group.mask & ~group.bits
         for lane, thread in sorted(group.threads.items()):

@@ -135,7 +135,8 @@ def is_outside_lock(facts):
 
 
 def is_claim(facts):
-    """Return whether a branch tests an element and then stores to it, and no lock protects the two."""
+    """Return whether a branch tests an element and then stores to it, and no lock protects the two
+    accesses."""
     return facts.lock is None and facts.claim
 
 

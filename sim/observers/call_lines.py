@@ -1,6 +1,7 @@
-"""Lines of calls: two accesses in different functions, seen from a function that leads to both.
+"""The lines of two accesses in different functions, in a function that leads to both.
 
-For the advice about a barrier, the line of an access in a device function is the line of the call.
+A fix places a barrier between lines of one function. For an access in a device function, it therefore names
+the line of the call.
 """
 
 import re
@@ -11,7 +12,8 @@ HEADER = re.compile(r"\b(?!__launch_bounds__|__attribute__|__declspec)(\w+)\s*\(
 
 @dataclass(frozen=True)
 class CallLines:
-    """The lines in one function that perform two accesses, directly or by a call, and their loop."""
+    """The two lines of a function that perform two accesses, directly or by a call, and the loop around
+    them."""
 
     low: int
     high: int
@@ -21,9 +23,10 @@ class CallLines:
 
 
 def common_caller(sites, outlines, kernel):
-    """Return the CallLines of two Sites in different functions, or None.
+    """Return the CallLines of two Sites in different functions, or None if no function is known to lead to
+    both.
 
-    Calls through several functions are followed only if the compiler has inlined them.
+    A chain of several calls is followed only if the compiler has inlined them.
 
     outlines: the Outlines of the two functions, or None for an unknown one.
     kernel: the name of the kernel.
@@ -51,25 +54,31 @@ def common_caller(sites, outlines, kernel):
 
 
 def functions(node):
-    """Return the functions in a Node."""
+    """Return the functions in a Node, including the Node itself."""
     inside = [found for part in node.parts for found in functions(part)]
     return [node, *inside] if node.kind == "function" else inside
 
 
 def name_of(site, outline, home):
-    """Return the name of the function that contains a Site."""
+    """Return the name of the function that contains a Site, or None if it is unknown.
+
+    home: the Node of the function.
+    """
     return name_in_cpp(outline, home) if site.file else site.function
 
 
 def name_in_cpp(outline, node):
-    """Return the name of a function in C++, or None."""
+    """Return the name of the C++ function at a Node, or None if it is unknown."""
     header = " ".join(text for _, text in outline.text(node)).partition("{")[0]
     found = HEADER.search(header)
     return found[1] if found else None
 
 
 def line_of_call(outline, caller, site, name):
-    """Return the only line of a function that leads to a Site in the function `name`, or None."""
+    """Return the line of the function `caller` that calls the function `name`, which contains a Site.
+
+    Return None if there is no such line, or more than one.
+    """
     lines = {line for chain in site.calls for line in chain if caller.first <= line <= caller.last}
     if not site.calls and name:
         call = re.compile(rf"\b{re.escape(name)}\s*\(")
@@ -78,10 +87,10 @@ def line_of_call(outline, caller, site, name):
 
 
 def fix_between_functions(facts, every):
-    """Return the fix if one access is in a device function: the barrier belongs into the function that calls
-    it.
+    """Return the fix for two accesses in different functions. The barrier must be in a function that leads to
+    both of them.
 
-    every: the text that demands that all threads reach the barrier.
+    every: the clause of the fix that requires all threads to reach the barrier.
     """
     calls = facts.calls
     if calls is None:

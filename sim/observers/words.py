@@ -59,8 +59,8 @@ MORE = {
     CPP: {"cuda.ballot_sync": "__ballot_sync", **{f"alignment={n}": f"alignas({n})" for n in (4, 8, 16)}},
     TRITON: {},
 }
-# Terms of PTX, and what C++ with cooperative groups or libcu++ has instead: {name that the source mentions:
-# {term: other term}}.
+# Terms of PTX, and the terms of cooperative groups or libcu++ that replace them: {name that the source
+# mentions: {term of PTX: other term}}.
 OF_LIBRARIES = {
     "cooperative_groups": {
         "barrier.cluster.arrive and then barrier.cluster.wait": (

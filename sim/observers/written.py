@@ -90,7 +90,10 @@ class EpochPart(NamedTuple):
     position: np.ndarray
 
     def loads_of_unwritten_bytes(self, loads):
-        """Return the indices of those accesses of a mask that include a byte outside `written`."""
+        """Return the indices of the loads that include a byte which is not in `written`.
+
+        loads: a mask of the accesses.
+        """
         loads = np.flatnonzero(loads)
         widths = sorted_distinct(self.size[loads])
         if len(widths) == 1:

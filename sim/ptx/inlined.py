@@ -1,7 +1,8 @@
 """The body of a kernel with its direct calls inlined, for analyses that follow values through functions.
 
-The registers and labels of a callee get a suffix for each call. Parameters and results become moves between
-registers. Calls through pointers, recursive calls and calls of functions without a body remain.
+Each call gives the callee's registers and labels a suffix of its own. Loads and stores of parameters and
+results become moves between registers. Calls through pointers, recursive calls and calls of functions without
+a body are not inlined.
 """
 
 from dataclasses import replace
@@ -9,14 +10,14 @@ from dataclasses import replace
 from sim.isa.registers import WIDTHS
 from sim.ptx.syntax import Address, Group, Instruction, Label, Not, Register, Symbol
 
-MAX_INSTRUCTIONS = 20_000  # calls in a longer body remain
+MAX_INSTRUCTIONS = 20_000  # once the body is longer, further calls are not inlined
 
 
 class Inlined:
-    """A kernel as one function.
+    """A kernel as one function, with the bodies of its callees.
 
     body: the instructions and labels.
-    copies: {id of an instruction: its copies in the body}.
+    copies: {id of an instruction of the module: its copies in `body`}.
     """
 
     def __init__(self, entry, functions):
@@ -24,15 +25,15 @@ class Inlined:
         self.add(entry, "", (entry,))
 
     def add(self, function, suffix, around):
-        """Add the body of a function.
+        """Append the body of a function to `body`.
 
-        suffix: the text added to the names of its registers and labels, or "" for the kernel itself.
-        around: the functions that are being added.
+        suffix: the text to append to the names of its registers and labels, or "" for the kernel itself.
+        around: the function itself and the functions on the chain of calls to it.
         """
         names = {item.name for item in function.body if isinstance(item, Label)}
         own = {variable.name for variable in (*function.parameters, *function.returns)} if suffix else ()
-        # name of a call's parameter -> the instructions that set it; name of its result -> start of the names
-        # of the registers that contain it
+        # `passed`: name of a parameter of a call -> the instructions that store it
+        # `results`: name of a result of a call -> the first part of the names of the registers for it
         passed, results = {}, {}
         for item in function.body:
             if isinstance(item, Label):
@@ -54,7 +55,7 @@ class Inlined:
             self.body.append(Label(f"end{suffix}"))
 
     def call(self, item, suffix, passed, results, around):
-        """Add the body of the callee, or the call itself."""
+        """Append the body of the callee, or the call itself if it cannot be inlined."""
         lists = [operand for operand in item.operands if isinstance(operand, Group)]
         target = next((operand for operand in item.operands if not isinstance(operand, Group)), None)
         callee = self.functions.get(getattr(target, "name", None))
@@ -94,7 +95,7 @@ def parameter_of(item):
 def moves(item, stem, suffix):
     """Return the moves that replace a load or store of a parameter or result.
 
-    stem: the start of the names of the registers that contain it. Their ends are offsets in bytes.
+    stem: the first part of the names of the registers for it. The rest of a name is an offset in bytes.
     suffix: see Inlined.add.
     """
     loads = item.names[0] == "ld"
@@ -109,7 +110,11 @@ def moves(item, stem, suffix):
 
 
 def renamed(part, suffix, labels):
-    """Return an instruction or an operand with a suffix after the names of its registers and labels."""
+    """Return a copy of an instruction or operand in which registers and labels have a suffix.
+
+    suffix: see Inlined.add.
+    labels: the names of the labels to rename.
+    """
     if not suffix or part is None:
         return part
     if isinstance(part, Register):

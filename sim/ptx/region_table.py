@@ -57,8 +57,7 @@ class RegionTable:
 
     def cluster_region(self, allocation, block, shift):
         """Return the Region for a shared allocation of another block of the cluster, whose addresses are
-        higher by
-        `shift`."""
+        higher by `shift`."""
         shared = self.context.thread.block.shared
         if (allocation, shift) not in shared:
             root = self.block_region(allocation, block).root
@@ -67,8 +66,7 @@ class RegionTable:
 
     def block_region(self, allocation, block=None):
         """Return a block's Region for a shared allocation. It is created on first use. The default is the
-        running
-        block."""
+        running block."""
         shared = (block or self.context.thread.block).shared
         region = shared.get(allocation)
         if region is None:

@@ -1,7 +1,7 @@
-"""Stores that a test of the same element guards, such as `if (v > *x) *x = v`, and the values of threads.
+"""Stores guarded by a test of the same element, such as `if (v > *x) *x = v`.
 
-Between the test and the store, another thread can store to the element. A single store is then lost, if the
-two threads store different values.
+Another thread can store to the element between the test and the store. If the two threads store different
+values, one of the values is lost.
 """
 
 from functools import cached_property
@@ -22,7 +22,7 @@ SHARED_BY_LANES = {
 
 
 class TestedStores:
-    """The stores of a function that tests of loaded values guard.
+    """The stores of a function that are guarded by tests of loaded values.
 
     uses: the Uses of the function.
     """
@@ -33,10 +33,11 @@ class TestedStores:
         self.uses, self.body = uses, uses.body
 
     def any_after(self, load, decisions):
-        """Return whether a branch or guard that depends on a loaded value decides whether a thread stores a
-        value of its own to the same element.
+        """Return whether a test of a loaded value decides whether a thread stores to the same element, and
+        threads can store different values there.
 
-        A store after another load of the element, as in a double-checked test, depends on that load instead.
+        A store does not count if the thread loads the element again before it, as in a double-checked test.
+        It then depends on the value of the second load.
 
         decisions: the predicates that depend on the loaded value.
         """
@@ -51,7 +52,7 @@ class TestedStores:
 
     @cached_property
     def accesses(self):
-        """The indices of the instructions that access memory by an address."""
+        """The indices of the instructions that access memory, other than parameters."""
         names = "ld", "st", "atom", "red"
         items = ((at, i) for at, i in enumerate(self.body) if isinstance(i, Instruction))
         return [at for at, item in items if item.names[0] in names and "param" not in item.names]
@@ -68,7 +69,7 @@ class TestedStores:
             if jump not in seen or not self.uses.is_guarded_by(jump, decisions):
                 continue
             ways = [self.reachable([place], {load}) for place in (*places, jump + 1)]
-            # Without the store, the thread ends or loads the element again.
+            # A path avoids the store if it reaches the end of the thread, or the load, without the store.
             around = [self.reachable([place], {store}) for place in (*places, jump + 1)]
             avoiding = [way for way in around if load in way or len(self.body) in way]
             if any(store in way for way in ways) and avoiding:
@@ -93,8 +94,11 @@ class TestedStores:
         return found
 
     def reachable(self, starts, ends):
-        """Return the indices of the instructions that can be executed from `starts`. The search does not
-        continue after the instructions at `ends`. The length of the body represents the end of the thread."""
+        """Return the indices of the instructions that a thread at one of `starts` can reach.
+
+        The search does not continue after the instructions at `ends`. The length of the body is the index of
+        the end of the thread.
+        """
         seen, waiting = set(), list(starts)
         while waiting:
             at = waiting.pop()
@@ -121,7 +125,8 @@ class TestedStores:
 
     @cached_property
     def varying(self):
-        """The registers whose values can differ between threads. Values from one element do not count."""
+        """The registers whose values can differ between threads. A value that all threads load from one
+        element counts as equal in all threads."""
         found, before = set(), -1
         items = [item for item in self.body if isinstance(item, Instruction) and item.operands]
         while len(found) != before:

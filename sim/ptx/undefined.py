@@ -1,11 +1,11 @@
-"""Undefined values in registers. They are tracked from a load of unwritten local memory to the first use that
-can have an effect.
+"""Undefined values in registers. They are tracked to the first use that can have an effect, from a load of
+unwritten local memory or from a register that no instruction has set.
 
 Compilers load a local variable before it is certain that the thread has written it, and discard the value
 with selp if it is not needed. Therefore, a load of unwritten local memory is not an error by itself. Each
 register that may contain an undefined value has a second variable, its *origin*: the (site, address) of the
-load, or False if the value is defined. The origin of a register that no instruction has set is (site of its
-first use, None). Copies and arithmetic propagate origins. The use of the value is
+load, or False if the value is defined. The origin of a register that no instruction has set is (site of the
+first instruction that reads it, None). Copies and arithmetic propagate origins. The use of the value is
 reported if it is a branch, an address, a store outside local memory, or an operand of an atomic or a warp
 instruction.
 """

@@ -1,11 +1,13 @@
 """Registers that a function reads before any instruction has set them.
 
-NVRTC keeps such registers in the PTX: a variable without a value (`float s; s += x;`), or an accumulator of
-`wmma` without fill_fragment. Their value is undefined. Its use is tracked like that of an undefined value in
-local memory (sim.ptx.undefined), from the first instruction that reads the register.
+NVRTC leaves such registers in the PTX if the source does not set a variable (`float s; s += x;`), or does not
+call fill_fragment for an accumulator of `wmma`. Such a register has an undefined value. The value is tracked
+like an undefined value from local memory (sim.ptx.undefined), from the first instruction that reads the
+register.
 
-If the only instructions that set a register are guarded, it is not tracked. Triton and inline PTX set one
-register by several instructions with opposite guards, and ignore it if no guard is true.
+For this analysis, an instruction with a guard counts as setting its result, even though it has no effect if
+the guard is false. Triton and inline PTX set a register by several instructions with opposite guards, and do
+not use the register if no guard is true.
 """
 
 from dataclasses import replace
@@ -22,9 +24,10 @@ from sim.ptx.syntax import Instruction, Variable
 def registers_read_unset(blocks, guarded=False):
     """Return the registers that are live at the function's entry: some path reads them before setting them.
 
-    guarded: whether an instruction with a guard counts as setting its result.
+    These registers have undefined values in PTX. A read alone is not an error, so the translated source gives
+    them initial values.
 
-    Their value is undefined in PTX. Reading it is harmless by itself, so they receive an initial value.
+    guarded: whether an instruction with a guard counts as setting its result.
     """
     reads, writes = {}, {}
     for block in blocks:
@@ -51,7 +54,7 @@ def registers_read_unset(blocks, guarded=False):
 
 
 def first_reader(function, name):
-    """Return (the first instruction in the text of a function that reads a register, the Register)."""
+    """Return (instruction, Register): the first instruction in a function's text that reads the register."""
     readers = (i for i in function.body if isinstance(i, Instruction) and name in read_and_written(i)[0])
     item = next(readers)
     return item, next(register for register in registers_in(item) if register.name == name)

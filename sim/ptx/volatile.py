@@ -143,7 +143,7 @@ class Uses:
         return self.dependent_on({r.name for r in registers(load.operands[0])})
 
     def dependent_on(self, names):
-        """Return (registers whose values depend on registers with these names, such predicates)."""
+        """Return (registers, predicates) whose values depend on registers with these names."""
         # Follow the values forwards through all instructions that compute with them. Memory, calls and
         # branches end the search.
         values, decisions = set(names), set()
@@ -224,10 +224,12 @@ class VolatileLoads:
         return Uses(self.kernel)
 
     def relies_on(self, load, uses):
-        """Return whether the program relies on the value of a load (Uses.relies_on) in a call of the load's
-        function, and no loop waits for it in any of the calls.
+        """Return whether the program relies on the value of a load (Uses.relies_on).
 
-        uses: the Uses of the function. It decides if the kernel calls the function only through pointers.
+        If calls of the load's function are inlined, at least one of the calls must rely on the value, and no
+        loop may wait for the value in any of them. Otherwise, the function alone is examined.
+
+        uses: the Uses of the function.
         """
         copies = self.kernel.copies.get(id(load), ())
         if not copies:

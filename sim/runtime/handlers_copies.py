@@ -96,9 +96,11 @@ def copy(device, destination, source, nbytes, kind, name, pending=False):
 
 
 def report_reversed(device, destination, source, to_device, name):
-    """Report a copy in the opposite direction of the one that it names. Return whether it is one.
+    """Report a copy whose two pointers both contradict its direction. Return whether they do.
 
-    to_device: whether it names the direction from the host to the device. Otherwise it names the other one.
+    An example is cudaMemcpyHostToDevice with a source on the device and a destination on the host.
+
+    to_device: True for the direction from the host to the device, False for the opposite direction.
     """
     memory = device.memory
     sides = {"destination": destination, "source": source}

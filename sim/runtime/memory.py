@@ -27,7 +27,7 @@ LIMIT = 8 << 30  # limit on the total bytes of all buffers, which must fit in th
 WORD = 4  # bytes; a word counts as written if any of its bytes has changed
 NO_REPLACE = 0x100000  # Linux's MAP_FIXED_NOREPLACE
 INACCESSIBLE = 0  # PROT_NONE of mmap(2)
-HEAP_ROOM = 1 << 30  # bytes by which the C library's heap may grow if it is at low addresses
+HEAP_ROOM = 1 << 30  # limit on the bytes by which a C library's heap at low addresses can grow
 
 
 class OutOfDeviceMemory(Exception):
@@ -235,10 +235,11 @@ class DeviceMemory:
 
 
 def avoid_host_memory() -> None:
-    """Reserve the low addresses that this process uses itself, so that no simulated memory is there.
+    """Reserve the low addresses that this process uses itself, so that simulated memory does not get them.
 
-    The Python of some systems, such as Ubuntu, is loaded at 4 MiB. The C library's heap follows it. An
-    inaccessible page after HEAP_ROOM bytes ends the heap: the C library then maps memory at high addresses.
+    On some systems, such as Ubuntu, Python is loaded at 4 MiB, and the C library's heap follows it and grows.
+    An inaccessible page limits this growth to HEAP_ROOM bytes. If the heap reaches the page, the C library
+    maps further memory at high addresses.
     """
     lines = Path("/proc/self/maps").read_text().splitlines()
     ranges = [line.split(maxsplit=1)[0].split("-") for line in lines]
@@ -261,7 +262,10 @@ def is_mapped(address: int) -> bool:
 
 
 def map_at(base: int, nbytes: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> np.ndarray:
-    """Map zero-filled memory into this process at an address. Raise OutOfDeviceMemory if that fails."""
+    """Map zero-filled memory into this process at an address. Raise OutOfDeviceMemory if that fails.
+
+    protection: the allowed accesses, as for mmap(2).
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)

@@ -1,4 +1,4 @@
-"""Tests of errors that only compiled code reaches in time: it records them, and the interpreter gets no time."""
+"""Tests of errors that compiled code records, because the interpreter would reach them too late."""
 
 import time
 
@@ -276,7 +276,7 @@ HARMLESS = (
 
 @pytest.fixture(params=[2, 6])
 def blocks(request, monkeypatch):
-    """Return a number of blocks. The interpreter reruns all of 2 blocks, and only 4 of 6 blocks."""
+    """Return a number of blocks: 2, which the interpreter reruns completely, or 6, of which it reruns 4."""
     for module in (explain, launch):
         monkeypatch.setattr(module, "MAX_RERUN_THREADS", 4 * 64)
     return request.param

@@ -1,4 +1,4 @@
-"""Tests of calls in which the lanes of a warp pass different masks, although they return afterwards."""
+"""Tests of calls in which the lanes of a warp pass different masks, and then return."""
 
 import numpy as np
 import pytest

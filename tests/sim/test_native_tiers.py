@@ -45,7 +45,8 @@ def count(x, divisor):
 
 @pytest.fixture
 def optimised(monkeypatch):
-    """Return a list of the functions that are optimised. Each one is optimised after its first block."""
+    """Return the list of optimised functions, which grows during the test. With the limit of this fixture,
+    each function is optimised after its first block."""
     functions, optimise = [], TieredFunction.optimise
     monkeypatch.setattr(launch, "SECONDS", 0.0)
     monkeypatch.setattr(TieredFunction, "optimise", lambda self: functions.append(self) or optimise(self))

@@ -32,7 +32,7 @@ def test_schedules_that_repeat_a_case_do_not_count_it_again(engine):
 def block_sum(first_distance, results):
     """Return a kernel with a race on partial sums, whose second stage has only 4 lanes.
 
-    Lanes beyond these affect the result if the first distance is 4, or if more than one result is stored.
+    Lanes outside these 4 affect the result if `first_distance` is 4, or if more than one result is stored.
     """
 
     @cuda.jit

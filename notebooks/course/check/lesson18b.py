@@ -24,7 +24,7 @@ def ex18_5(convolve, rng):
 
 KEYS = 128
 NO_NUMBER = float32("nan")
-HEIGHT, WIDTH = 16, 2 * KEYS + 2 * BLOCK  # of the array of scores in shared memory
+HEIGHT, WIDTH = 16, 2 * KEYS + 2 * BLOCK  # the shape of the array of scores in shared memory
 BANDS_CHANGED = (
     "NaN: either a score that no tap reaches was read, or `bands` was changed, which the next 128 keys need"
     " too. The block has two warps: a lane is cuda.threadIdx.x & 31."

@@ -12,7 +12,7 @@ from course.check.harness import fail
 NAN = int16(0x7FC0)  # as a bfloat16 bit pattern
 MMA = "mma_m16n8k16_f32_bf16"
 LANES = np.arange(32)
-ROW, COLUMN = LANES // 4, LANES % 4 * 2  # of each lane's first entry of a 16 × 8 product
+ROW, COLUMN = LANES // 4, LANES % 4 * 2  # the position of each lane's first entry of a 16 × 8 product
 
 
 def bits(matrix):

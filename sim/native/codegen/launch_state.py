@@ -56,9 +56,9 @@ FIELD_SIZES = {
     "synchronized": 1,  # 1 if the side has passed a synchronisation point since the first disagreement
     "first_result": 1,  # the result of the first side at the first disagreement
     "second_result": 1,  # the result of the second side there
-    "passed": 1,  # number of block-wide barriers that the side has reached
-    "last_barrier": 1,  # index of the barrier at which the block stops
-    "unfinished": 1,  # 0 if the side has run to its end
+    "passed": 1,  # number of block-wide barriers that the side has reached since the first disagreement
+    "last_barrier": 1,  # index of the barrier at which the block stops, counted like `passed`
+    "unfinished": 1,  # 0 if the side has run to its end, or to a point where it waits
     "barrier_site": 1,  # index of the site of the block's last barrier, if accesses are logged or recorded
     "barrier_depth": 1,  # number of loops around that barrier
     "iterations": DEPTHS,  # for each depth: number of iterations that the last loop around barriers has begun
@@ -79,7 +79,8 @@ FIELD_SIZES = {
     # Epoch and segment at which each thread returned, then the same for the last thread of each warp to
     # return.
     "returned_at": THREADS + WARPS,
-    "returned": THREADS,  # 1 for each thread that has returned
+    # 1 for a thread that has returned, and sides.ABSENT for a thread that the run does not follow
+    "returned": THREADS,
 }
 
 

@@ -75,7 +75,7 @@ class LinkedLibrary(JITCodeLibrary):
 
 
 class RunLibrary(JITCodeLibrary):
-    """A library for a function called by Python. Each of its dependencies is linked in once."""
+    """A library for a function that is compiled to machine code. Each dependency is linked in once."""
 
     def add_llvm_module(self, module):
         self._final_module.link_in(module)
@@ -102,7 +102,8 @@ class RunLibrary(JITCodeLibrary):
 class QuickLibrary(RunLibrary):
     """A library whose machine code is generated quickly. sim.native.codegen.tiers optimises it later.
 
-    Its only passes are those without which code generation takes longer, because there are more instructions.
+    It runs only the passes that pay for themselves: they remove instructions, so code generation takes less
+    time.
 
     unoptimised: the bitcode of its module before these passes.
     """
@@ -122,7 +123,7 @@ class QuickLibrary(RunLibrary):
 
     def finalize(self):
         super().finalize()
-        # Loading the object code has released it, and the cache stores it.
+        # Loading has released the object code, but the cache still has to store it.
         self._set_compiled_object(self.object_code)
 
 
@@ -184,7 +185,7 @@ class LowerToLink(NativeLowering):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class LowerToRun(NativeLowering):
-    """The final compiler pass for functions called by Python."""
+    """The final compiler pass for functions that are compiled to machine code."""
 
     _name = "lower_to_run"
     lowering_class = Lower
@@ -325,7 +326,7 @@ class Internal(Compiler):
 
 
 class External(Compiler):
-    """The compiler for functions called by Python."""
+    """The compiler for recursive functions."""
 
     lower = LowerToRun
 

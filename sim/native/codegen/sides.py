@@ -4,9 +4,9 @@ If threads of a block disagree at a test or in the range of a loop, they form tw
 again for each side (the state's field `side`). After the disagreement, the threads of the other side are
 absent. If only the threads of a warp decide together, all other warps are absent, too.
 
-Up to its first synchronisation point, the control flow of a side does not depend on the other side, because
-an access to data of the other side would be a race. After it, the run ends at the next decision that may
-depend on data.
+Between the disagreement and the next synchronisation point, the control flow of a side does not depend on
+the other side, because an access to data of the other side would be a race. After this synchronisation point,
+the run ends at the next decision that may depend on data.
 """
 
 from sim.native.codegen.int64 import int64_helper
@@ -19,14 +19,16 @@ EXPORTED = {"note_barrier", "note_warp", "note_loop", "note_iteration", "agree_o
 EXPORTED |= {"start_near_end", "end_side"}
 ABSENT = 2  # value of the state's field `returned` for a thread that the run does not follow
 # Values of the field `unfinished`: 0 if the side has run to its end, or to a point where it waits;
-# MAY_CONTINUE if it may reach further synchronisation points; UNKNOWN if threads form more than two sides.
+# MAY_CONTINUE if it may reach further synchronisation points; UNKNOWN if threads form more than two sides, or
+# disagree again.
 MAY_CONTINUE, UNKNOWN = 1, 2
 
 
 @int64_helper
 def note_barrier(state, site, depth):
-    """Store the site of the block-wide barrier at which the block is about to wait. After a disagreement,
-    count the barrier, or stop the block if it is the one at which to stop.
+    """Store the site of the block-wide barrier at which the block is about to wait.
+
+    After a disagreement, also count the barrier, and stop the block if its index is `last_barrier`.
 
     depth: the number of loops around the barrier.
     """
@@ -44,14 +46,14 @@ def note_barrier(state, site, depth):
 
 @int64_helper
 def note_warp(state, site):
-    """Store the site of a warp operation that takes a mask."""
+    """Store the site of a warp operation that takes a mask, at which a warp is about to wait."""
     if state.stopped == 0:
         state.warp_site = site
 
 
 @int64_helper(inline=False)
 def note_missing(state, warp, mask):
-    """Stop a run that follows one side at a warp operation for which absent lanes have not arrived.
+    """Stop a run that follows one side if the warp operation needs lanes that are absent from this run.
 
     mask: the mask of the operation.
     """
@@ -66,7 +68,7 @@ def note_missing(state, warp, mask):
 
 @int64_helper
 def note_loop(state, depth):
-    """Begin to count the iterations of a loop around a barrier.
+    """Start the count of the iterations of a loop around a barrier at 0.
 
     depth: the number of loops around this loop, less than DEPTHS.
     """
@@ -81,8 +83,8 @@ def note_iteration(state, depth):
 
 @int64_helper
 def end_side(state):
-    """Begin a decision that may depend on data. End a run that follows one side, if the side has passed a
-    synchronisation point."""
+    """Begin a decision that may depend on data. If the run follows a side that has passed a synchronisation
+    point since the disagreement, end the run."""
     if state.split != 0 and state.stopped == 0:
         state.split = 2
         state.by_range = 0
@@ -93,8 +95,8 @@ def end_side(state):
 
 @int64_helper
 def agree_on_side(state, before, now, thread, warp):
-    """Combine exit codes like `agree`. If the run follows a side, let the threads of the other side be absent
-    after a disagreement.
+    """Combine exit codes like `agree`. After a disagreement, a run that follows a side marks the threads of
+    the other side as absent.
 
     warp: the warp whose threads decide, or -1 if the threads of the whole block decide.
     """
@@ -105,8 +107,8 @@ def agree_on_side(state, before, now, thread, warp):
 
 @int64_helper(inline=False)
 def choose_side(state, before, now, thread, warp):
-    """Return the result of the side that the run follows: `before` or `now`, which differ. Let threads of the
-    other side be absent. The parameters are those of `agree_on_side`."""
+    """Return the result of the side that the run follows: `before` or `now`, which differ. Mark threads of
+    the other side as absent. The parameters are those of `agree_on_side`."""
     is_new = state.split == 0
     if is_new:
         state.split = 1
@@ -138,7 +140,8 @@ def agree_on_span(state, before, now, thread, warp):
 
 @inline_always
 def is_other_end(state, before, now):
-    """Return whether the run follows a side of a disagreement, and two ranges differ only in their ends."""
+    """Return whether the run follows a side, and the two ranges have different ends but equal starts and
+    steps."""
     same = before[0] == now[0] and before[2] == now[2]
     return follows_side(state) and same and before[1] != now[1]
 
@@ -151,8 +154,8 @@ def follows_side(state) -> bool:
 
 @int64_helper
 def choose_end(state, before, now, thread, warp):
-    """Return the end of the range of the side that the run follows. The parameters are those of
-    `agree_on_side`."""
+    """Return the end of the loop's range for the side that the run follows. The parameters are those of
+    `agree_on_side`, with ends of ranges in place of exit codes."""
     if state.split == 0:
         state.by_range = 1
     return choose_side(state, before, now, thread, warp)
@@ -160,8 +163,8 @@ def choose_end(state, before, now, thread, warp):
 
 @int64_helper(inline=False)
 def start_near_end(state, start, step, depth):
-    """Return the start of a loop's range. If the sides disagree only about its end, skip the iterations
-    before the last one that both sides execute.
+    """Return the first value of a loop's variable. If the sides disagree only about the end of the range,
+    return the value in the last iteration that both sides execute, to skip the iterations before it.
 
     depth: the number of loops around this loop, less than DEPTHS.
     """

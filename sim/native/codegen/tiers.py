@@ -1,9 +1,9 @@
 """Two tiers of machine code for a kernel.
 
-Most kernels run for a few milliseconds, and LLVM needs up to a second to optimise them. The machine code of a
-grid function is therefore first generated quickly (sim.native.codegen.linking.QuickLibrary), and takes one
-and a half to three times as long to run. It is replaced by optimised machine code once it has run for SECONDS
-in this process.
+Most kernels run for a few milliseconds, and LLVM can need more than a second to optimise one. Therefore, the
+machine code of a grid function is first generated quickly (sim.native.codegen.linking.QuickLibrary). This
+quick code takes 1.5 to 2.7 times as long to run as optimised code. When it has run for SECONDS in this
+process, optimised code replaces it, between two blocks or two launches.
 """
 
 import time
@@ -16,21 +16,21 @@ from numba.core.environment import lookup_environment
 
 from sim.native.codegen.linking import RunLibrary
 
-SECONDS = 0.2  # of CPU time in quick code, after which a kernel is optimised
-# Appended to every name that the optimised code defines, because the quick code in the same process defines
-# it too.
+SECONDS = 0.2  # CPU time in quick code after which a kernel is optimised
+# This suffix is appended to every name that the optimised code defines, because the quick code in the same
+# process defines the same names.
 SUFFIX = ".optimised"
 
 
 class TieredFunction:
-    """A grid function with quick machine code, and later with optimised machine code.
+    """A grid function that has quick machine code, and later optimised machine code as well.
 
     dispatcher: its Numba dispatcher, which has one signature.
     """
 
     def __init__(self, dispatcher):
         self.dispatcher, self.typeof_pyval = dispatcher, dispatcher.typeof_pyval
-        self.optimised = None  # the optimised function
+        self.optimised = None  # the function that runs optimised code, or None
         self.seconds = 0.0  # the CPU time spent in quick code
 
     @property
@@ -38,7 +38,8 @@ class TieredFunction:
         return bool(self.dispatcher.overloads)
 
     def compile(self, numba_types):
-        """Generate quick machine code, or load machine code from the cache."""
+        """Generate quick machine code or load it from the cache. Load optimised code if the cache contains
+        it."""
         self.dispatcher.compile(numba_types)
         state = self.dispatcher._cache.load_optimised(self.result.signature)
         if state:
@@ -59,7 +60,7 @@ class TieredFunction:
 
     @contextmanager
     def timed(self):
-        """Within this block, measure the CPU time of quick code."""
+        """Add the CPU time of the `with` block to `seconds`, if it runs quick code."""
         began, is_quick = time.thread_time(), self.optimised is None
         try:
             yield
@@ -69,7 +70,7 @@ class TieredFunction:
 
     @global_compiler_lock
     def optimise(self):
-        """Replace the quick machine code by optimised machine code, and store it in the cache."""
+        """Replace quick machine code with optimised code, and store the optimised code in the cache."""
         if self.optimised is None:
             library = optimised_library(self.result)
             self.optimised = entry_point(self.result, library)
@@ -78,7 +79,7 @@ class TieredFunction:
 
 
 def entry_name(result):
-    """Return the name of the function that Python calls."""
+    """Return the name of the function that Python calls, in the machine code of a CompileResult."""
     return result.fndesc.llvm_cpython_wrapper_name
 
 
@@ -96,7 +97,10 @@ def optimised_library(result):
 
 
 def entry_point(result, library):
-    """Return the function that calls the optimised code in `library`."""
+    """Return the Python function that runs the optimised code in `library`.
+
+    result: the CompileResult of the quick code.
+    """
     for variable in library._get_module_for_linking().global_variables:
         environment = lookup_environment(variable.name.removesuffix(SUFFIX))
         if environment is not None:

@@ -1,7 +1,7 @@
 """Findings about threads of a block that wait for each other, from compiled code.
 
-The block runs once for each of the two sides that its threads form at their first disagreement
-(sim.native.codegen.sides). Together, the places where the sides wait show whether any of them can continue.
+At their first disagreement, the threads of the block form two sides (sim.native.codegen.sides). The block
+runs again for each side. The synchronisation points where the two sides wait show whether they can continue.
 """
 
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ AT_BARRIER, AT_WARP, AT_END, UNKNOWN = range(4)
 
 
 class Side:
-    """The end of a run that follows one side.
+    """The state at the end of a run that follows one side.
 
     run: the RecordedRun.
     """
@@ -34,11 +34,16 @@ class Side:
         self.iterations = tuple(self.state.iterations[: self.state.barrier_depth])
 
     def again(self, side, **given):
-        """Return a side of the same disagreement. `given` are further arguments of RecordedRun."""
+        """Run the block again for one side of the same disagreement, and return this Side.
+
+        side: 1 or 2.
+        given: further arguments of RecordedRun.
+        """
         return Side(self.run.again(side=side, **given))
 
     def place(self, number):
-        """Return the site of the barrier that this side has reached after `number` others, or None."""
+        """Return the site of the barrier with index `number` among those that this side has reached after the
+        disagreement, or None if there is none."""
         return self.run.site(self.state.barrier_sites[number]) if number < min(self.passed, PASSED) else None
 
 
@@ -57,9 +62,9 @@ def end_of(run):
 
 
 def divergence_findings(run):
-    """Return the findings about threads that wait in a block: at most one.
+    """Return a list with the finding about threads that wait in a block, or [] if there is none.
 
-    run: a RecordedRun that follows the first side up to a place where it waits.
+    run: a RecordedRun that follows the first side up to a synchronisation point where it waits.
     """
     state = run.state
     if state.excluded and not state.split:
@@ -80,12 +85,13 @@ def divergence_findings(run):
 
 
 def never_arrives(waiting, other):
-    """Return whether the lanes of the other side cannot arrive at the warp operation of the waiting side.
+    """Return whether one side waits at a warp operation for lanes of the other side that never arrive.
 
-    They can if they have returned, because the operation then does not wait for them.
+    The result is False if the other side has returned, because the operation does not wait for its lanes.
     """
     if other.end == AT_WARP:
-        # If `other` waits in another warp, some of its lanes may still arrive.
+        # If `other` waits in another warp, some of its lanes may still arrive. Lanes at different syncwarp
+        # instructions can complete one operation together.
         same_warp = waiting.state.waiting_warp == other.state.waiting_warp
         operations = {waiting.operation, other.operation}
         return same_warp and waiting.site != other.site and operations != {"syncwarp"}
@@ -93,7 +99,7 @@ def never_arrives(waiting, other):
 
 
 def finding_at_barriers(first, second):
-    """Return the findings about two sides that both reach a barrier: at most one."""
+    """Return a list with the finding about two sides that both wait at a barrier, or [] if there is none."""
     if first.is_python and (first.site, first.iterations) != (second.site, second.iterations):
         return [missed_barrier(first, second)]
     first, second = (first.again(side) for side in (1, 2))
@@ -112,7 +118,7 @@ def finding_at_barriers(first, second):
 
 
 class Threads:
-    """The threads of a block, in the form that the functions which word the messages expect.
+    """The threads of a block. It replaces a Block and a Scheduler for the functions that make findings.
 
     side: a Side.
     other: the other Side, or None if its threads have returned.
@@ -138,9 +144,10 @@ class Threads:
 
 
 def missed_barrier(side, other=None):
-    """Return the finding about a block in which some threads wait at a barrier, and others have returned.
+    """Return the finding about a block in which only some threads wait at a barrier.
 
-    other: the other Side, if its threads wait at another barrier, or in another iteration.
+    other: the other Side, if its threads wait at another barrier, or at this barrier in another iteration of
+        a loop. It is None if its threads have returned.
     """
     block = Threads(side, other)
     if other and side.site == other.site:
@@ -163,7 +170,7 @@ def missing_lanes(waiting, other):
 
 
 def excluded_lane(run):
-    """Return the finding about a lane that passes a mask without the lane itself."""
+    """Return the finding about a lane that passes a mask in which its own bit is not set."""
     block = Threads(Side(run))
     thread = block.threads[run.state.excluded - 1]
     site = run.site(run.state.warp_site)

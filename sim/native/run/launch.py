@@ -262,8 +262,11 @@ class Attempt(Memory):
             raise KeyboardInterrupt
 
     def run_some(self, end, stop):
-        """Run the next blocks: those before `end` in quick code, and those before `stop` in optimised code or
-        if the blocks wait for each other. Return `end` or `stop`."""
+        """Run the next blocks, and return the linear index after the last of them: `end` or `stop`.
+
+        Quick code runs the blocks before `end`. Optimised code runs all blocks before `stop`, and so does a
+        launch whose blocks wait for each other.
+        """
         run = self.program.run
         if run.seconds > SECONDS and self.needs_no_explanation():
             self.optimise()
@@ -276,7 +279,8 @@ class Attempt(Memory):
         return end
 
     def optimise(self):
-        """Replace quick machine code by optimised code. The time for this is no part of the launch."""
+        """Replace quick machine code with optimised code. The time that this takes does not count as time of
+        the launch."""
         began = time.process_time()
         self.program.run.optimise()
         self.began += time.process_time() - began

@@ -1,4 +1,7 @@
-"""Runs of a launch in compiled code that records accesses (sim.native.codegen.error_records)."""
+"""Runs of a launch, up to a block with an error, in compiled code that records accesses.
+
+The format of the records is in sim.native.codegen.error_records.
+"""
 
 from dataclasses import replace
 
@@ -62,14 +65,14 @@ class Row:
 
 
 class RecordedRun:
-    """A run of the blocks up to the one at a linear index, which records accesses.
+    """A run of the blocks up to one at a linear index. It records accesses.
 
     attempt: the Attempt whose launch runs again.
     position: the linear index of the block.
     trap: the simulated address of an element whose accesses are recorded, or None.
     flipped: the bits to invert in the bytes that fill unwritten shared memory.
     side: the side that the run follows if threads disagree (sim.native.codegen.sides), or 0.
-    last_barrier: the index of the barrier after the disagreement at which the block stops.
+    last_barrier: the index of the barrier at which the block stops, among those after the disagreement.
     """
 
     def __init__(self, attempt, position, trap=None, flipped=0, side=0, last_barrier=NEVER):
@@ -92,7 +95,7 @@ class RecordedRun:
         again.begin()
         again.advance(position + 1)
         self.errors = int(again.block_errors[position])
-        # for a comparison with other runs: the results of these blocks, and their error flags
+        # the results and the error flags of these blocks, which a comparison with other runs needs
         self.effects = [array.tobytes() for array in again.written_arrays()], again.block_errors.tolist()
         again.restore()
         newest = range(max(0, state.record_count - ROOM), state.record_count)
@@ -105,11 +108,11 @@ class RecordedRun:
         return RecordedRun(self.attempt, self.position, **given)
 
     def site(self, index):
-        """Return the Site of a synchronisation point with this index."""
+        """Return the Site of a synchronisation point. `index` is the index of this site in the module."""
         return SITES[self.attempt.number_of_site(index)]
 
     def simulated(self, address):
-        """Return the simulated address for an address in a record. Compiled PTX uses simulated addresses."""
+        """Return the simulated address for an address in a record. In compiled PTX, the two are equal."""
         low, base = max((home for home in self.homes if home[0] <= address), default=(0, 0))
         return base + address - low
 
@@ -131,10 +134,10 @@ class RecordedRun:
         return row.axes is not None or row.flags & BOUNDS and not self.homes
 
     def pair_of(self, racing):
-        """Return the Rows of an earlier access and of the access that raced with it. Return () if the earlier
-        access is not known.
+        """Return the Rows of two accesses that race, the earlier access first. Return () if the earlier
+        access is unknown.
 
-        racing: the Row of the access, from another run.
+        racing: the Row of the later access, from another run.
         """
         rows = [row for row in self.rows if row.address == self.trap and row.axes is None]
         is_later = [(row.own, row.flags & racing.flags) == (racing.own, racing.flags) for row in rows]

@@ -157,8 +157,8 @@ class Fission(Regions):
         return f"agree_on_side(state, exit_code, {call}, thread, {'-1' if at == BLOCK else 'warp'})"
 
     def before_agreement(self):
-        """Return the statements before a decision that may depend on data. Only code that records errors
-        needs one."""
+        """Return the statements to run before a decision that may depend on data. Only code that records
+        errors needs one."""
         return ["end_side(state)"] if self.module.records else []
 
     def lower_compound(self, node, at, depth):
@@ -170,7 +170,7 @@ class Fission(Regions):
         check = ["if is_stopped(state):", f"    return{' END' if at == WARP else ''}"]
         counts = []
         if self.module.records and at == BLOCK:
-            # Loops at a greater depth share a count. Their iterations are not compared.
+            # All loops at depth DEPTHS - 1 or more share the last count.
             inner = min(depth, DEPTHS - 1)
             counts = [f"note_loop(state, {inner})"]
             check.append(f"note_iteration(state, {inner})")

@@ -166,8 +166,8 @@ def unparse_lines(statements):
 
 
 def certain_assignments(group):
-    """Return the variables assigned on every path to the end of the statements, and on every path to an exit
-    from a loop around them."""
+    """Return variables that are assigned on every path to the end of the statements, and on every path to a
+    `break` or `continue` of a loop around them."""
     found = definitely_assigned(group)
     # None means that no path reaches the end, so no path reaches it without the assignments.
     found = names_assigned(group) if found is None else found

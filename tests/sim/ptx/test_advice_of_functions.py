@@ -84,7 +84,7 @@ def launched(text, tmp_path, engine="fibers"):
 
 
 def absolute(text):
-    """Return a text with lines of the file in place of lines of the body."""
+    """Return a text in which line numbers are counted from the file's first line, not from the body's."""
     return re.sub(r"(line|lines|and) (-?\d+)", lambda m: f"{m[1]} {int(m[2]) + FIRST - 1}", text)
 
 
