@@ -197,9 +197,9 @@ class Reruns:
             if left <= 0 or time.process_time() > self.deadline:
                 break
             context = self.rerun([*map(copy.copy, self.observers)], schedule, max_turns=limit)
-            findings += [replace(f, run=tried) for f in context.findings if f.kind in CONCLUSIVE]
             left -= context.effort
             tried += 1
+            findings += [replace(f, run=tried) for f in context.findings if f.kind in CONCLUSIVE]
             if findings or any(finding.kind in ENDLESS for finding in context.findings):
                 break
         return tried

@@ -102,10 +102,12 @@ def moves(item, stem, suffix):
     value, address = item.operands[not loads], item.operands[loads]
     parts = value.parts if isinstance(value, Group) else (value,)
     found, size = [], WIDTHS[item.names[-1]] // 8
+    guard = item.guard and (renamed(item.guard[0], suffix, ()), item.guard[1])
     for at, part in enumerate(parts):
         place = Register(f"{stem}+{address.offset + at * size}", item.names[-1])
         pair = (renamed(part, suffix, ()), place)
-        found.append(replace(item, opcode=f"mov.{item.names[-1]}", operands=pair if loads else pair[::-1]))
+        operands = pair if loads else pair[::-1]
+        found.append(replace(item, opcode=f"mov.{item.names[-1]}", operands=operands, guard=guard))
     return found
 
 

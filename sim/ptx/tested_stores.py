@@ -8,6 +8,7 @@ from functools import cached_property
 
 from sim.ptx.register_kinds import read_and_written, registers_in
 from sim.ptx.syntax import Address, Instruction, Special
+from sim.ptx.undefined import results
 
 UNIFORM = "ntid", "nctaid", "nclusterid", "cluster_nctaid", "dynamic_smem_size", "total_smem_size"
 SHARED_BY_LANES = {
@@ -132,9 +133,9 @@ class TestedStores:
         while len(found) != before:
             before = len(found)
             for item in items:
-                read, written = read_and_written(item)
+                read, _ = read_and_written(item)
                 if is_own(item) or not read.isdisjoint(found):
-                    found |= written or {r.name for r in registers_in(item.operands[0]) if item.guard}
+                    found |= {register.name for register in results(item)}
         return found
 
 

@@ -1,10 +1,13 @@
 """Tests of loops that threads leave before the synchronisation in their body, in compiled code."""
 
+import ast
+
 import numpy as np
 import pytest
 from numba import cuda, float32
 
 from sim import simulate
+from sim.native.split.regions import certain_assignments
 
 
 @cuda.jit
@@ -64,3 +67,7 @@ def test_a_value_that_is_not_set_before_the_exit(kernel):
         values.append(out.tolist())
     assert report.notes == ("compiled",)
     assert values[0] == values[1]
+
+
+def test_an_exit_that_no_path_reaches():
+    assert certain_assignments(ast.parse("x = 1\nreturn\nbreak").body) == {"x"}

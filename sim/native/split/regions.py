@@ -173,7 +173,8 @@ def certain_assignments(group):
     found = names_assigned(group) if found is None else found
     for position, statement in enumerate(group):
         if escaping_exits([statement]) - {"return"}:
-            return found & definitely_assigned(group[:position])
+            before = definitely_assigned(group[:position])
+            return found if before is None else found & before
     return found
 
 
