@@ -259,8 +259,8 @@ def calls_text(calls: Sequence[tuple[int, ...]]) -> str:
 def value_text(value: Any) -> str:
     """Return the text of a value: the elements of a vector, or the bytes of a copy as hexadecimal words."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(str, value))})"
-    return f"bytes {value.hex(' ', 4)}" if isinstance(value, bytes) else str(value)
+        return f"({', '.join(map(format, value))})"
+    return f"bytes {value.hex(' ', 4)}" if isinstance(value, bytes) else format(value)
 
 
 def lines_of_files(accesses: Sequence[Access], code: Iterable[CodeType]) -> list[str]:
