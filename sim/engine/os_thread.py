@@ -12,11 +12,30 @@ import threading
 from sim.errors import Abandoned, LaunchError
 
 
+class Withdrawn(BaseException):
+    """Raised and caught in `withdraw`."""
+
+
 def throw_into(ident, exception):
-    """Raise `exception` in the operating-system thread `ident`, at its next bytecode instruction. If it is
-    None, withdraw an exception that has not been raised yet."""
-    raised = ctypes.py_object() if exception is None else ctypes.py_object(exception)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), raised)
+    """Raise `exception` in the operating-system thread `ident`, at its next bytecode instruction."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(exception))
+
+
+def withdraw(idents):
+    """Withdraw the exceptions that have not been raised yet in these operating-system threads.
+
+    CPython then still looks for an exception at each call, until one is raised. In a function that is traced
+    or profiled, Python 3.11 would repeat the first instruction forever. Therefore, raise an exception here.
+    """
+    set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    try:
+        for ident in idents:
+            set_exception(ctypes.c_ulong(ident), ctypes.py_object())
+        set_exception(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(Withdrawn))
+        while True:
+            pass
+    except Withdrawn:
+        pass
 
 
 class OSThread:

@@ -4,7 +4,7 @@
 import threading
 import time
 
-from sim.engine.os_thread import throw_into
+from sim.engine.os_thread import throw_into, withdraw
 from sim.errors import OutOfTime, Stuck, Undecided
 from sim.loop_limits import PATIENCE, PATIENCE_FACTOR
 
@@ -39,8 +39,8 @@ class Watchdog:
         """Throw no further exception, and withdraw those that have not been raised yet."""
         with self.lock:
             self.over.set()
-            for ident in self.interrupted:
-                throw_into(ident, None)
+            if self.interrupted:
+                withdraw(self.interrupted)
 
     def watch(self):
         context, last, changed, entered, pause = self.context, None, 0.0, 0, 0

@@ -1,5 +1,7 @@
 """Tests of launches that a time limit ends: their findings, and exceptions thrown into threads."""
 
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -123,3 +125,20 @@ def test_an_endless_loop_outside_an_array_ends_soon(monkeypatch):
     )
     assert {f.kind for f in report.findings} == {"out-of-bounds"} and not report.findings[0].follows
     assert any("ran to the end" in note for note in report.notes)
+
+
+WITHDRAWN = """
+import sys, threading
+from sim.engine.os_thread import withdraw
+
+withdraw({threading.get_ident()})
+sys.setprofile(lambda *_: None)
+(lambda: None)()
+print("called")
+"""
+
+
+def test_functions_can_be_profiled_after_an_exception_was_withdrawn():
+    # Otherwise, Python 3.11 repeats the first instruction of the function forever.
+    done = subprocess.run([sys.executable, "-c", WITHDRAWN], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("called\n", "")
