@@ -10,16 +10,10 @@ from sim.ptx.register_kinds import read_and_written, registers_in
 from sim.ptx.syntax import Address, Instruction, Special
 from sim.ptx.undefined import results
 
+# The beginnings of the names of special registers that have the same value in all threads.
 UNIFORM = "ntid", "nctaid", "nclusterid", "cluster_nctaid", "dynamic_smem_size", "total_smem_size"
-SHARED_BY_LANES = {
-    "shfl",
-    "vote",
-    "match",
-    "redux",
-    "activemask",
-    "elect",
-    "call",
-}  # results differ by thread
+# The instructions whose results can differ between threads with equal operands.
+DIFFERING = {"atom", "shfl", "vote", "match", "redux", "activemask", "elect", "call"}
 
 
 class TestedStores:
@@ -141,11 +135,10 @@ class TestedStores:
 
 def is_own(item):
     """Return whether the results of an instruction can differ between threads that read the same operands."""
-    name = item.names[0]
     special = [operand for operand in item.operands if isinstance(operand, Special)]
     if any(not operand.name.startswith(UNIFORM) for operand in special):
         return True
-    return name == "atom" or name in SHARED_BY_LANES
+    return item.names[0] in DIFFERING
 
 
 def address_of(item):
