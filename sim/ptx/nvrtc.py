@@ -48,7 +48,7 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
     Raise LaunchError with the compiler's message, or if NVRTC is not installed.
     """
     path = Path(path)
-    source, options = path.read_text(encoding="utf-8"), (*options, f"-I{path.parent}")
+    source, options = path.read_text(encoding="utf-8"), (f"-I{path.parent}", *options)
     return CudaModule(path, source, options, architecture, tuple(own_headers(source, options)))
 
 
@@ -59,7 +59,7 @@ class CudaModule(Module):
         self, path: Path, source: str, options: tuple[str, ...], architecture: str, headers: tuple[str, ...]
     ) -> None:
         self.compile = functools.partial(
-            compile_program, source, path.name, *options, architecture=architecture
+            compile_program, source, path.name, *options, architecture=architecture, folder=path.parent
         )
         self.sources = source, headers, os.path.abspath(path)
         self.instances: dict[str, Kernel] = {}
@@ -115,10 +115,17 @@ def compile_ptx(source: str, name: str, *options: str, architecture: str = "comp
 
 
 def compile_program(
-    source: str, name: str, *options: str, architecture: str = "compute_80", expressions: tuple[str, ...] = ()
+    source: str,
+    name: str,
+    *options: str,
+    architecture: str = "compute_80",
+    expressions: tuple[str, ...] = (),
+    folder: str | Path = "",
 ) -> tuple[str, dict[str, str]]:
     """Return (the PTX for CUDA C++ source, {expression: name in the PTX}).
 
+    folder: the folder of the source file, where headers in quotes are looked for first. The default is the
+        current folder.
     expressions: kernels in C++, such as "scale<64>". A template is instantiated if an expression names it.
 
     Raise LaunchError with the compiler's message.
@@ -131,14 +138,16 @@ def compile_program(
     given = any(option.startswith(("--gpu-architecture", "-arch")) for option in options)
     flags = [] if given else [f"--gpu-architecture={architecture}"]
     flags += ["-lineinfo", "--std=c++17", *options]
-    flags += [f"-I{folder}" for folder in header_folders()]
+    flags += [f"-I{each}" for each in header_folders()]
+    # NVRTC finds headers by the path of the source. By the #line directive, messages contain only its name.
+    text, path = f'#line 1 "{name}"\n{source}', os.path.join(folder, name)
     program, done = None, False
     if can_use_own_traits(source, options):
-        program, done = try_remedies(nvrtc, source, name, [*flags, OWN_TRAITS], expressions)
+        program, done = try_remedies(nvrtc, text, path, [*flags, OWN_TRAITS], expressions)
     if not done:
-        program, done = try_remedies(nvrtc, source, name, flags, expressions)
+        program, done = try_remedies(nvrtc, text, path, flags, expressions)
     if not done:
-        log = read_result(nvrtc, "ProgramLog", program)
+        log = read_result(nvrtc, "ProgramLog", program).replace(f'"{path}"', f'"{name}"')
         hint = f"\n  {HEADERS}" if "open source file" in log else ""
         what = f"{', '.join(expressions)} in {name}" if expressions else name
         raise LaunchError(f"NVRTC does not compile {what}:\n{log}{hint}")

@@ -287,6 +287,19 @@ def entry_of(ptx):
     return [line for line in lines if line and not line.startswith((".loc", "//", "L:"))]
 
 
+def test_headers_in_the_current_folder_do_not_replace_those_of_the_file(tmp_path, monkeypatch):
+    project, current, other = (tmp_path / name for name in ("project", "current", "other"))
+    for value, folder in enumerate((project, current, other)):
+        folder.mkdir()
+        (folder / "value.h").write_text(f"#define VALUE {value}\n")
+    (project / "k.cu").write_text('#include "value.h"\n__global__ void k(int* x) { *x = VALUE; }')
+    monkeypatch.chdir(current)
+    for options in ((), (f"-I{other}",)):
+        x = np.full(1, 7, np.int32)
+        simulate(load_cuda(project / "k.cu", *options)["k"])[1, 1](x)
+        assert x[0] == 0
+
+
 def test_a_header_without_stand_in_is_named(tmp_path):
     (tmp_path / "hosted.cu").write_text('#include <stdio.h>\n#include "mine.h"\n__global__ void k() {}\n')
     with pytest.raises(LaunchError, match="cannot open source file .mine.h.") as raised:
