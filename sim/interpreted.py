@@ -78,7 +78,7 @@ class Interpreted:
         recorder = Pipeline()
         if context.asynchronous:
             recorder.attach(context)
-        with Reruns(context, program, observers) as reruns, FiberPool() as fibers:
+        with Reruns(context, program, observers, launch.arguments) as reruns, FiberPool() as fibers:
             reruns.begin(prepare, functools.partial(run, fibers))
             run(fibers, grid, context, program.fiber)
             further_notes = reruns.run_all()

@@ -28,6 +28,7 @@ from sim.engine.schedules import FEW, Adversarial, Seeded, adversarial_schedules
 from sim.error_limit import reads_absent_lane, reads_fresh_shared, reads_unset_register
 from sim.errors import SimulatorError
 from sim.events import Observer
+from sim.initial_values import LEAST_POISONS, TRIAL_POISONS, initial_values, values_of
 from sim.isa.table import INSTRUCTIONS
 from sim.loop_limits import DEFAULT_STEPS
 from sim.memory.snapshot import Snapshot
@@ -52,13 +53,10 @@ CONCLUSIVE = {"race-shared", "race-global", "out-of-bounds", "misaligned-address
 # is the limit. If reads of unwritten memory are the only errors, the first LEAST_POISONS values are tried in
 # any case.
 MAX_SECONDS = 8.0
-# Initial values of unwritten memory: first the usual initial values of flags, states and keys, because loops
-# that wait for them end soonest; then large positive and negative values.
-POISONS = 0, 1, -1, b"\x5a", b"\xda"
-TRIAL_POISONS = 0, -1  # two values that differ as integers and as floats
-LEAST_POISONS = 3  # number of values that must have the same effects before a read is only a warning
-MAX_COMPARISON_CONSTANTS = 8  # number of the kernel's comparison constants that are tried as initial values
-HARMLESS = "In this launch its value has no effect: other bytes there lead to the same accesses and results."
+HARMLESS = (
+    "In this launch its value appears to have no effect: with several other values there, the accesses and"
+    " results are the same."
+)
 # kinds of findings that end a launch early, and after which another rerun would take too long
 ENDLESS = {"no-progress", "undecided", "deadlock", "invalid-operand"}
 
@@ -81,12 +79,12 @@ class Reruns:
     context: the Context of the first run.
     program: its ThreadProgram.
     observers: its observers. A rerun uses fresh copies of those in DEFAULT.
+    arguments: its Arguments.
     """
 
-    def __init__(self, context, program, observers):
+    def __init__(self, context, program, observers, arguments):
         used = program.used
-        constants = sorted(program.comparison_constants - {*POISONS})
-        self.poisons = [*POISONS, *constants[:MAX_COMPARISON_CONSTANTS]]
+        self.poisons, self.arguments = initial_values(program.comparison_constants), arguments
         self.context, self.observers = context, [copy.copy(o) for o in observers if type(o) in DEFAULT]
         finds_races = any(isinstance(o, Races) for o in observers)
         reads_undefined = not used.isdisjoint({"shared", "unset register"}) or any(
@@ -215,8 +213,9 @@ class Reruns:
         decisive = all(
             f.severity != "error" or reads_fresh_shared(f) or reads_unset_register(f) for f in findings
         )
+        poisons = self.poisons + (values_of(self.arguments) if any(map(reads_fresh_shared, findings)) else [])
         tried, effects, least = 0, set(), LEAST_POISONS * decisive
-        for poison in self.poisons:
+        for poison in poisons:
             if tried >= least and self.is_late():
                 break
             found = self.effects_of(poison, findings)
@@ -234,7 +233,7 @@ class Reruns:
                 for f in findings
                 if not (can_be_dropped(f) or reads_fresh_shared(f) and f.accesses[0].site in speculative)
             ]
-        return [format_few_poisons(tried, len(self.poisons))] if tried < len(self.poisons) else []
+        return [format_few_poisons(tried, len(poisons))] if tried < len(poisons) else []
 
     def judged(self, findings):
         """Return the findings, given that the effects of the launch depend on undefined values.

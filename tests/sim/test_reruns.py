@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
-from numba import cuda, float32
+from numba import cuda, float32, uint8
 
-from sim import simulate
+from sim import load_ptx, simulate
+from sim.initial_values import values_of
+from sim.memory.argument import classify
+from sim.ptx.nvrtc import compile_ptx
 
 ENGINES = "fibers", "native"
 
@@ -73,3 +76,66 @@ def test_absent_lanes_are_an_error_only_if_their_own_value_has_an_effect(
     run = simulate(block_sum(first_distance, results), on_finding="report", engine=engine)
     report = run[1, 128](np.arange(128, dtype=np.float32), np.zeros(4, np.float32))
     assert {finding.kind: finding.severity for finding in report.findings} == kinds
+
+
+@cuda.jit
+def find(text, wanted, out):
+    tile = cuda.shared.array(33, uint8)
+    t = cuda.threadIdx.x
+    tile[t] = text[t]  # nothing writes tile[32]
+    cuda.syncthreads()
+    if tile[t + 1] == wanted:
+        out[t] = 1
+
+
+@cuda.jit
+def find_and_ignore_the_last(text, wanted, out):
+    tile = cuda.shared.array(33, uint8)
+    t = cuda.threadIdx.x
+    tile[t] = text[t]
+    cuda.syncthreads()
+    following = tile[t + 1]
+    if t < 31:
+        out[t] = following == wanted
+
+
+FIND = """
+extern "C" __global__ void find(const unsigned char* text, int wanted, int* out) {
+    __shared__ unsigned char tile[33];
+    int t = threadIdx.x;
+    tile[t] = text[t];
+    __syncthreads();
+    if (tile[t + 1] == wanted) out[t] = 1;
+}
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("language", ["Python", "CUDA C++"])
+def test_an_unwritten_value_that_is_compared_with_an_argument(engine, language):
+    kernel = find if language == "Python" else load_ptx(compile_ptx(FIND, "find.cu"), FIND)["find"]
+    arguments = np.full(32, 97, np.uint8), np.int32(97), np.zeros(32, np.int32)
+    report = simulate(kernel, on_finding="report", engine=engine)[1, 32](*arguments)
+    assert [(f.kind, f.severity) for f in report.findings] == [("uninitialized-read", "error")]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_unwritten_value_without_effect_stays_a_warning(engine):
+    arguments = np.full(32, 97, np.uint8), np.uint8(97), np.zeros(32, np.int32)
+    report = simulate(find_and_ignore_the_last, on_finding="report", engine=engine)[1, 32](*arguments)
+    (finding,) = report.findings
+    assert finding.severity == "warning" and "with several other values there" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([np.array([3, 9, 2])], [3, 2, 9]),
+        ([np.array([7, 200], np.uint8), 7], [b"\x07", b"\xc8", 7]),
+        ([np.array([np.nan, 2.5, np.inf]), (4, 5.5)], [2.5, 4, 5.5]),
+        ([np.zeros(4), np.zeros(0), None, True, 1 + 2j, "text"], []),
+        ([np.arange(2, 100).reshape(2, 49), *range(100, 120)], [2, 99, *range(100, 106)]),
+    ],
+)
+def test_values_from_the_arguments(values, wanted):
+    assert values_of([classify(f"x{i}", value) for i, value in enumerate(values)]) == wanted

@@ -1,0 +1,42 @@
+"""The values that reruns give to unwritten memory and to registers that no lane or instruction has set."""
+
+import numpy as np
+
+# First the usual initial values of flags, states and keys, because loops that wait for them end soonest. Then
+# large positive and negative values.
+POISONS = 0, 1, -1, b"\x5a", b"\xda"
+TRIAL_POISONS = 0, -1  # two values that differ as integers and as floats
+LEAST_POISONS = 3  # number of values that must have the same effects before a read is only a warning
+MAX_COMPARISON_CONSTANTS = 8  # number of the kernel's comparison constants that are tried
+MAX_ARGUMENT_VALUES = 8  # number of values from the arguments that are tried
+MAX_SEARCHED = 1 << 20  # number of elements of one array among which to look for values
+
+
+def initial_values(comparison_constants):
+    """Return the values to try for a kernel: POISONS, and some of the constants in its comparisons."""
+    constants = sorted(comparison_constants - {*POISONS})
+    return [*POISONS, *constants[:MAX_COMPARISON_CONSTANTS]]
+
+
+def values_of(arguments):
+    """Return values that occur in the Arguments of a launch, for reads of unwritten memory.
+
+    A kernel may compare unwritten memory with its input, as a search does. Then only these values have an
+    effect. They are numbers, or bytes for arrays of one-byte elements.
+    """
+    found = {}
+    for leaf in (leaf for argument in arguments for leaf in argument.leaves()):
+        found |= dict.fromkeys(typical_values(np.asarray(leaf.value if leaf.array is None else leaf.array)))
+    return [value for value in found if value not in POISONS][:MAX_ARGUMENT_VALUES]
+
+
+def typical_values(array):
+    """Return the first, smallest and largest finite number of an array, or nothing if it has other values."""
+    if array.dtype.kind not in "iuf" or not array.size:
+        return []
+    numbers = array.reshape(-1)[:MAX_SEARCHED]
+    numbers = numbers[np.isfinite(numbers)]
+    if not numbers.size:
+        return []
+    chosen = [number.item() for number in (numbers[0], numbers.min(), numbers.max())]
+    return [bytes([number & 255]) for number in chosen] if array.itemsize == 1 else chosen
