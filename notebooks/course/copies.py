@@ -1,6 +1,10 @@
-"""Creates the learner's copies of the lessons in my_lessons/, which are never overwritten."""
+"""Creates the learner's copies of the lessons in my_lessons/, which are never overwritten.
+
+JupyterLab serves only this folder. So the pages to which lessons link are copied into it too.
+"""
 
 import json
+import re
 from hashlib import sha256
 from pathlib import Path
 
@@ -8,6 +12,8 @@ from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.kernelspec import KernelSpecManager
 
 KERNEL = "python3"
+PAGES = b"](../docs/", b"](docs/"  # links to pages, as published and in a copy
+RELATIVE_LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]*)[^)]*\)")
 RECORD = ".as_copied.json"  # file that maps each copy to the published text from which it was made
 
 
@@ -35,7 +41,7 @@ def copy_lesson(copy: Path, content: bytes, record: dict[str, str]) -> str:
     now = sha256(content).hexdigest()
     try:
         with copy.open("xb") as file:
-            file.write(as_this_kernel_writes(content))
+            file.write(as_this_kernel_writes(content.replace(*PAGES)))
     except FileExistsError:
         if record.get(copy.name, now) == now:
             return f"{copy.name}: yours, kept"
@@ -55,6 +61,33 @@ def copy_solutions(published: Path, copies: Path) -> None:
     copies.mkdir(exist_ok=True)
     for solution in published.glob("[0-9]*.ipynb"):
         (copies / solution.name).write_bytes(as_this_kernel_writes(solution.read_bytes()))
+
+
+def copy_pages(root: Path, copies: Path) -> None:
+    """Copy the pages in docs/ to which lessons link into the learner's folder.
+
+    Links to lessons then lead to the learner's copies. Other links are replaced by their text and the path of
+    their target, because JupyterLab cannot open files outside the folder. Existing copies are overwritten.
+    """
+    lessons = b"".join(lesson.read_bytes() for lesson in (root / "notebooks").glob("[0-9]*.ipynb"))
+    (copies / "docs").mkdir(parents=True, exist_ok=True)
+    for name in set(re.findall(re.escape(PAGES[0]) + rb"([^)#]+)", lessons)):
+        page = root / "docs" / name.decode()
+        text = RELATIVE_LINK.sub(lambda link: link_in_copy(*link.groups()), page.read_text(encoding="utf-8"))
+        (copies / "docs" / page.name).write_text(text, encoding="utf-8")
+
+
+def link_in_copy(text: str, target: str) -> str:
+    """Return a link of a page in docs/ as it appears in the page's copy.
+
+    >>> link_in_copy("lesson 06", "../notebooks/06_warps.ipynb")
+    '[lesson 06](../06_warps.ipynb)'
+    >>> link_in_copy("its guide", "../sim/README.md")
+    'its guide (`sim/README.md`)'
+    """
+    if target.startswith("../notebooks/"):
+        return f"[{text}](../{target.removeprefix('../notebooks/')})"
+    return f"{text} (`{target.removeprefix('../') if target.startswith('../') else f'docs/{target}'}`)"
 
 
 def as_this_kernel_writes(content: bytes) -> bytes:

@@ -36,11 +36,12 @@ def main(jupyter_arguments: list[str], lesson: str | None = None) -> int:
     if doctor.main():
         return 1
     # imported after the doctor has run, which reports a missing Jupyter
-    from course.copies import RECORD, copy_lessons, copy_solutions
+    from course.copies import RECORD, copy_lessons, copy_pages, copy_solutions
 
     adopted = adopt_users_ledger() if (COPIES / RECORD).exists() else ""
     print(*copy_lessons(ROOT / "notebooks", COPIES), sep="\n")
     copy_solutions(ROOT / "solutions", COPIES / "solutions")
+    copy_pages(ROOT, COPIES)
     print(*filter(None, [adopted, "" if lesson else resume_message(COPIES)]), sep="\n", flush=True)
     lesson = lesson or first_page(COPIES)
     if "--code" in jupyter_arguments:

@@ -4,12 +4,15 @@ copy."""
 import http.server
 import json
 import os
+import re
 import threading
+from pathlib import Path
 
 import pytest
 from ipykernel.ipkernel import IPythonKernel
 
 from course import build, commands, copies, lab
+from course.bootstrap import ROOT
 from course.progress import tick
 
 
@@ -102,6 +105,27 @@ def test_a_copy_has_the_metadata_that_jupyterlab_would_write_into_it(published):
     metadata = json.loads((published.parent / "my_lessons" / "01_first.ipynb").read_text())["metadata"]
     assert metadata["language_info"] == IPythonKernel.language_info
     assert metadata["kernelspec"]["name"] == build.METADATA["kernelspec"]["name"]
+
+
+def test_every_link_in_the_copies_leads_to_a_file_in_their_folder(tmp_path):
+    """JupyterLab serves only this folder, so a link to any other file fails."""
+    folder = tmp_path / "my_lessons"
+    copies.copy_lessons(ROOT / "notebooks", folder)
+    copies.copy_solutions(ROOT / "solutions", folder / "solutions")
+    copies.copy_pages(ROOT, folder)
+    found = {
+        (file.relative_to(folder), target)
+        for file in [*folder.rglob("*.ipynb"), *folder.rglob("*.md")]
+        for target in re.findall(r"\]\(([\w./-]+\.(?:ipynb|md))[)#]", file.read_text(encoding="utf-8"))
+    }
+    broken = [f"{file}: {link}" for file, link in found if not inside(folder, folder / file.parent / link)]
+    assert not broken
+    assert {link for file, link in found if file.name == "01_online_softmax.ipynb"} > {"docs/glossary.md"}
+    assert (Path("docs/glossary.md"), "../06_warps.ipynb") in found
+
+
+def inside(folder, target):
+    return target.exists() and target.resolve().is_relative_to(folder.resolve())
 
 
 @pytest.fixture
@@ -223,6 +247,7 @@ def test_a_lesson_is_opened_by_its_number(monkeypatch, number, name):
     monkeypatch.setattr(lab.doctor, "main", lambda: 0)
     monkeypatch.setattr(copies, "copy_lessons", lambda *_: [])
     monkeypatch.setattr(copies, "copy_solutions", lambda *_: None)
+    monkeypatch.setattr(copies, "copy_pages", lambda *_: None)
     monkeypatch.setattr(lab, "running_server", lambda copies: {"url": "http://x/", "token": "", "pid": 1})
     opened = []
     monkeypatch.setattr(lab.webbrowser, "open", opened.append)
