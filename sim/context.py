@@ -26,6 +26,7 @@ FLUSH_AT = 1 << 20
 MERGED_ACCESSES = 1 << 12
 # CPU time of an event that may order accesses (an atomic or a fence), in turns, in addition to its own turn
 ORDERED_TURNS = 4
+ACCESSES_PER_TURN = 4  # the number of logged accesses that take as long as a turn
 # Hooks that only record the order of threads. Reading the clock twice would take longer than such a hook.
 QUICK = set("atomic_done fenced arrived passed copy_sent copies_received copies_tracked".split())
 QUICK |= {"warp_synchronized", "warp_exchanged"}
@@ -235,6 +236,12 @@ class Context:
     def effort(self):
         """The turns so far, weighted by CPU time: an atomic or a fence takes longer than a resumption."""
         return self.turns + ORDERED_TURNS * self.ordered
+
+    @property
+    def work(self):
+        """The effort so far, including the logged accesses, in turns. On an idle machine, a turn takes 5 to
+        8 µs of CPU time."""
+        return self.effort + (self.logged + len(self.log or ())) // ACCESSES_PER_TURN
 
     def moment(self):
         """Return the Moment of the current thread."""

@@ -40,8 +40,10 @@ from sim.sites import SITES
 # Budget for all schedules together, in turns: thread resumptions, atomics and fences. It is the maximum of
 # MAX_TURNS and of the number in the first run, so a large launch takes about twice as long as its first run.
 MAX_TURNS = 40_000
+# The same budget in `Context.work`, which also counts the accesses, and weights atomics by their CPU time.
+MAX_WORK = 90_000
 # A longer run is not repeated if it executed every access in the kernel's source.
-MANY_TURNS = 120_000
+MANY_TURNS, MUCH_WORK = 120_000, 240_000
 MAX_LATER_TURNS = 6_000  # the budget after the first FEW schedules, if they found nothing
 # If these budgets permit fewer than FEW schedules, the first part of the launch runs under further ones. The
 # limit for each of these runs is the maximum of PART_TURNS and of PART_TURNS_PER_THREAD for each thread of a
@@ -163,7 +165,9 @@ class Reruns:
         """Run the launch under adversarial schedules until the budget is spent, and add their findings to
         `findings`. Return the number of schedules, including that of the first run."""
         tried, left, last = 1, max(MAX_TURNS, self.context.turns), 0
-        if self.context.turns > MANY_TURNS and self.context.coverage and not self.context.coverage.left:
+        work_left, last_work = max(MAX_WORK, self.context.work), 0
+        is_long = self.context.turns > MANY_TURNS or self.context.work > MUCH_WORK
+        if is_long and self.context.coverage and not self.context.coverage.left:
             left = 0
         for schedule in adversarial_schedules(self.context.counters["threads"]):
             if tried == FEW + 1:
@@ -171,13 +175,15 @@ class Reruns:
             # A random schedule takes about as many turns as the first run, whose schedule is random, too.
             if self.context.turns > MAX_TURNS and not isinstance(schedule, Adversarial):
                 last = max(last, self.context.turns)
-            # A run of which less than half fits into the budget would exceed it too far.
-            if left <= last / 2 or any(f.kind in ENDLESS for f in findings) or self.is_late():
+            # A run of which less than half fits into a budget would exceed it too far.
+            if left <= last / 2 or work_left <= last_work / 2:
+                break
+            if any(f.kind in ENDLESS for f in findings) or self.is_late():
                 break
             context = self.rerun([*map(copy.copy, self.observers)], schedule)
             findings += [replace(finding, run=tried) for finding in context.findings]
-            last = context.turns + 1
-            left -= last
+            last, last_work = context.turns + 1, context.work
+            left, work_left = left - last, work_left - last_work
             tried += 1
             if context.ended_early:
                 break

@@ -5,6 +5,7 @@ import pytest
 from numba import cuda, float32, uint8
 
 from sim import load_ptx, simulate
+from sim.engine.schedules import FEW
 from sim.initial_values import values_of
 from sim.memory.argument import classify
 from sim.ptx.nvrtc import compile_ptx
@@ -139,3 +140,33 @@ def test_an_unwritten_value_without_effect_stays_a_warning(engine):
 )
 def test_values_from_the_arguments(values, wanted):
     assert values_of([classify(f"x{i}", value) for i, value in enumerate(values)]) == wanted
+
+
+@cuda.jit
+def reads_a_table(flag, table, out):
+    """Let every thread read the whole table, after one thread has filled it and set a flag."""
+    t = cuda.threadIdx.x
+    if t == 0:
+        for i in range(table.size):
+            table[i] = i
+        cuda.threadfence()
+        cuda.atomic.exch(flag, 0, 1)
+    while cuda.atomic.add(flag, 0, 0) == 0:
+        pass
+    cuda.threadfence()
+    total = 0
+    for i in range(table.size):
+        total += table[i]
+    out[t] = total
+
+
+def test_a_launch_with_many_accesses_runs_under_fewer_schedules():
+    """Compare two launches with the same number of turns."""
+
+    def schedules(elements):
+        arguments = np.zeros(1, np.int32), np.zeros(elements, np.int32), np.zeros(32, np.int32)
+        report = simulate(reads_a_table, engine="fibers")[1, 32](*arguments)
+        assert (arguments[2] == elements * (elements - 1) // 2).all()
+        return report.counters["schedules"]
+
+    assert 1 < schedules(2000) < FEW < schedules(10)
