@@ -101,7 +101,7 @@ class Code:
         source = source_of(function)
         self.rewritten = source is not None
         self.constants, self.calls, self.makers = {}, {}, {}
-        self.used = set(names_in(function.__code__))
+        self.used = self.names = set(names_in(function.__code__))
         self.code, self.polls, self.synchronizes, self.stores = function.__code__, True, False, False
         self.loops_around_grid = True
         self.counts_iterations, self.as_generator, self.comparison_constants = False, None, set()
@@ -145,6 +145,8 @@ class Code:
             return code_named(outer, tree.name)
 
         code = compile_tree()
+        # The names that may denote globals. The names of attributes are not among them.
+        self.names = {node.id for node in all_nodes(tree) if isinstance(node, ast.Name)}
         # Generators switch faster than greenlets. `Binder.as_generator` decides whether this copy can be
         # used.
         if "syncthreads" in names_in(code):
@@ -233,7 +235,7 @@ class Binder:
         # Defaults and closure cells are filled in below, because they may refer back to this function.
         copy = types.FunctionType(code.code, namespace, function.__name__, None, tuple(cells.values()))
         self.functions[known] = copy
-        for name in set(names_in(code.code)):
+        for name in code.names.intersection(names_in(code.code)):
             value = names.value(name) if name not in names.free else MISSING
             if value is not MISSING:
                 namespace[name] = self.rebind(value)

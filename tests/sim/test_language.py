@@ -16,6 +16,7 @@ from numba.cuda import syncthreads as everyone_is_here
 
 from sim import KernelBug, ThreadError, simulate
 from sim.events import SITES, EnabledEvents
+from sim.frontend import rebind
 from sim.frontend.rebind import Code
 
 FULL = 0xFFFFFFFF
@@ -370,3 +371,16 @@ def test_a_shuffle_takes_one_number_not_an_array():
         match=r"shfl_xor_sync hands one number from lane to lane, got <local array state float32\[2\]>",
     ):
         simulate(kernel)[1, 32](np.zeros(1))
+
+
+def size():
+    """Share the name of an attribute in the next test."""
+
+
+def test_the_name_of_an_attribute_is_not_that_of_a_global_function():
+    def kernel(x):
+        if cuda.grid(1) < x.size:
+            x[cuda.grid(1)] = 1
+
+    simulate(kernel, engine="fibers")[1, 32](np.zeros(20))
+    assert kernel in rebind.CODES and size not in rebind.CODES
