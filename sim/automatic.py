@@ -109,7 +109,7 @@ class WatchedGrid(Grid):
         # A Kernel is made for each launch, and refers to the function in the module's PTX.
         self.identity = launch.function.function if by_ptx else launch.function
         self.least = engine.work / (2 if by_ptx else 1) / (MBARRIER_FACTOR if self.context.mbarriers else 1)
-        # For a Python kernel, the number of instructions is known only after lowering.
+        # Counting the instructions of a Python kernel takes a few ms, so `next_limit` does it.
         needed = self.work_for(len(self.identity.body) if by_ptx else 0)
         self.limit = self.least / COMPILED_BEFORE if self.identity in taken_over else needed
         self.total = 0.0  # the work of the whole launch, estimated when the first block has ended
@@ -167,6 +167,10 @@ class WatchedGrid(Grid):
         launch. Raise TakenOver if compiled code takes over."""
         if self.context.findings or self.ended > MOST_ENDED * self.blocks:
             return inf
+        # Lowering and the import of Numba take about a third of the time to compile.
+        likely_needed = 0 if self.identity in taken_over else self.work_for(self.context.count_instructions())
+        if likely_needed > self.work_after(work):
+            return likely_needed
         try:
             native = self.engine.native_engine()
         except LaunchError:  # Numba is not installed
@@ -178,13 +182,20 @@ class WatchedGrid(Grid):
         if attempt is not None and attempt.program.lowered.synchronizes:
             attempt = None
         needed = self.work_to_compile(attempt) if attempt else inf
-        if needed <= max(work, MOST_ENDED * self.total) and native.compile(attempt):
+        if needed <= self.work_after(work) and native.compile(attempt):
             taken_over.add(self.identity)
             raise TakenOver(attempt)
         now.restore()
         self.context.runs_compiled = False
         self.context.loops.restart()
         return needed if needed > work else inf
+
+    def work_after(self, work):
+        """Return an estimate of the work of the launch after `work`, which has been done.
+
+        Before the first block has ended, a launch is expected to last as long again as it has taken.
+        """
+        return max(work, MOST_ENDED * self.total)
 
     def work_to_compile(self, attempt):
         """Return the work after which it is worthwhile to compile an Attempt."""

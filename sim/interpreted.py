@@ -141,6 +141,7 @@ def describe(context, launch, binder):
     if context.synchronizes:
         context.coverage = Coverage(number for code in binder.codes for number in code.accessed)
     context.kernel = launch.function.__name__
+    context.count_instructions = binder.count_instructions
     context.outline = of_codes(lambda: [copy.__code__ for copy in binder.functions.values()])
 
 

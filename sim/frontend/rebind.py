@@ -8,6 +8,7 @@ launch only builds a dictionary of globals.
 
 import ast
 import builtins
+import dis
 import functools
 import operator
 import sys
@@ -215,6 +216,7 @@ class Binder:
         # complete, so that recursion ends.
         self.functions = {}
         self.constants = {}  # id of a global array -> its Array in constant memory
+        self.originals = {}  # id of a function -> its code object before it was rewritten
         self.used, self.codes, self.without_source = set(), [], []
 
     def bind(self, function, parameters=()):
@@ -234,7 +236,7 @@ class Binder:
         cells = {name: types.CellType() for name in code.code.co_freevars}
         # Defaults and closure cells are filled in below, because they may refer back to this function.
         copy = types.FunctionType(code.code, namespace, function.__name__, None, tuple(cells.values()))
-        self.functions[known] = copy
+        self.functions[known], self.originals[id(function)] = copy, function.__code__
         for name in code.names.intersection(names_in(code.code)):
             value = names.value(name) if name not in names.free else MISSING
             if value is not MISSING:
@@ -256,6 +258,10 @@ class Binder:
         """Return whether any function of the launch has this Code attribute set, such as "polls" or
         "stores"."""
         return any(getattr(code, fact) for code in self.codes)
+
+    def count_instructions(self):
+        """Return the number of bytecode instructions of the kernel and of the functions that it calls."""
+        return sum(len([*dis.get_instructions(code)]) for code in self.originals.values())
 
     def views(self):
         """Return {site of an access: its view} if dynamic shared memory has several views, and otherwise {}.

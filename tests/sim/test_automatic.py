@@ -198,6 +198,19 @@ def test_more_instructions_need_more_work(monkeypatch):
     assert simulate(triple)[10, 32](np.ones(320)).engine == "native"
 
 
+def test_a_launch_too_short_for_its_instructions_is_not_lowered(monkeypatch):
+    asked = []
+    monkeypatch.setattr(automatic, "INSTRUCTIONS", 1)
+    monkeypatch.setitem(
+        launch.ENGINES, "auto", partial(Automatic, lambda: asked.append(launch.native_engine()), work=100)
+    )
+
+    def double(x):
+        x[cuda.grid(1)] *= 2
+
+    assert simulate(double)[10, 32](np.ones(320)).engine == "fibers" and not asked
+
+
 def test_an_endless_loop_is_left_to_the_interpreter(early, monkeypatch):
     monkeypatch.setattr("sim.native.run.launch.FIRST_LIMIT", 1 << 12)
     monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 0.05)
