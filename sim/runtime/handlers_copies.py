@@ -12,6 +12,7 @@ import numpy as np
 
 from sim.events import LOAD, SPACE_SHIFT, STORE
 from sim.ptx.regions import ModuleKey
+from sim.runtime.copy_checks import report_overlap, report_reversed, report_unwritten
 from sim.runtime.errors import INVALID_DIRECTION, INVALID_SYMBOL, INVALID_VALUE, SUCCESS
 from sim.runtime.handlers_memory import write_pointer
 from sim.runtime.memory import DEVICE, PINNED, SYMBOL, DeviceBuffer, is_mapped
@@ -20,7 +21,6 @@ from sim.runtime.stream_order import DEFAULT_STREAM
 # cudaMemcpyKind -> whether (destination, source) are on the device; None means that the pointers determine it
 KINDS = {0: (False, False), 1: (True, False), 2: (False, True), 3: (True, True), 4: (None, None)}
 KIND_NAMES = "HostToHost", "HostToDevice", "DeviceToHost", "DeviceToDevice", "Default"
-PADDING_LIMIT = 8  # bytes; the largest alignment of a C++ type without vectors
 SIDES = {True: "device", False: "host"}
 
 
@@ -69,11 +69,31 @@ def copy(device, destination, source, nbytes, kind, name, pending=False):
 
     pending: whether the host continues before a copy from or to pinned memory has ended.
     """
-    if nbytes == 0:
+    return copy_pieces(device, [(destination, source)], nbytes, kind, name, pending)
+
+
+def copy_pieces(device, pieces, nbytes, kind, name, pending=False):
+    """Copy several pieces in one operation.
+
+    pieces: the pieces, each as (destination, source).
+    nbytes: the size of each piece.
+    pending: as in `copy`.
+    """
+    if nbytes == 0 or not pieces:
         return SUCCESS
     if kind not in KINDS:
         return INVALID_DIRECTION
-    name, (to_device, from_device) = f"{name} ({KIND_NAMES[kind]})", KINDS[kind]
+    name = f"{name} ({KIND_NAMES[kind]})"
+    for destination, source in pieces:
+        if code := copy_piece(device, destination, source, nbytes, KINDS[kind], name, pending):
+            return code
+    report_overlap(device, pieces, nbytes, name)
+    return SUCCESS
+
+
+def copy_piece(device, destination, source, nbytes, sides, name, pending):
+    """Copy one piece. `sides` is a value of KINDS, and `pending` as in `copy`."""
+    to_device, from_device = sides
     if to_device is not from_device and report_reversed(device, destination, source, to_device, name):
         return INVALID_VALUE
     to = side(device, destination, nbytes, to_device, "destination", name)
@@ -95,49 +115,6 @@ def copy(device, destination, source, nbytes, kind, name, pending=False):
     return SUCCESS
 
 
-def report_reversed(device, destination, source, to_device, name):
-    """Report a copy whose two pointers both contradict its direction. Return whether they do.
-
-    An example is cudaMemcpyHostToDevice with a source on the device and a destination on the host.
-
-    to_device: True for the direction from the host to the device, False for the opposite direction.
-    """
-    memory = device.memory
-    sides = {"destination": destination, "source": source}
-    host, other = ("destination", "source") if to_device else ("source", "destination")
-    buffer = memory.find(sides[other])
-    if buffer is None or buffer.kind not in (DEVICE, SYMBOL):
-        return False
-    if memory.find(sides[host]) or not is_mapped(sides[host]):
-        return False
-    verdict = f"the {other} of {name} is {buffer}, and the {host} is on the host"
-    fix = "name the opposite direction, or exchange the two pointers"
-    device.report("copy-direction", "error", verdict, fix)
-    return True
-
-
-def report_unwritten(device, origin, source, nbytes, name):
-    """Report bytes that a copy passes to the host although nothing has written them.
-
-    Fewer than PADDING_LIMIT consecutive bytes may be the padding of a structure, and are not reported.
-    """
-    if origin is None or origin.unwritten is None or not nbytes:
-        return
-    start = source - origin.base
-    unwritten = origin.unwritten[start : start + nbytes]
-    # A list of the unwritten bytes would take 8 times the memory of the buffer.
-    bounds = np.concatenate([[0], np.flatnonzero(unwritten[1:] != unwritten[:-1]) + 1, [unwritten.size]])
-    first = 0 if unwritten[0] else 1  # runs of written and unwritten bytes alternate
-    runs = np.diff(bounds)[first::2]
-    if runs.size and runs.max() >= PADDING_LIMIT:
-        verdict = (
-            f"{name} copies {int(runs.sum()):,} of {nbytes:,} bytes that nothing has written, the first at"
-            f" byte {start + int(bounds[first]):,} of {origin}"
-        )
-        fix = "check the grid and the bound of the kernel that fills it, or copy only the bytes that it fills"
-        device.report("uninitialized-copy", "warning", verdict, fix)
-
-
 def mark_copied(to, destination, origin, source, nbytes):
     """Record which bytes of a buffer a copy has written. Copies of unwritten bytes still count as
     unwritten."""
@@ -153,8 +130,8 @@ def mark_copied(to, destination, origin, source, nbytes):
 
 
 def cudaMemcpy(device, destination, source, nbytes, kind):
-    action = lambda: copy(device, destination, source, nbytes, kind, "cudaMemcpy")  # noqa: E731
-    return device.submit(DEFAULT_STREAM, action)
+    given = destination, source, nbytes, kind
+    return device.submit(DEFAULT_STREAM, lambda: copy(device, *given, "cudaMemcpy"))
 
 
 def cudaMemcpyAsync(device, destination, source, nbytes, kind, stream):
@@ -178,11 +155,8 @@ def copy_rows(device, destination, to_pitch, source, from_pitch, width, height, 
     """Copy rows. The pitch of a side is the distance in bytes from one of its rows to the next."""
     if width > to_pitch or width > from_pitch:
         return INVALID_VALUE
-    for row in range(height):
-        to, origin = destination + row * to_pitch, source + row * from_pitch
-        if code := copy(device, to, origin, width, kind, name, pending):
-            return code
-    return SUCCESS
+    rows = [(destination + row * to_pitch, source + row * from_pitch) for row in range(height)]
+    return copy_pieces(device, rows, width, kind, name, pending)
 
 
 def cudaMemcpy2DAsync(device, destination, to_pitch, source, from_pitch, width, height, kind, stream):
@@ -212,15 +186,13 @@ def copy_region(device, words, name, pending=False):
     (width, height, depth), kind = words[16:19], words[19]
     if source[0] or destination[0]:
         return unsupported(device, f"{name} with a cudaArray")
-    for z in range(depth):
-        for y in range(height):
-            at = [
-                part[4] + part[1] + ((part[3] + z) * part[7] + part[2] + y) * part[5]
-                for part in (destination, source)
-            ]
-            if code := copy(device, *at, width, kind, name, pending):
-                return code
-    return SUCCESS
+
+    def start(part, y, z):
+        return part[4] + part[1] + ((part[3] + z) * part[7] + part[2] + y) * part[5]
+
+    positions = [(y, z) for z in range(depth) for y in range(height)]
+    rows = [(start(destination, *position), start(source, *position)) for position in positions]
+    return copy_pieces(device, rows, width, kind, name, pending)
 
 
 def cudaMemcpy3DAsync(device, parameters, stream):

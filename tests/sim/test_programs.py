@@ -126,9 +126,11 @@ HOST_FAULTS = {
     8: rf"(?s)out-of-bounds: .*It is in {OF_P}, freed at host_faults.cu:22.*Launched from host_faults.cu:22: fill",
     12: r"refused-launch: fill asks for 100,000 bytes of dynamic shared memory; without cudaFuncSetAttribute",
     13: rf"invalid-pointer: cudaFreeHost is given a pointer to {OF_P}",
-    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:47\n  at host_faults.cu:48",
+    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:51\n  at host_faults.cu:52",
     14: r"invalid-pointer: the source of cudaMemcpy \(DeviceToDevice\) is a null pointer\n  at host_faults.cu:28",
     22: rf"copy-direction: the destination of cudaMemcpy \(DeviceToHost\) is {OF_P}, and the source is on the host\n",
+    23: rf"copy-overlap: the source and the destination of cudaMemcpyAsync .* overlap, from byte 4 of {OF_P}",
+    24: rf"copy-overlap: the source and the destination of cudaMemcpy2D .* overlap, from byte 4 of {OF_P}",
 }  # fmt: skip
 
 
@@ -139,6 +141,13 @@ def test_faults_of_the_host_are_found(run, built, which):
     assert re.search(HOST_FAULTS[which], err), err
     assert status == 1
     assert "Traceback" not in err
+
+
+@needs_nvcc
+def test_copies_that_share_no_bytes_do_not_overlap(run, built):
+    """Copy memory to itself, to the other half of an array, and between interleaved rows."""
+    status, _, err = run(built("host_faults"), 25, options=["--engine", "fibers"])
+    assert status == 0 and "no findings" in err, err
 
 
 @needs_nvcc

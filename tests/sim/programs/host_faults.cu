@@ -36,6 +36,10 @@ int main(int argc, char **argv) {
         CHECK(cudaLaunchKernel((void *)fill, 1, 2000, nullptr, 0, 0)); break;
     case 21: cudaMalloc(&q, (size_t)1 << 50); *(volatile int *)(size_t)argc = 0; break;
     case 22: cudaMemcpy(p, h, 4 * sizeof(int), cudaMemcpyDeviceToHost); break;
+    case 23: cudaMemcpyAsync(p, p + 1, 3 * sizeof(int), cudaMemcpyDeviceToDevice); break;
+    case 24: cudaMemcpy2D(p, 4, p + 1, 4, 4, 3, cudaMemcpyDeviceToDevice); break;
+    case 25: cudaMemcpy(p, p, 16, cudaMemcpyDeviceToDevice), cudaMemcpy(p, p + 2, 8, cudaMemcpyDeviceToDevice),
+        cudaMemcpy2D(p, 8, p + 1, 8, 4, 2, cudaMemcpyDeviceToDevice); break;
     }
     if (argc > 2) printf("%s\n", cudaGetErrorName(cudaGetLastError()));
     if (argc > 3) return 0;

@@ -1,0 +1,74 @@
+"""Checks of one copy: its direction, unwritten bytes, and whether its source and destination overlap."""
+
+import numpy as np
+
+from sim.runtime.footprints import first_common, merged
+from sim.runtime.memory import DEVICE, SYMBOL, is_mapped
+
+PADDING_LIMIT = 8  # bytes; the largest alignment of a C++ type without vectors
+
+
+def report_reversed(device, destination, source, to_device, name):
+    """Report a copy whose two pointers both contradict its direction. Return whether they do.
+
+    An example is cudaMemcpyHostToDevice with a source on the device and a destination on the host.
+
+    to_device: True for the direction from the host to the device, False for the opposite direction.
+    """
+    memory = device.memory
+    sides = {"destination": destination, "source": source}
+    host, other = ("destination", "source") if to_device else ("source", "destination")
+    buffer = memory.find(sides[other])
+    if buffer is None or buffer.kind not in (DEVICE, SYMBOL):
+        return False
+    if memory.find(sides[host]) or not is_mapped(sides[host]):
+        return False
+    verdict = f"the {other} of {name} is {buffer}, and the {host} is on the host"
+    fix = "name the opposite direction, or exchange the two pointers"
+    device.report("copy-direction", "error", verdict, fix)
+    return True
+
+
+def report_unwritten(device, origin, source, nbytes, name):
+    """Report bytes that a copy passes to the host although nothing has written them.
+
+    Fewer than PADDING_LIMIT consecutive bytes may be the padding of a structure, and are not reported.
+    """
+    if origin is None or origin.unwritten is None or not nbytes:
+        return
+    start = source - origin.base
+    unwritten = origin.unwritten[start : start + nbytes]
+    # A list of the unwritten bytes would take 8 times the memory of the buffer.
+    bounds = np.concatenate([[0], np.flatnonzero(unwritten[1:] != unwritten[:-1]) + 1, [unwritten.size]])
+    first = 0 if unwritten[0] else 1  # runs of written and unwritten bytes alternate
+    runs = np.diff(bounds)[first::2]
+    if runs.size and runs.max() >= PADDING_LIMIT:
+        verdict = (
+            f"{name} copies {int(runs.sum()):,} of {nbytes:,} bytes that nothing has written, the first at"
+            f" byte {start + int(bounds[first]):,} of {origin}"
+        )
+        fix = "check the grid and the bound of the kernel that fills it, or copy only the bytes that it fills"
+        device.report("uninitialized-copy", "warning", verdict, fix)
+
+
+def report_overlap(device, pieces, nbytes, name):
+    """Report a copy whose source and destination share bytes. A copy of memory to itself is not reported.
+
+    CUDA Runtime API, "Memory Management": the memory areas of a copy may not overlap.
+
+    pieces: the pieces of the copy, each as (destination, source).
+    nbytes: the size of each piece.
+    name: the name of the copy.
+    """
+    starts = np.array(pieces, np.int64)
+    if (starts[:, 0] == starts[:, 1]).all():
+        return
+    written, read = (merged(np.stack([start, start + nbytes], 1)) for start in starts.T)
+    address = first_common(written, read)
+    if address is None:
+        return
+    buffer = device.memory.find(address)
+    where = f"byte {address - buffer.base:,} of {buffer}" if buffer else f"{address:#x} in memory of the host"
+    verdict = f"the source and the destination of {name} overlap, from {where}"
+    fix = "copy to another buffer first, or let a kernel read all of the bytes before it writes any of them"
+    device.report("copy-overlap", "error", verdict, fix)
