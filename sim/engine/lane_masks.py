@@ -1,6 +1,6 @@
 """Masks that the lanes of a warp pass to one call of a warp operation.
 
-A lane that has returned need not arrive at an operation whose mask names it. If it made the same call with
+A lane that has returned need not arrive at an operation whose mask contains it. If it made the same call with
 another mask before it returned, however, the lanes disagree about the participants, which is an error.
 
 Source: CUDA C++ Programming Guide, "Warp Vote Functions". All non-exited threads named in mask must execute
@@ -12,8 +12,13 @@ on the schedule.
 
 from collections import Counter
 
-from sim.events import Finding
+from sim.events import SITES, Finding
 
+# The fix if lanes of one mask make different calls.
+SAME_CALL = (
+    "let all lanes of the mask make the same call with the same mask: move the call out of the branch, or"
+    " pass in each branch only the lanes that take it, if no lane needs the value of another branch"
+)
 MOST_CALLS = 256  # the number of calls that are remembered for each position in the source
 
 
@@ -24,11 +29,12 @@ class LaneMasks:
         # (warp, operation, id of the code object, position in it) -> (Counter {lane: number of its calls},
         # {number of a call, from 1: {lane: mask}})
         self.calls = {}
+        self.last = {}  # (warp, lane) -> (name of the lane's last operation, its mask, number of its site)
 
     def completed(self, context, block, warp, group):
         """Record an operation in which only some lanes of a warp participate.
 
-        Return a finding if a lane that the mask names, but that is missing, has passed another mask to the
+        Return a finding if a lane that the mask contains, but that is missing, has passed another mask to the
         same call. Otherwise, return None.
 
         group: the Group of the lanes that participate.
@@ -43,22 +49,83 @@ class LaneMasks:
             if others and disagreeing is None:
                 disagreeing = lane, min(others), given[min(others)]
             given[lane] = group.mask
+            site = context.sites.of_frame(thread.frame, "call")
+            self.last[warp, lane] = group.operation.name, group.mask, site
             if len(masks) > MOST_CALLS:
                 del masks[min(masks)]
-        return disagreeing and self.finding(context, block, warp, group, *disagreeing)
+        if disagreeing:
+            lane, other, mask = disagreeing
+            return self.finding(context, block, warp, group, (lane, site), (other, site), mask)
+        return self.finding_in_arms(context, block, warp, group, missing)
 
-    def finding(self, context, block, warp, group, lane, other, mask):
-        thread, missing = group.threads[lane], block.threads[32 * warp + other]
-        site = context.sites.of_frame(thread.frame, "call")
+    def finding_in_arms(self, context, block, warp, group, missing):
+        """Return the finding for a missing lane that has made the call in another arm of the same branch,
+        with another mask, or None.
+
+        Branches in loops and in device functions do not count: the lane may have made its call in an earlier
+        iteration or call, and returned since then.
+
+        missing: the bit mask of the missing lanes.
+        """
+        for lane in range(32) if missing else ():
+            mask = self.last.get((warp, lane), (None, 0))[1]
+            places = missing >> lane & 1 and self.other_arm(context, warp, group, lane)
+            if places and mask != group.mask:
+                here, there = (SITES[site] for site in places)
+                outline = context.outline(here)
+                home = outline.function(here.line)
+                kernel = here.function == context.kernel or "__global__" in outline.lines[home.first]
+                if kernel and not outline.loop(here.line, there.line):
+                    first = min(group.threads), places[0]
+                    return self.finding(context, block, warp, group, first, (lane, places[1]), mask)
+        return None
+
+    def finding(self, context, block, warp, group, one, other, mask):
+        """Return the finding for two lanes, each with the number of its site.
+
+        mask: the mask of the other lane.
+        """
+        threads = group.threads[one[0]], block.threads[32 * warp + other[0]]
         return Finding(
             "warp-divergence",
             "error",
-            f"lanes {lane} and {other} of warp {warp} call {group.operation.name} with different masks,"
-            f" {group.mask:#010x} and {mask:#010x}, and the mask of lane {lane} names lane {other}",
-            tuple(context.witness("calls", site, one) for one in (thread, missing)),
-            reason="All lanes that a mask names have to make the call with this mask.",
-            fix=(
-                "pass the same mask in all lanes that it names: cuda.ballot_sync before the branch gives the"
-                " lanes that take it"
+            f"lanes {one[0]} and {other[0]} of warp {warp} call {group.operation.name} with different masks:"
+            f" {group.mask:#010x}, which contains lane {other[0]}, and {mask:#010x}",
+            tuple(context.witness("calls", at[1], thread) for at, thread in zip((one, other), threads)),
+            reason="All lanes in a mask have to make the same call with the same mask.",
+            fix=SAME_CALL
+            if one[1] != other[1]
+            else (
+                "pass the same mask in all lanes that it contains: compute it before the branch, for example"
+                " by cuda.ballot_sync, which returns the lanes that take the branch"
             ),
+        )
+
+    def other_arm(self, context, warp, group, lane):
+        """Return the sites of a group and of the last call of a lane that does not participate, if the lane
+        made it in another arm of the same branch, or None.
+
+        group: the Group of the lanes that participate.
+        """
+        name, _, site = self.last.get((warp, lane), (None, 0, 0))
+        if name != group.operation.name:
+            return None
+        here = context.sites.of_frame(group.threads[min(group.threads)].frame, "call")
+        outline = context.outline(SITES[here])
+        same = outline is not None and SITES[here].function == SITES[site].function
+        return (here, site) if same and outline.branch(SITES[here].line, SITES[site].line) else None
+
+    def elsewhere(self, context, block, warp, group, lane):
+        """Return (an Access, a sentence) about the call of a lane that does not participate in an operation,
+        if the lane made it in another arm of the same branch, or None.
+
+        group: the Group of the lanes that participate.
+        """
+        places = self.other_arm(context, warp, group, lane)
+        if places is None:
+            return None
+        mask = self.last[warp, lane][1]
+        return context.witness("calls", places[1], block.threads[32 * warp + lane]), (
+            f"Lane {lane} makes another call, with the mask {mask:#010x}; lanes exchange values only in the"
+            " same call with the same mask."
         )

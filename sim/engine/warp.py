@@ -6,6 +6,7 @@ non-exited threads named in mask must execute the same intrinsic with the same m
 
 import numpy as np
 
+from sim.engine.lane_masks import SAME_CALL
 from sim.events import Finding
 from sim.isa.table import ALL, CONVERGED, FULL, GIVEN
 from sim.memory.spaces import fresh_memory
@@ -88,7 +89,9 @@ def complete(context, block, key, running=None):
         disagreement = None
         if operation.mask == GIVEN and group.bits != FULL:
             disagreement = block.lane_masks.completed(context, block, key[0], group)
-        context.findings += [disagreement] if disagreement else absent_lane_findings(context, group, payloads)
+        context.findings += (
+            [disagreement] if disagreement else absent_lane_findings(context, block, group, payloads)
+        )
         by_lane = operation.execute(group.bits, payloads)
         if context.lane_poison is not None:
             for lane, _ in reads_from_absent_lanes(operation, payloads):
@@ -151,14 +154,14 @@ def mask_without_caller_finding(scheduler, thread, mask, frame):
     return Finding(
         "warp-divergence",
         "error",
-        f"lane {thread.lane} calls with a mask that does not name it, {mask:#010x}",
+        f"lane {thread.lane} passes a mask that does not contain this lane, {mask:#010x}",
         (scheduler.context.witness("calls", site, thread),),
-        reason="The mask names the lanes that take part; the caller must be one of them.",
-        fix="pass a mask that names every lane which reaches this call (0xffffffff for all 32)",
+        reason="The mask contains the lanes that take part, and the calling lane must be one of them.",
+        fix="pass a mask that contains every lane which reaches this call (0xffffffff for all 32)",
     )
 
 
-def absent_lane_findings(context, group, payloads):
+def absent_lane_findings(context, block, group, payloads):
     """Yield findings about lanes that do not participate: they have returned, do not exist, or are not in the
     mask.
 
@@ -180,19 +183,21 @@ def absent_lane_findings(context, group, payloads):
         )
     for lane, of in reads_from_absent_lanes(operation, payloads):
         thread = group.threads[lane]
-        calls = context.witness("calls", context.sites.of_frame(thread.frame, "call"), thread)
+        seen = (context.witness("calls", context.sites.of_frame(thread.frame, "call"), thread),)
+        reason = "The value of a lane that has returned, does not exist or is not in the mask is undefined."
+        fix = (
+            "let all 32 lanes take part, those without data with a neutral value; or do not use what such a"
+            " lane gives"
+        )
+        if other := block.lane_masks.elsewhere(context, block, thread.warp, group, of):
+            seen, reason, fix = (*seen, other[0]), other[1], SAME_CALL
         yield Finding(
             "warp-divergence",
             "warning",
             f"lane {lane} reads from lane {of} in {operation.name}, and lane {of} takes no part",
-            (calls,),
-            reason=(
-                "The value of a lane that has returned, does not exist or is not in the mask is undefined."
-            ),
-            fix=(
-                "let all 32 lanes take part, those without data with a neutral value; or do not use what"
-                " such a lane gives"
-            ),
+            seen,
+            reason=reason,
+            fix=fix,
             undefined=True,
         )
 
@@ -227,16 +232,22 @@ def divergence_finding(scheduler, block):
     missing = [lane for lane in range(32) if group.missing(block, key[0]) >> lane & 1]
     first = group.threads[min(group.threads)]
     lost = block.threads[32 * key[0] + missing[0]]
+    seen = scheduler.waiting_witness(first), scheduler.waiting_witness(lost)
+    reason = f"The mask {group.mask:#010x} contains them, and they wait elsewhere."
+    fix = (
+        "call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync before"
+        " the branch gives one)"
+    )
+    if other := block.lane_masks.elsewhere(scheduler.context, block, key[0], group, missing[0]):
+        seen, fix = (*seen, other[0]), SAME_CALL
+        reason = f"The mask {group.mask:#010x} contains them. {other[1]}"
     return Finding(
         "warp-divergence",
         "error",
         f"{plural(len(group.threads), 'lane')} of warp {key[0]} wait{'s' * (len(group.threads) == 1)} in"
         f" {group.operation.name} for lanes"
         f" {format_lanes(missing)}, which never come",
-        (scheduler.waiting_witness(first), scheduler.waiting_witness(lost)),
-        reason=f"The mask {group.mask:#010x} names them, and they wait elsewhere.",
-        fix=(
-            "call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync"
-            " before the branch gives one)"
-        ),
+        seen,
+        reason=reason,
+        fix=fix,
     )

@@ -228,7 +228,7 @@ def test_a_mask_that_omits_the_caller(launch):
     def kernel(out):
         out[cuda.threadIdx.x] = cuda.ballot_sync(0x1, True)
 
-    with pytest.raises(KernelBug, match="lane 1 calls with a mask that does not name it, 0x00000001"):
+    with pytest.raises(KernelBug, match="lane 1 passes a mask that does not contain this lane, 0x00000001"):
         launch(kernel, 1, 2, np.zeros(2, int))
 
 
