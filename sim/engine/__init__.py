@@ -14,7 +14,8 @@ Read the files in this order:
     grid            Thread, Block, Grid: the loop over the blocks of a launch
     scheduler       the loop over the threads of a block
     schedules       the orders in which threads and blocks run
-    barrier         votes and findings at block-wide barriers
+    barrier         votes and findings at block-wide barriers; barrier_places has the advice about a barrier
+                    that some threads miss
     named_barrier   PTX's sixteen barriers for subsets of a block
     warp            warp operations: shuffles, votes, matrix products
     lane_masks      the masks that lanes pass to one call of a warp operation

@@ -1,5 +1,6 @@
 """Block-wide barriers: the results of votes, and findings when not all threads arrive."""
 
+from sim.engine import barrier_places
 from sim.engine.wait_graph import BLOCK_BARRIER
 from sim.events import Finding
 
@@ -40,7 +41,7 @@ def names_of(threads):
 def several_calls_finding(scheduler, block):
     """Return the warning for a barrier that opens although its threads wait at different instructions."""
     seen, name = distinct_witnesses(scheduler, block.threads), name_of(block.threads[0].frame)
-    fix = "move the barrier out of the branch, so that every thread reaches the same one"
+    fix, advice = fix_of_places(scheduler, seen)
     return Finding(
         "barrier-divergence",
         "warning",
@@ -51,6 +52,7 @@ def several_calls_finding(scheduler, block):
             f" block has to reach the same {name}, and a compiler may rely on that."
         ),
         fix=fix if "bar" not in name else f"{fix}; or, if it is meant, {name}, {len(block.threads)}",
+        advice=advice,
     )
 
 
@@ -118,10 +120,7 @@ def divergence_finding(scheduler, block, threads=None):
     if returned := len(threads) - waiting:
         verdict = f"{waiting} of {all_of_them} threads wait at a barrier and {returned} have returned"
     seen = distinct_witnesses(scheduler, threads)
-    fix = (
-        "move the barrier out of the branch (or the return after the barrier), so that every thread"
-        " reaches it"
-    )
+    fix, advice = fix_of_places(scheduler, seen)
     names, usual = names_of(threads)
     if not usual:
         return Finding(
@@ -135,7 +134,16 @@ def divergence_finding(scheduler, block, threads=None):
     reason = "cuda.syncthreads() opens only when every thread of the block has reached the same call."
     if len({access.site for access in seen}) == 1:
         reason += " Each call of the function has a barrier of its own."
-    return Finding("barrier-divergence", "error", verdict, seen, reason=reason, fix=fix)
+    return Finding("barrier-divergence", "error", verdict, seen, reason=reason, fix=fix, advice=advice)
+
+
+def fix_of_places(scheduler, seen):
+    """Return (fix, Advice or None) for barriers, or for threads that wait at different ones.
+
+    seen: the Accesses of the threads.
+    """
+    sites = {access.site for access in seen if access.site}
+    return barrier_places.of_barriers(scheduler.context, sorted(sites, key=lambda site: site.line))
 
 
 def counted(threads):
