@@ -3,17 +3,19 @@ barriers near them, and their names for the memory.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from sim.events import LOAD, SITES
-from sim.observers.call_lines import common_caller
+from sim.observers.call_lines import common_caller, functions, name_in_cpp
 from sim.observers.extents import Extents
 from sim.observers.statements import (
     ATOMIC_CALL,
     assigned,
     assignment,
+    elements,
     may_perform,
     mentions,
     sliced,
@@ -23,8 +25,7 @@ from sim.observers.statements import (
 )
 from sim.observers.words import CPP
 
-ALL_LANES = 0xFFFFFFFF
-WARP_MASK = re.compile(r"syncwarp\(\s*(0[xX][0-9a-fA-F]+|\d+)[uU]?\s*\)")
+NAMED_BARRIER = re.compile(r"\bbar(?:rier)?(?:\.cta)?\.(?:sync|arrive)")
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,15 @@ class AccessPair:
     meetings: dict[tuple[str, str], set[int]]  # (barrier, function) -> lines where the barrier opened
     named: tuple[int, int] | None  # number and count of a named barrier that both threads call
     near: int  # 0 if the blocks differ, 1 if only the warps differ, 2 in the same warp
-    outlines: tuple[Any, Any]  # Outlines of the functions of `a` and `b`, or None
+    outline_of: Callable[[Any], Any] | None  # maps a Site to the Outline of its function, or to None
     kernel: str  # name of the kernel
     language: str
     space: str  # "shared" or "global"
     extents: Extents
     diverged: frozenset[tuple[str, int]]  # (function, line) of the barriers that some threads missed
+    release: Any  # the Release that should order the accesses, or None
+    array: str | None  # name of the array in findings
+    strong: dict[int, int] | None  # site of each strong load or store -> LOAD or STORE
 
     # --- the two sites --------------------------------------------------------------------------------------
 
@@ -65,7 +69,16 @@ class AccessPair:
 
     @property
     def actions(self):
-        return {self.a.site & 3, self.b.site & 3}
+        return {self.action(self.a.site), self.action(self.b.site)}
+
+    def action(self, number):
+        """Return what an access at a site does: LOAD, STORE or ATOMIC. A volatile access is a load or a
+        store."""
+        return (self.strong or {}).get(number, number & 3)
+
+    def of_action(self, action):
+        """Return the Site of the access that performs this action, or None."""
+        return next((SITES[row.site] for row in (self.a, self.b) if self.action(row.site) == action), None)
 
     @property
     def several_blocks(self):
@@ -94,7 +107,7 @@ class AccessPair:
     @property
     def reads(self):
         """The Sites of the racing loads of the byte."""
-        return [SITES[number] for number in self.sites if number & 3 == LOAD]
+        return [SITES[number] for number in self.sites if self.action(number) == LOAD]
 
     @property
     def same_line(self):
@@ -129,6 +142,11 @@ class AccessPair:
         return [line for line in lines if self.outline and len(statements(self.outline.lines[line])) > 1]
 
     @cached_property
+    def outlines(self):
+        """The Outlines of the functions of the two accesses. An unknown one is None."""
+        return self.outline_of(self.one), self.outline_of(self.other)
+
+    @cached_property
     def outline(self):
         """The Outline of the function that contains both accesses, or None."""
         mine, others = self.outlines
@@ -157,14 +175,29 @@ class AccessPair:
         block."""
         if self.in_cluster:
             return self.lines_of("barrier.cluster")
-        return self.lines_of("grid.sync") if self.several_blocks else self.block_barriers
+        if self.several_blocks:
+            return self.lines_of("grid.sync")
+        return self.block_barriers | self.named_lines if self.named else self.block_barriers
+
+    @cached_property
+    def named_lines(self):
+        """The lines of the function that call named barriers, directly or by a function of the same file."""
+        home = self.outline and self.outline.function(self.low)
+        if home is None:
+            return set()
+        nodes = functions(self.outline.root)
+        texts = [(node, "\n".join(text for _, text in self.outline.text(node))) for node in nodes]
+        names = [name_in_cpp(self.outline, node) for node, text in texts if NAMED_BARRIER.search(text)]
+        calls = rf"|\b(?:{'|'.join(filter(None, names))})\s*\(" if any(names) else ""
+        found = re.compile(NAMED_BARRIER.pattern + calls)
+        return {line for line, text in self.outline.text(home) if line > home.first and found.search(text)}
 
     @cached_property
     def calls(self):
         """The CallLines of accesses in different functions, or None."""
         if self.in_one_function:
             return None
-        return common_caller((self.one, self.other), self.outlines, self.kernel)
+        return common_caller((self.one, self.other), self.outlines, self.kernel, self.outline_of)
 
     @property
     def barriers_in_loop_of_calls(self):
@@ -185,6 +218,31 @@ class AccessPair:
         """The lines of the barriers inside the innermost loop that contains both accesses."""
         lines = self.barriers | (self.lines_of("syncwarp") if self.near == 2 else set())
         return {line for line in lines if self.loop.first <= line <= self.loop.last}
+
+    @cached_property
+    def scalar(self):
+        """The name of the memory if the source uses it as a variable of C++ and not as an array, or None."""
+        name = self.array if self.language == CPP else None
+        if not name or not re.fullmatch(r"\w+", name):
+            return None
+        texts = [self.statement(site) or site.source for site in (self.one, self.other)]
+        used = rf"(?<![\w.*]){name}\b(?!\s*[\[(])"
+        return name if all(re.search(used, text) for text in texts) else None
+
+    def assignment(self, source):
+        """Return the Assignment in a line, or None. A scalar in memory counts as an element."""
+        found = assignment(source)
+        if found and not found.is_element and found.target == self.scalar:
+            return replace(found, is_element=True)
+        return found
+
+    def elements(self, text, name):
+        """Return the elements of a name in a text (sim.observers.statements.elements)."""
+        return elements(text, name, name == self.scalar)
+
+    def line_of(self, site):
+        """Return "line 3", or "line 3 of f" if lines are counted from the beginning of another function."""
+        return f"line {site.line}{f' of {site.function}' * (site.function != self.one.function)}"
 
     # --- names ----------------------------------------------------------------------------------------------
 

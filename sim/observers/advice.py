@@ -1,10 +1,10 @@
 """The cause and the fix of a race. A table of patterns selects them by facts about the two accesses.
 
 The first row of PATTERNS that fits is used. A row consists of the sentence for the cause (if it is missing, a
-general one is used), the sentence for the fix, and the steps of the fix. sim.observers.fixes contains most of
-them. A program can apply the steps to the source, as tests/sim/applied.py does. A row without steps suggests
-what usually helps. Terms in braces are keys of sim.observers.words. They are replaced by the terms of the
-kernel's language.
+general one is used), the sentence for the fix, and the steps of the fix. sim.observers.fixes and
+sim.observers.atomic_fixes contain most of them. A program can apply the steps to the source, as
+tests/sim/applied.py does. A row without steps suggests what usually helps. Terms in braces are keys of
+sim.observers.words. They are replaced by the terms of the kernel's language.
 """
 
 import warnings
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.events import ATOMIC, LOAD, STORE, Advice, Step
+from sim.observers import atomic_fixes as atomics
 from sim.observers import fixes
 from sim.observers.facts import Facts
 from sim.observers.words import NUMBA, WORDS
@@ -82,7 +83,7 @@ def by_pattern(facts, patterns):
     words = {**WORDS.get(facts.language, WORDS[NUMBA]), "everyone": "every thread of the block"}
     if facts.named:
         words |= {
-            "barrier": "bar.sync {}, {}".format(*facts.named),
+            "barrier": "bar.sync {}, {}".format(*facts.named) + fixes.called_on(facts),
             "everyone": fixes.CALLERS.format(facts.named[1]),
         }
     if facts.in_cluster:
@@ -113,21 +114,13 @@ def are_all_atomic(facts):
     return facts.actions == {ATOMIC}
 
 
-def is_written_by_two_views(facts):
-    return facts.views and facts.space == "shared" and LOAD not in facts.actions
-
-
-def has_two_views(facts):
-    return facts.views
-
-
 def is_plain_release(facts):
     """Return whether one access is a plain store to an element that another thread polls with an atomic."""
     return facts.spins_on and facts.spins_on.action == "atomic" and STORE in facts.actions
 
 
 def is_plain_spin(facts):
-    return facts.spins_on and facts.spins_on.action == "load"
+    return facts.spins_on and facts.spins_on.action == "load" and not facts.claim
 
 
 def is_outside_lock(facts):
@@ -243,7 +236,7 @@ PATTERNS = (
     ),
     Pattern(
         "overlapping views",
-        is_written_by_two_views,
+        lambda facts: facts.views and facts.space == "shared" and LOAD not in facts.actions,
         fixes.fix_of_written_views,
         fixes.cause_of_views,
         lambda facts: (Step("widen", facts.one.function, 0, *fixes.moved_view(facts)[::2]),),
@@ -295,13 +288,20 @@ PATTERNS = (
         steps=lambda facts: (Step("mask", facts.one.function, facts.part_of_warp, "0xffffffff"),),
     ),
     Pattern(
+        "release by a plain store",
+        lambda facts: facts.release,
+        atomics.fix_of_release,
+        atomics.cause_of_release,
+        atomics.steps_of_release,
+    ),
+    Pattern(
         "compare-and-swap loop",
         lambda facts: facts.taken_before,
         lambda facts: (
-            f"take the value on line {facts.taken_before.line} by an atomic too ({{add}} of 0): the loop's"
-            " {swap} changes the element while it is read"
+            f"read the element on line {facts.taken_before.line} by an atomic ({{add}} of 0), because the"
+            " {swap} in the loop can change it at the same time"
         ),
-        steps=fixes.steps_of_first_value,
+        steps=atomics.steps_of_first_value,
     ),
     Pattern(
         "spin by plain reads",
@@ -312,25 +312,27 @@ PATTERNS = (
     Pattern(
         "release by a plain store",
         is_plain_release,
-        "write it by an atomic too ({exchange}, or {add} for +=), after {fence}: other threads wait for it by"
-        " atomics",
+        lambda facts: (
+            f"write the element on line {facts.one.line} by an atomic ({{exchange}}, or {{add}} for +=) after"
+            " {fence}, because other threads wait for it by atomics"
+        ),
         steps=lambda facts: (
             (Step("atomic", facts.one.function, facts.one.line, "store"),) if not facts.update else ()
         ),
     ),
-    Pattern("claim", is_claim, fixes.fix_of_claim, steps=fixes.steps_of_claim),
+    Pattern("claim", is_claim, atomics.fix_of_claim, steps=atomics.steps_of_claim),
     Pattern(
         "lock without fences",
         lambda facts: facts.lacks_fence and facts.colliding,
         "{fence} after the atomic that takes the lock, and again before the atomic that gives it back",
-        steps=lambda facts: fixes.lock_fences(facts),
+        steps=atomics.lock_fences,
     ),
     Pattern(
         "message handed on without a fence",
         lambda facts: facts.lacks_fence and facts.fenced,
         lambda facts: (
             "{fence} in the threads that hand the message on, between the atomic that they wait for and"
-            f" their own: the writer has its fence{fixes.reach_note(facts)}"
+            f" their own: the writer has its fence{atomics.reach_note(facts)}"
         ),
         steps=lambda facts: tuple(
             Step("before", facts.one.function, line, "fence") for line in facts.forwarding_atomics
@@ -339,22 +341,37 @@ PATTERNS = (
     Pattern(
         "message without a fence",
         lambda facts: facts.lacks_fence,
-        fixes.fix_of_fence,
+        atomics.fix_of_fence,
         steps=lambda facts: fixes.insertion_after_line(facts, facts.one.line, "fence"),
     ),
-    Pattern("outside the lock", is_outside_lock, fixes.fix_of_lock, steps=fixes.steps_of_lock),
-    Pattern("ticket", lambda facts: facts.ticket, fixes.fix_of_ticket, steps=fixes.steps_of_ticket),
-    Pattern("claim", lambda facts: facts.claim, fixes.fix_of_claim, steps=fixes.steps_of_claim),
-    Pattern("check", lambda facts: facts.check, fixes.fix_of_check, steps=fixes.steps_of_check),
-    Pattern("update", is_update, fixes.fix_of_update, steps=fixes.steps_of_update),
+    Pattern("outside the lock", is_outside_lock, atomics.fix_of_lock, steps=atomics.steps_of_lock),
+    Pattern(
+        "exchange", lambda facts: facts.swapped, atomics.fix_of_exchange, steps=atomics.steps_of_exchange
+    ),
+    Pattern("ticket", lambda facts: facts.ticket, atomics.fix_of_ticket, steps=atomics.steps_of_ticket),
+    Pattern("claim", lambda facts: facts.claim, atomics.fix_of_claim, steps=atomics.steps_of_claim),
+    Pattern("check", lambda facts: facts.check, atomics.fix_of_check, steps=atomics.steps_of_check),
+    Pattern("update", is_update, atomics.fix_of_update, steps=atomics.steps_of_update),
     Pattern(
         "overwritten",
         is_overwritten,
         "let each thread write an element of its own, or let one thread do it for all",
     ),
+    Pattern(
+        "arrays exchanged between blocks",
+        lambda facts: facts.alternates,
+        fixes.launch_per_iteration,
+        "Each iteration reads what other blocks wrote in the previous one, and nothing makes a block wait for"
+        " them.",
+        fixes.steps_of_alternation,
+    ),
     Pattern("passes of the grid", is_pass_of_grid, fixes.fix_of_passes, steps=fixes.steps_of_barrier),
     Pattern(
-        "views that are read", has_two_views, fixes.fix_of_views, fixes.cause_of_views, fixes.steps_of_usual
+        "views that are read",
+        lambda facts: facts.views,
+        fixes.fix_of_views,
+        fixes.cause_of_views,
+        fixes.steps_of_usual,
     ),
     Pattern(
         "fence of one thread",

@@ -119,8 +119,8 @@ def outside(axis, index, shape, wraps, name, access):
         )
     if index < 0 and wraps:
         reason = (
-            f"Index {index}{along} is negative, and even counted from the end it lies in front of the first"
-            f" of {shape[axis]}."
+            f"Index {index}{along} is negative. Numba adds the length to a negative index, and"
+            f" {index} + {shape[axis]} is still negative."
         )
     elif index < 0:
         reason = f"Index {index} lies before the first element."

@@ -7,50 +7,111 @@ the line of the call.
 import re
 from dataclasses import dataclass
 
+from sim.events import Site
+
 HEADER = re.compile(r"\b(?!__launch_bounds__|__attribute__|__declspec)(\w+)\s*\(")
+MOST_FUNCTIONS = 32  # the maximum number of Python functions in which calls are searched
 
 
 @dataclass(frozen=True)
 class CallLines:
     """The two lines of a function that perform two accesses, directly or by a call, and the loop around
-    them."""
+    them.
+
+    place: " of f" if the lines are counted from the beginning of a function f that contains neither access.
+    outer: the loop of a caller around the only call of the function, or None.
+    calls: whether the two accesses belong to two calls if `low` equals `high`.
+    """
 
     low: int
     high: int
     loop: object  # a Node, or None
     function: object  # a Node
     name: str  # the function's name in Sites
+    place: str = ""
+    outer: object = None
+    calls: bool = False
 
 
-def common_caller(sites, outlines, kernel):
+def common_caller(sites, outlines, kernel, outline_of):
     """Return the CallLines of two Sites in different functions, or None if no function is known to lead to
     both.
 
-    A chain of several calls is followed only if the compiler has inlined them.
+    A function whose lines for the two accesses differ is preferred. A chain of several calls is followed only
+    if the compiler has inlined them.
 
     outlines: the Outlines of the two functions, or None for an unknown one.
     kernel: the name of the kernel.
+    outline_of: a function that maps a Site to an Outline, or to None.
     """
     if None in outlines:
         return None
     homes = [outline.function(site.line) for site, outline in zip(sites, outlines)]
     if None in homes:
         return None
-    callers = list(zip(outlines, homes, sites))
-    if outlines[0] is outlines[1]:
-        nodes = functions(outlines[0].root)
-        callers += [
-            (outlines[0], node, sites[0]) for node in nodes if name_in_cpp(outlines[0], node) == kernel
-        ]
-    for outline, caller, named in callers:
+    names = [name_of(*one) for one in zip(sites, outlines, homes)]
+    known = known_functions(sites[0], outlines, kernel, outline_of)
+    found = []
+    for outline, caller, name in [*zip(outlines, homes, (site.function for site in sites)), *known]:
         lines = [
-            site.line if home is caller else line_of_call(outline, caller, site, name_of(site, own, home))
-            for site, own, home in zip(sites, outlines, homes)
+            site.line if home is caller else line_of_call(outline, caller, site, of)
+            for site, of, home in zip(sites, names, homes)
         ]
         if None not in lines:
             low, high = sorted(lines)
-            return CallLines(low, high, outline.loop(low, high), caller, named.function)
-    return None
+            own = sites[0].file or any(caller is home for home in homes)
+            found.append(
+                CallLines(
+                    low,
+                    high,
+                    outline.loop(low, high),
+                    caller,
+                    name,
+                    "" if own else f" of {name}",
+                    loop_around(name_in(outline, caller), caller, known),
+                    all(calls_of(of, outline.lines[low]) for of in names),
+                )
+            )
+    return min(found, key=lambda lines: lines.low == lines.high, default=None)
+
+
+def known_functions(site, outlines, kernel, outline_of):
+    """Return (Outline, Node, name in Sites) of the functions that may lead to the accesses: all functions of
+    a C++ file, beginning with the kernel; or the Python functions that the kernel calls directly or
+    indirectly."""
+    if site.file:
+        nodes = functions(outlines[0].root)
+        nodes = sorted(nodes, key=lambda node: name_in_cpp(outlines[0], node) != kernel)
+        return [(outlines[0], node, site.function) for node in nodes]
+    found, names = [], [kernel]
+    for name in names:  # the list grows
+        outline = outline_of(Site("call", name, 1, 0, ""))
+        home = outline and outline.function(1)
+        if home is not None and len(found) < MOST_FUNCTIONS:
+            found.append((outline, home, name))
+            text = "\n".join(line for _, line in outline.text(home))
+            names += sorted(set(re.findall(r"(?<![.\w])(\w+)\s*\(", text)).difference(names))
+    return found
+
+
+def loop_around(name, function, known):
+    """Return the loop around the only call of a function, or None.
+
+    known: (Outline, Node, name in Sites) of the possible callers.
+    """
+    places = [
+        (outline, line)
+        for outline, caller, _ in known
+        if caller is not function
+        for line, text in outline.text(caller)
+        if line > caller.first and name and calls_of(name, text)
+    ]
+    return places[0][0].loop(places[0][1]) if len(places) == 1 else None
+
+
+def calls_of(name, text):
+    """Return the matches of calls of a function in a text."""
+    return re.findall(rf"\b{re.escape(name)}\s*\(", text) if name else []
 
 
 def functions(node):
@@ -67,6 +128,12 @@ def name_of(site, outline, home):
     return name_in_cpp(outline, home) if site.file else site.function
 
 
+def name_in(outline, node):
+    """Return the name of the function at a Node, or None if it is unknown."""
+    found = re.match(r"\s*def\s+(\w+)", outline.lines[node.first])
+    return found[1] if found else name_in_cpp(outline, node)
+
+
 def name_in_cpp(outline, node):
     """Return the name of the C++ function at a Node, or None if it is unknown."""
     header = " ".join(text for _, text in outline.text(node)).partition("{")[0]
@@ -81,8 +148,7 @@ def line_of_call(outline, caller, site, name):
     """
     lines = {line for chain in site.calls for line in chain if caller.first <= line <= caller.last}
     if not site.calls and name:
-        call = re.compile(rf"\b{re.escape(name)}\s*\(")
-        lines = {line for line, text in outline.text(caller) if line > caller.first and call.search(text)}
+        lines = {line for line, text in outline.text(caller) if line > caller.first and calls_of(name, text)}
     return lines.pop() if len(lines) == 1 else None
 
 
@@ -93,17 +159,21 @@ def fix_between_functions(facts, every):
     every: the clause of the fix that requires all threads to reach the barrier.
     """
     calls = facts.calls
+    if calls is None and None in facts.outlines:
+        return f"{{barrier}} between the two accesses, {every}"
     if calls is None:
         return f"{{barrier}} between the two accesses, in the function that leads to both, {every}"
-    low, high = calls.low, calls.high
+    low, high, place = calls.low, calls.high, calls.place
+    if low == high and calls.calls:
+        return f"{{barrier}} between the two calls on line {low}{place}, {every}"
     if low == high:
-        return f"{{barrier}} between the two accesses, to both of which line {low} leads, {every}"
-    place, again = (
-        f"between lines {low} and {high}",
-        f"after line {high} and before the loop returns to line {low}",
-    )
+        return f"{{barrier}} between the two accesses, in the function that line {low}{place} calls, {every}"
+    between = f"between lines {low} and {high}{place}"
+    again = f"after line {high} and before the loop returns to line {low}"
     inside = facts.barriers_in_loop_of_calls if calls.loop else ()
     if any(low < line < high for line in inside):
         return f"one more {{barrier}}, {again}, {every}"
-    twice = calls.loop and not inside
-    return f"{{barrier}} {place}{f', and one more {again}' * bool(twice)}, {every}"
+    twice = f", and one more {again}" if calls.loop and not inside else ""
+    if calls.outer and not calls.loop:
+        twice = f", and one more at the end of each iteration of the loop at line {calls.outer.first}"
+    return f"{{barrier}} {between}{twice}, {every}"

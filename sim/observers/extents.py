@@ -41,3 +41,14 @@ class Extents:
             return None
         begin, size = self.rows.address[chosen] - array.base, self.rows.size[chosen]
         return int(begin.min()), int((begin + size).max())
+
+    def arrays(self, site, most=2):
+        """Return the base addresses of the arrays that a site accesses, at most `most` of them."""
+        left, found = np.unique(self.rows.address[self.rows.site == site]), set()
+        while len(left) and len(found) < most:
+            array = self.space.find(int(left[0]))
+            if array is None:
+                break
+            found.add(array.base)
+            left = left[(left < array.base) | (left >= array.base + array.root.size)]
+        return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sim.events import ATOMIC, LOAD, SITES, STORE
-from sim.observers import tickets
+from sim.observers import exchanges, tickets
 from sim.observers.access_pair import AccessPair
 from sim.observers.statements import (
     ATOMIC_CALL,
@@ -16,6 +16,7 @@ from sim.observers.statements import (
     arguments,
     assignment,
     element_of,
+    elements,
     find_extreme,
     find_step,
     is_sum_or_extreme,
@@ -24,7 +25,6 @@ from sim.observers.statements import (
 from sim.observers.words import CPP
 
 ALL_LANES = 0xFFFFFFFF
-NAMED_BARRIER = re.compile(r"\bbar(?:rier)?(?:\.cta)?\.(?:sync|arrive)")
 WARP_MASK = re.compile(r"syncwarp\(\s*(0[xX][0-9a-fA-F]+|\d+)[uU]?\s*\)")
 
 
@@ -41,7 +41,7 @@ class Facts(AccessPair):
         array.
         """
         for site in (SITES[row.site] for row in (self.a, self.b)):
-            found = None if site.action == "atomic" else assignment(self.statement(site))
+            found = None if site.action == "atomic" else self.assignment(self.statement(site))
             if found is None or not found.is_element or len(arguments(found.target)) > 1:
                 continue
             # A racing read may be the read of an update such as `x[i] += v`, if it races with an atomic.
@@ -89,7 +89,7 @@ class Facts(AccessPair):
     def in_passes(self):
         """True if a loop updates elements from values that other threads changed in earlier iterations, as in
         a scan or a sort."""
-        stores = [SITES[row.site] for row in (self.a, self.b) if row.site & 3 == STORE]
+        stores = [SITES[row.site] for row in (self.a, self.b) if self.action(row.site) == STORE]
         return self.loop is not None and any(
             read.function == store.function and self.loop.first <= read.line <= store.line
             for read in self.reads
@@ -100,15 +100,19 @@ class Facts(AccessPair):
         """Return the text of the array element that is read on the line of a Site, or None if the line reads
         several."""
         name = next((self.called(row.site) for row in (self.a, self.b) if SITES[row.site] is site), None)
-        found = set(tickets.elements(site.source, name)) if name else set()
+        found = set(elements(site.source, name)) if name else set()
         return found.pop() if len(found) == 1 else None
 
     @cached_property
     def stepped(self):
         """(text, element, operator) for `x[i]++` on the line of both accesses, if one of them stores, else
         None."""
-        fits = self.same_line and self.language == CPP and STORE in self.actions
-        return find_step(self.one.source) if fits else None
+        fits = self.same_line and self.language == CPP and STORE in self.actions and self.colliding
+        return find_step(self.one.source, self.scalar) if fits else None
+
+    @cached_property
+    def swapped(self):
+        return exchanges.find_exchange(self)
 
     @cached_property
     def ticket(self):
@@ -144,7 +148,7 @@ class Facts(AccessPair):
 
     def is_named_barrier(self, line):
         """Return whether a line waits at a named barrier, at which not all threads of the block meet."""
-        return NAMED_BARRIER.search(self.outline.lines[line]) is not None
+        return line in self.named_lines
 
     @cached_property
     def part_of_warp(self):
@@ -179,7 +183,7 @@ class Facts(AccessPair):
         if found is None or not found.is_element:
             return None
         filled = self.ring_index(found.target)
-        taken = {self.ring_index(text) for text in tickets.elements(load.source, found.name)}
+        taken = {self.ring_index(text) for text in elements(load.source, found.name)}
         if filled is None or len(taken) != 1 or None in taken:
             return None
         ((start, number),) = taken
@@ -195,6 +199,15 @@ class Facts(AccessPair):
         values = [found.value for found in map(assignment, lines) if found and found.target == first]
         found = re.fullmatch(r"(\(.+\)|\w+) % (\w+)", values[0] if len(values) == 1 else first)
         return (found[1], found[2]) if found else None
+
+    @cached_property
+    def alternates(self):
+        """True if the statements of the two accesses, in turn, write each of two arrays that they also read:
+        blocks compute from one array to the other, and exchange the two in each iteration."""
+        if not self.several_blocks or self.colliding or self.actions != {STORE, LOAD}:
+            return False
+        written, read = (self.extents.arrays(row.site) for row in (self.a, self.b))
+        return len(written & read) > 1
 
     @cached_property
     def exchange(self):
@@ -215,8 +228,7 @@ class Facts(AccessPair):
     @cached_property
     def taken_before(self):
         """The plain read (a Site) of an element changed by a compare-and-swap loop, or None."""
-        read = next((SITES[row.site] for row in (self.a, self.b) if row.site & 3 == LOAD), None)
-        change = next((SITES[row.site] for row in (self.a, self.b) if row.site & 3 == ATOMIC), None)
+        read, change = self.of_action(LOAD), self.of_action(ATOMIC)
         if read is None or change is None or self.outline is None or not CAS.search(change.source):
             return None
         return read if self.outline.loop(change.line) else None
@@ -230,6 +242,26 @@ class Facts(AccessPair):
             if loop and re.match(r"\W*while\b", site.source) and site.action != "store":
                 return site
         return None
+
+    @property
+    def fences_of_release(self):
+        """A pair: True if the source has a fence before the plain store of `release`, and True if it has one
+        after the atomic that acquires the lock or flag."""
+        store, acquire = self.release.store, self.release.acquire
+        stored, acquired = (self.outline_of(site) for site in (store, acquire))
+        if None in (stored, acquired) or None in (
+            stored.function(store.line),
+            acquired.function(acquire.line),
+        ):
+            return False, False
+        homes = [outline.function(site.line) for outline, site in ((stored, store), (acquired, acquire))]
+        if homes[0] is homes[1] and self.release.is_lock:
+            lines = [text for n, text in stored.text(homes[0]) if acquire.line < n < store.line]
+            both = sum(FENCE.search(text) is not None for text in lines) > 1
+            return both, both
+        before = [text for n, text in stored.text(homes[0]) if n < store.line]
+        after = [text for n, text in acquired.text(homes[1]) if n > acquire.line]
+        return tuple(any(map(FENCE.search, lines)) for lines in (before, after))
 
     @cached_property
     def fenced_by_one(self):

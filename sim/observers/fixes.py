@@ -1,11 +1,11 @@
 """The fixes for races, as sentences and as steps that a program can apply. Terms in braces are keys of
 sim.observers.words."""
 
-from sim.events import ATOMIC, LOAD, STORE, Step
-from sim.observers import tickets
+from sim.events import LOAD, STORE, Step
+from sim.observers.access_pair import NAMED_BARRIER
 from sim.observers.call_lines import fix_between_functions
 from sim.observers.statements import assignment, atomic_target
-from sim.observers.words import CPP, NUMBA, TRITON
+from sim.observers.words import NUMBA, TRITON
 
 CALLERS = "each of its {} threads"
 EVERY = "where {everyone} reaches it"
@@ -71,6 +71,8 @@ def grid_barrier_advice(facts, joint):
 
 
 def fix_of_phases(facts):
+    if facts.same_line:
+        return fix_of_phases_in_line(facts)
     again = f" and at the end of each iteration of the loop at line {facts.loop.first}" if facts.loop else ""
     sync = ", or synchronise all blocks there: {grid_barrier}, which every thread of the grid has to reach"
     if facts.language == TRITON:
@@ -78,6 +80,22 @@ def fix_of_phases(facts):
     return (
         f"end the kernel between lines {facts.low} and {facts.high}{again}, and launch a second one for what"
         f" comes after{sync}{branch_advice(facts) if sync else ''}"
+    )
+
+
+def fix_of_phases_in_line(facts):
+    """Return the fix for a statement in a loop that reads elements which other blocks write in it."""
+    line = facts.low
+    sync = (
+        f"split line {line}: read into a variable, then {{grid_barrier}}, then write, and {{grid_barrier}}"
+        f" again at the end of each iteration; or "
+    )
+    if facts.language == TRITON:
+        sync = ""
+    return (
+        f"{sync}let line {line} write to another array than the one that it reads, exchange the two arrays in"
+        f" each iteration of the loop at line {facts.loop.first}, and launch the kernel again for each"
+        " iteration"
     )
 
 
@@ -141,56 +159,41 @@ def insertion_after_line(facts, line, what):
     return insertion_steps(facts, facts.outline and facts.outline.innermost(line), what)
 
 
+def called_on(facts):
+    """Return " (as on line 8)" if a function contains the named barriers that line 8 calls."""
+    lines = [
+        line for line in sorted(facts.named_lines) if not NAMED_BARRIER.search(facts.outline.lines[line])
+    ]
+    return f" (as on line {lines[0]})" if lines else ""
+
+
+def fix_of_named_arms(facts):
+    """Return the fix for arms whose threads meet at a named barrier. They may call it at different lines."""
+    number, count = facts.named
+    arms = [facts.outline.part(facts.branch, site.line) for site in (facts.one, facts.other)]
+    lines = [[n for n in facts.named_lines if arm.first <= n <= arm.last] for arm in arms]
+    ordered = any(n > facts.one.line for n in lines[0]) and any(n < facts.other.line for n in lines[1])
+    if facts.loop and ordered:
+        return (
+            f"let the same {count} threads wait at a second named barrier, with another number, at the end of"
+            f" each iteration of the loop at line {facts.loop.first}: bar.sync {number} orders line"
+            f" {facts.one.line} before line {facts.other.line}, but not line {facts.other.line} before line"
+            f" {facts.one.line} in the next iteration"
+        )
+    return (
+        "let the arm that must come first call {barrier} after its access, and let the other arm call it"
+        f" before its own (lines {facts.low} and {facts.high}): " + CALLERS.format(count) + " has to call it"
+    )
+
+
 def fix_of_arms(facts):
+    if facts.named:
+        return fix_of_named_arms(facts)
     return (
         f"{{barrier}} between the two arms of the branch at line {facts.branch.first}, outside of both: end"
         " the branch after the arm that must come first, let {everyone} reach the barrier, and"
         " test again for the other arm"
     )
-
-
-def fix_of_fence(facts):
-    return f"{{fence}} between this write and the atomic that signals it{reach_note(facts)}"
-
-
-def reach_note(facts):
-    return "; {fence_of_block} is for threads of one block only" if facts.near == 0 else ""
-
-
-def fix_of_lock(facts):
-    (site,) = facts.outside_lock
-    first, last = facts.lock
-    later = "{barrier}, " + EVERY
-    if facts.several_blocks:
-        later = "the end of the kernel, in a second launch"
-    return (
-        f"hold the lock on line {site.line} too (it protects lines {first} to {last}), or let that line come"
-        f" after {later}"
-    )
-
-
-def steps_of_lock(facts):
-    (site,) = facts.outside_lock
-    if site.line < facts.lock[0]:
-        return ()
-    release = facts.lock[1] + 1
-    return insertion_steps(facts, facts.outline.after(release, site.line), barrier_for(facts))
-
-
-def fix_of_update(facts):
-    lock = ", or let all threads hold the same lock" if facts.synchronizes else ""
-    atomic = f"one atomic, {{{facts.extreme[0]}}}" if facts.extreme else "{an_atomic}"
-    place = atomic_target(facts.update[1].target) if facts.update and facts.language == NUMBA else None
-    if place and place[0].endswith("]"):  # the element is a field of a record
-        atomic += f" on {place[0]} at {place[1]}"
-    return f"{atomic}, or let each thread write an element of its own, or let one thread do it for all" + lock
-
-
-def steps_of_update(facts):
-    if not facts.is_one_atomic or facts.language not in (NUMBA, CPP):
-        return ()
-    line, _, read = facts.update
-    return (Step("atomic", facts.one.function, line, "update", read),)
 
 
 def fix_of_statements(facts):
@@ -222,11 +225,24 @@ def elements_of(facts, step):
 
 
 def fix_of_passes(facts):
-    first = facts.loop.first
-    return (
-        f"end the kernel after each iteration of the loop at line {first} and launch it again for the next,"
-        " or synchronise all blocks there: {grid_barrier}; an atomic would not put the iterations in order"
-    )
+    return f"{launch_per_iteration(facts)}; an atomic would not put the iterations in order"
+
+
+def launch_per_iteration(facts):
+    """Return the advice to launch a kernel once for each iteration, or to synchronise the grid after each."""
+    loop = facts.loop or (facts.calls and facts.calls.loop)
+    place = f"each iteration of the loop at line {loop.first}" if loop else "each iteration"
+    sync = ", or synchronise all blocks there: {grid_barrier}, which every thread of the grid has to reach"
+    if facts.language == TRITON:
+        sync = ""
+    return f"end the kernel after {place} and launch it again for the next{sync}"
+
+
+def steps_of_alternation(facts):
+    """Return the Step that inserts a grid barrier at the end of the loop's iterations."""
+    last = facts.loop and facts.outline.part(facts.loop, facts.high)
+    reached = last and facts.outline.all_reach_end(last)
+    return insertion_steps(facts, last, "grid barrier") if reached else ()
 
 
 def fix_of_waiting(facts):
@@ -253,7 +269,7 @@ def barrier_for(facts):
 
 def steps_of_arms(facts):
     node = facts.branch
-    if not facts.outline.divisible(node):
+    if facts.named or not facts.outline.divisible(node):
         return ()
     what = f"branch{' of the grid' * facts.several_blocks}{' of the cluster' * facts.in_cluster}"
     return (Step("split", facts.one.function, node.first, what, facts.one.line),)
@@ -281,7 +297,7 @@ def fix_of_missed_barrier(facts):
     branch = facts.outline.outermost(facts.outline.innermost(line))
     return (
         f"move {{barrier}} on line {line} out of the branch at line {branch.first}, so that every thread of"
-        " the block reaches it"
+        " the block reaches it: end the branch before it, and test the condition again for what follows it"
     )
 
 
@@ -305,81 +321,3 @@ def fix_of_buffers(facts):
 def steps_of_buffers(facts):
     name, number = facts.buffers
     return (Step("buffers", facts.one.function, facts.low, name, int(number)),) if number.isdigit() else ()
-
-
-def steps_of_first_value(facts):
-    site = facts.taken_before
-    element = facts.element_at(site)
-    return (Step("atomic", site.function, site.line, "read", element=element),) if element else ()
-
-
-def fix_of_ticket(facts):
-    found = facts.ticket
-    where = f"make line {found.line} one atomic ({{add}})"
-    if found.first < found.line:
-        where = f"one atomic ({{add}}) before line {found.first} in place of line {found.line}"
-    uses = ", and ".join(use_of_old_value(facts.outline.lines[line], line, found) for line in found.reads)
-    return f"{where}; {uses}, not read {found.element}"
-
-
-def use_of_old_value(text, line, found):
-    """Return the advice for a line that reads the counter of a ticket."""
-    taken_back = tickets.text_before_addition(found.element, *found.added.split(" ", 1))
-    if line > found.line and taken_back in text:
-        return f"line {line} must use the old value that it returns in place of {taken_back}"
-    return f"line {line} must use the old value that it returns{f' {found.added}' * (line > found.line)}"
-
-
-def steps_of_ticket(facts):
-    found = facts.ticket
-    change = Step("atomic", facts.one.function, found.line, "ticket", found.first, found.element)
-    reads = (
-        Step("atomic", facts.one.function, line, "returned", found.line, found.element)
-        for line in found.reads
-    )
-    return (change, *reads)
-
-
-def fix_of_claim(facts):
-    found = facts.claim
-    how = "{swap}" if found.operation == "cas" else f"{{{found.operation}}}"
-    done = "" if found.line == found.header else f" and leave out line {found.line}"
-    if found.copied:
-        return (
-            f"compare and write {found.element} by one atomic, {how}, in place of {found.copied} in line"
-            f" {found.header} and of the store on line {found.line}"
-        )
-    return (
-        f"compare and write {found.element} by one atomic, {how}, on line {found.header}: let the branch test"
-        f" the old value that it returns{done}"
-    )
-
-
-def steps_of_claim(facts):
-    found = facts.claim
-    if found.copied:
-        return ()
-    return (Step("atomic", facts.one.function, found.line, found.operation, found.header, found.element),)
-
-
-def fix_of_check(facts):
-    line, element = facts.check
-    change = facts.one if facts.other.line == line else facts.other
-    by = "" if change.kind == "atomic" else f" and write it on line {change.line} by one ({{exchange}})"
-    return f"read {element} on line {line} by an atomic too ({{add}} of 0){by}, if either order is meant"
-
-
-def steps_of_check(facts):
-    line, element = facts.check
-    if ATOMIC not in facts.actions:
-        return ()
-    return (Step("atomic", facts.one.function, line, "read", line, element),)
-
-
-def lock_fences(facts):
-    if facts.lock is None:
-        return ()
-    first, last = facts.lock
-    return insertion_steps(facts, facts.outline.loop(first - 1), "fence") + insertion_after_line(
-        facts, last, "fence"
-    )

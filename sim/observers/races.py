@@ -37,6 +37,7 @@ from sim.observers.order import GRID, HappensBefore
 from sim.observers.ordering import MAX_EVENTS, OrderingObserver
 from sim.observers.overlapping_views import OverlappingViews
 from sim.observers.pairs import both_store, closeness, common_barrier, stores_again, unordered_pairs
+from sim.observers.plain_releases import PlainReleases
 from sim.observers.probe import Probe
 from sim.observers.quick_test import may_share_cell
 from sim.observers.read_only import ReadOnlyLoads
@@ -249,6 +250,7 @@ class Races(OrderingObserver):
         cells, ordered = cells.select(racing), ordered[racing]
         collisions = Collisions(cells, ordered, self.order, block is not None, self.known_pairs)
         findings, self.extents = Cases(), Extents(rows, self.context.space)
+        self.plain_releases = PlainReleases(rows, self.context.outline)
         # Beyond the limit, cells with known patterns are only counted.
         repeats = self.examined[block] >= MAX_CELLS_PER_BLOCK
         most = 1 if repeats else MAX_CELLS
@@ -371,18 +373,22 @@ class Races(OrderingObserver):
             meetings=self.meetings,
             near=closeness(a, b),
             named=common_barrier(self.context.named_calls, self.names[a.block], a, b),
-            outlines=tuple(self.context.outline(SITES[row.site]) for row in (a, b)),
+            outline_of=self.context.outline,
             kernel=self.context.kernel,
             language=self.context.language,
             space=space,
             extents=self.extents,
             diverged=frozenset(
-                (access.site.function, access.site.line)
+                (access.site.function, line)
                 for finding in self.divergences()
                 if finding.kind == "barrier-divergence"
                 for access in finding.accesses
                 if access.site
+                for line in (access.site.line, *(line for chain in access.site.calls for line in chain))
             ),
+            release=self.plain_releases.of(a, b, address) if self.context.synchronizes else None,
+            array=self.elements[address][0],
+            strong=self.context.strong,
         )
 
     def divergences(self):

@@ -178,10 +178,15 @@ def find_extreme(value, name):
     return "min" if then == smaller else "max", other if then == name else then
 
 
-def find_step(source):
+def find_step(source, scalar=None):
     """Return (text, element, operator) for `x[i]++`, or a similar step, inside a larger C++ expression.
-    Return None if there is none."""
+    Return None if there is none.
+
+    scalar: the name of a variable in memory, or None.
+    """
     found, text = STEP.search(source), statement(source)
+    if found is None and scalar:
+        found = re.search(STEP.pattern.replace(PLACE, rf"\(?\b({re.escape(scalar)})\b\)?"), source)
     if found is None or text in (found[0], f"({found[0]})"):
         return None
     return found[0], found[1] or found[4], (found[2] or found[3])[0]
@@ -269,6 +274,26 @@ def is_sum_or_extreme(value, name):
         return True
     added = value.removeprefix(f"{name} + ")
     return added != value and not LOOSER_THAN_SUM.search(re.sub(r"\([^()]*\)|\[[^][]*\]", "", added))
+
+
+def elements(text, name, scalar=False):
+    """Return all substrings `name[...]` of a text, each with the record field that follows it, and all
+    substrings `*name`.
+
+    scalar: whether the name stands for a variable in memory, which is an element by itself.
+    """
+    found, name = [], re.escape(name)
+    for match in re.finditer(rf"\b{name}\s*\[", text):
+        end = match.end() + closing_bracket(text[match.end() - 1 :])
+        field = FIELD.match(text, end)
+        found.append(text[match.start() : field.end() if field else end])
+    for match in re.finditer(rf"\*\s*{name}\b(?!\s*\[)", text):
+        before = text[: match.start()].rstrip()
+        if not re.search(r"[\w)\]]$", before) or before.endswith("return"):  # otherwise, `*` multiplies
+            found.append(match[0])
+    if scalar:
+        found += re.findall(rf"(?<![\w.*]){name}\b(?!\s*[\[(])", text)
+    return found
 
 
 def mentions(text, name):

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from sim.events import ATOMIC, LOAD, SITES, STORE
 from sim.observers.statements import (
     ATOMIC_OPERATORS,
-    FIELD,
     arguments,
     assigned,
     assignment,
     closing_bracket,
+    elements,
     mentions,
     statement,
 )
@@ -23,7 +23,7 @@ from sim.observers.statements import (
 ADD = re.compile(r"(?:atomic\.(add|sub)|atomic(Add|Sub))\((.*)\)$")
 COMPARISON = re.compile(r"==|!=|<=|>=|(?<![<>])[<>](?![<>])")
 BARRIER = re.compile(r"syncthreads|\bsync\(|syncwarp|debug_barrier")
-HEADER = re.compile(r"\}?\s*(?:el(?:se )?)?if\b(.*)$")
+HEADER = re.compile(r"\}?\s*(?:(?:el(?:se )?)?if|while)\b(.*)$")
 EXTREMES = {">": "min", ">=": "min", "<": "max", "<=": "max"}
 MIRRORED = {"==": "==", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
@@ -50,11 +50,15 @@ class Claim:
     expected: str
     value: str
     copied: str | None  # the variable compared by the branch instead of the element, or None
+    repeats: bool  # whether the comparison is in the header of a loop rather than of a branch
 
 
-def find_increment(source):
+def find_increment(source, assignment=assignment):
     """Return (element, operator, operand) for a statement that adds to an element, plainly or atomically.
-    Return None for any other statement."""
+    Return None for any other statement.
+
+    assignment: a function that parses an assignment.
+    """
     found = assignment(source)
     if found and found.is_element and found.operator:
         return (found.target, found.operator, found.value) if found.operator in ATOMIC_OPERATORS else None
@@ -75,16 +79,6 @@ def find_increment(source):
     return None
 
 
-def elements(text, name):
-    """Return all substrings `name[...]` of a text, each with the record field that follows it."""
-    found = []
-    for match in re.finditer(rf"\b{re.escape(name)}\s*\[", text):
-        end = match.end() + closing_bracket(text[match.end() - 1 :])
-        field = FIELD.match(text, end)
-        found.append(text[match.start() : field.end() if field else end])
-    return found
-
-
 def is_unchanged(outline, first, last, *texts):
     """Return whether no line from `first` up to but not including `last` assigns to an identifier in the
     texts."""
@@ -96,18 +90,19 @@ def is_unchanged(outline, first, last, *texts):
 def find_ticket(facts):
     """Return the Ticket to which both accesses belong, or None."""
     outline = facts.outline
-    sites = [SITES[row.site] for row in (facts.a, facts.b) if row.site & 3 in (STORE, ATOMIC)]
-    site = next((site for site in sites if find_increment(facts.statement(site))), None)
+    sites = [SITES[row.site] for row in (facts.a, facts.b) if facts.action(row.site) in (STORE, ATOMIC)]
+    added = [(site, find_increment(facts.statement(site), facts.assignment)) for site in sites]
+    site, increment = next((pair for pair in added if pair[1]), (None, None))
     if outline is None or site is None:
         return None
-    element, operator, operand = find_increment(facts.statement(site))
-    name = re.match(r"\w*", element)[0]
+    element, operator, operand = increment
+    name = re.search(r"\w+", element)[0]
     holder = outline.holders(outline.innermost(site.line), outline.root)[-1]
     # Search the text and not the log, because a compiler can read the element once for several lines.
     lines = [
         line
         for line, text in outline.text(holder)
-        if outline.part(holder, line) and reads_element(text, element)
+        if outline.part(holder, line) and reads_element(facts, text, element)
     ]
     barriers = [line for line, text in outline.text(holder) if BARRIER.search(text)]
     reads = [
@@ -128,11 +123,11 @@ def find_ticket(facts):
     return Ticket(site.line, first, element, tuple(reads), f"{operator} {operand}") if fixed else None
 
 
-def reads_element(text, element):
+def reads_element(facts, text, element):
     """Return whether a line reads an element. An assignment to it does not count."""
-    found = assignment(text)
+    found = facts.assignment(text)
     assigns = found is not None and found.target == element and not found.operator
-    return element in elements(found.value if assigns else text, re.match(r"\w*", element)[0])
+    return element in facts.elements(found.value if assigns else text, re.search(r"\w+", element)[0])
 
 
 def index(element):
@@ -174,11 +169,11 @@ def statement_or_header(text):
 
 def find_claim(facts):
     """Return the Claim for a load in the condition of a branch and a store in the branch, or None."""
-    outline, store = facts.outline, of_action(facts, STORE)
-    found = assignment(facts.statement(store)) if outline and store else None
+    outline, store = facts.outline, facts.of_action(STORE)
+    found = facts.assignment(facts.statement(store)) if outline and store else None
     if found is None or not found.is_element or found.operator:
         return None
-    load = of_action(facts, LOAD)
+    load = facts.of_action(LOAD)
     # Lines are numbered from the `def` of each function, and `outline` contains one function.
     headers = [read.line for read in ([load] if load else facts.reads) if read.function == store.function]
     branches = (headed_branch(outline, line, store.line) for line in headers)
@@ -200,12 +195,14 @@ def find_claim(facts):
     if operator != "==" and (sides[1] != found.value or is_exchange(outline, branch, found)):
         return None
     operation = EXTREMES.get(operator, "cas")
-    return Claim(store.line, branch.first, found.target, operation, sides[1], found.value, copied)
+    repeats = branch.kind == "loop"
+    return Claim(store.line, branch.first, found.target, operation, sides[1], found.value, copied, repeats)
 
 
 def is_exchange(outline, branch, stored):
     """Return whether a branch also stores to another element of the array, as in a sort."""
-    found = [assignment(text) for _, text in outline.text(branch.parts[0])]
+    arm = branch.parts[0] if branch.kind == "branch" else branch
+    found = [assignment(text) for _, text in outline.text(arm)]
     others = [one for one in found if one and one.is_element and one.name == stored.name]
     return any(one.target != stored.target for one in others)
 
@@ -236,38 +233,35 @@ def branch_on_copy(outline, element, lines, line):
 def conjuncts(line):
     """Return the conditions in the header of a branch, all of which must be true."""
     test = HEADER.match(line.strip())
-    text = test[1].strip() if test else ""
-    text = text.rstrip("{ ").removesuffix(":").strip()
-    if text.startswith("("):
-        depth = 0
-        for at, letter in enumerate(text):
-            depth += (letter == "(") - (letter == ")")
-            if depth == 0:
-                text = text[1:at] if not text[at + 1 :].lstrip().startswith(tuple("=<>!&|+-*/%a")) else text
-                break
+    text = re.sub(r"\s//.*$|\s#.*$", "", test[1]).strip() if test else ""
+    if text.endswith(":"):
+        text = text.removesuffix(":").strip()
+    elif text.startswith("("):  # in C++, a statement can follow the condition
+        text = text[: closing_bracket(text) + 1]
+    if text.startswith("(") and closing_bracket(text) == len(text) - 1:
+        text = text[1:-1].strip()
     if re.search(r"\bor\b|\|\|", text):
         return [text] if " and " not in text and "&&" not in text else [""]
     return [part.strip() for part in re.split(r"\band\b|&&", text)]
 
 
 def headed_branch(outline, header, line):
-    """Return the branch whose header is on line `header` and whose first arm contains `line`, or None."""
+    """Return the branch whose header is on line `header` and whose first arm contains `line`, or such a
+    `while` loop, or None."""
     for node in outline.path(line):
-        if node.kind == "branch" and node.first == header and outline.part(node.parts[0], line):
+        if node.first == header and node.kind == "branch" and outline.part(node.parts[0], line):
+            return node
+        loops = node.kind == "loop" and re.match(r"\W*while\b", outline.lines[header])
+        if loops and node.first == header and outline.part(node, line):
             return node
     return None
-
-
-def of_action(facts, action):
-    """Return the Site of the access that performs this action, or None."""
-    return next((SITES[row.site] for row in (facts.a, facts.b) if row.site & 3 == action), None)
 
 
 def find_check(facts):
     """Return (line, element) for a load in the condition of a branch whose body contains an atomic or store
     to the same array. Return None if there is none."""
-    outline, load = facts.outline, of_action(facts, LOAD)
-    change = of_action(facts, ATOMIC) or of_action(facts, STORE)
+    outline, load = facts.outline, facts.of_action(LOAD)
+    change = facts.of_action(ATOMIC) or facts.of_action(STORE)
     if outline is None or load is None or change is None:
         return None
     inside = headed_branch(outline, load.line, change.line)

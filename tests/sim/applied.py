@@ -7,8 +7,10 @@ import linecache
 import re
 import textwrap
 
-from sim.observers.statements import assignment, atomic_target, find_extreme, statements
-from sim.observers.tickets import elements, find_increment
+from numba import cuda
+
+from sim.observers.statements import assignment, atomic_target, elements, find_extreme, statements
+from sim.observers.tickets import find_increment
 
 LINES = {
     "barrier": "cuda.syncthreads()",
@@ -25,14 +27,19 @@ def source_of(kernel):
     return lines[next(i for i, line in enumerate(lines) if line.startswith("def")) :]
 
 
-def compiled(lines, kernel):
-    """Compile source lines to a function that has the globals of `kernel`."""
-    name = f"<advice {next(NUMBER)}>"
-    text = "\n".join(lines) + "\n"
-    linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
-    namespace = dict(kernel.__globals__)
-    closure = inspect.getclosurevars(kernel).nonlocals
-    exec(compile(text, name, "exec"), namespace | closure, namespace)
+def compiled(texts, kernel):
+    """Compile source lines to a function that has the globals of `kernel`.
+
+    texts: {name: source lines} of the kernel and of device functions.
+    """
+    namespace = kernel.__globals__ | inspect.getclosurevars(kernel).nonlocals
+    for function, lines in texts.items():
+        name = f"<advice {next(NUMBER)}>"
+        text = "\n".join(lines) + "\n"
+        linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+        exec(compile(text, name, "exec"), namespace)
+    for function in texts.keys() - {kernel.__name__}:
+        namespace[function] = cuda.jit(device=True)(namespace[function])
     return namespace[kernel.__name__]
 
 
@@ -65,15 +72,17 @@ def improved(kernel, findings_of):
 
     findings_of(kernel): function that returns the findings of the kernel's launch.
     """
-    lines = source_of(kernel)
+    texts = {kernel.__name__: source_of(kernel)}
     for _ in range(MOST_ROUNDS):
         advice = [finding.advice for finding in findings_of(kernel) if finding.advice]
         steps = [step for each in advice for step in each.steps]
         if not steps:
             break
-        lines = applied(lines, steps)
-        kernel = compiled(lines, kernel)
-    return kernel, lines
+        for name in {step.function for step in steps}:
+            lines = texts.get(name) or source_of(kernel.__globals__[name].py_func)
+            texts[name] = applied(lines, [step for step in steps if step.function == name])
+        kernel = compiled(texts, kernel)
+    return kernel, [line for lines in texts.values() for line in lines]
 
 
 def lines_of(lines, step):
@@ -272,6 +281,8 @@ def atomic(lines, step):
         left, sign, right = ("", "", lines[at]) if found is None else lines[at].partition("=")
         assert step.element in right
         return [*lines[:at], left + sign + right.replace(step.element, read), *lines[step.line :]]
+    if step.what == "exchange":
+        return exchange(lines, step, found)
     array, index = atomic_target(found.target)
     if step.what in ("cas", "min", "max"):
         return claim(lines, step, found)
@@ -294,7 +305,7 @@ def claim(lines, step, found):
     """
     array, index = atomic_target(step.element)
     tree = ast.parse("\n".join(lines))
-    node = next(n for n in ast.walk(tree) if isinstance(n, ast.If) and n.lineno == step.at)
+    node = next(n for n in ast.walk(tree) if isinstance(n, (ast.If, ast.While)) and n.lineno == step.at)
     last = node.test.values[-1] if isinstance(node.test, ast.BoolOp) else node.test
     sides = [ast.unparse(last.left), ast.unparse(last.comparators[0])]
     other = next(side for side in sides if side != step.element)
@@ -306,6 +317,18 @@ def claim(lines, step, found):
     header = header.removesuffix(f"{ast.unparse(last)}:") + f"{test}:"
     store = [f"{indent(lines[step.line - 1])}pass"] if len(node.body) == 1 else []
     return [*lines[: step.at - 1], header, *lines[step.at : step.line - 1], *store, *lines[step.line :]]
+
+
+def exchange(lines, step, found):
+    """Replace a read and a later store, or `v, x[i] = x[i], v`, by an atomic exchange at the read."""
+    array, index = atomic_target(step.element)
+    read, call = lines[step.at - 1], f"cuda.atomic.exch({array}, {index}, {{}})"
+    if step.at == step.line:
+        name = next(part.strip() for part in read.partition(" = ")[0].split(",") if "[" not in part)
+        return [*lines[: step.at - 1], f"{indent(read)}{name} = {call.format(name)}", *lines[step.at :]]
+    left, sign, right = read.partition(" = ")
+    right = right.replace(step.element, call.format(found.value))
+    return [*lines[: step.at - 1], left + sign + right, *lines[step.at : step.line - 1], *lines[step.line :]]
 
 
 def tickets(lines, steps):

@@ -176,7 +176,7 @@ def test_barrier_behind_a_return():
           thread 0 of block 1 waits     kernel line 6  cuda.syncthreads()
           thread 2 of block 1 returned
           cuda.syncthreads() opens only when every thread of the block has reached the same call.
-          Likely fix: move the barrier out of the branch (or the return after the barrier), so that every thread reaches it.
+          Likely fix: let no thread return before the barrier on line 6: put what follows the return on line 4 into a branch, and the barrier outside of it.
           → barrier-divergence
         """)
 
@@ -193,7 +193,7 @@ def test_two_barriers():
           thread 0 of block 0 waits  kernel line 5  cuda.syncthreads()
           thread 1 of block 0 waits  kernel line 3  cuda.syncthreads()
           cuda.syncthreads() opens only when every thread of the block has reached the same call.
-          Likely fix: move the barrier out of the branch (or the return after the barrier), so that every thread reaches it.
+          Likely fix: let all threads of the block reach one barrier: end the branch at line 2 before the barriers on lines 3 and 5, put one barrier there, and test the condition again for what follows it.
           → barrier-divergence
         """)
 
@@ -209,7 +209,7 @@ def test_a_shuffle_in_a_branch():
         warp-divergence: 30 lanes of warp 0 wait in shfl_down_sync for lanes 30, 31, which never come · block 0 · threads 0 and 30
           thread 0 of block 0 waits   kernel line 4  x[lane] = cuda.shfl_down_sync(0xFFFFFFFF, lane, 1)
           thread 30 of block 0 waits  kernel line 5  cuda.syncwarp()
-          The mask 0xffffffff names them, and they wait elsewhere.
+          The mask 0xffffffff contains them, and they wait elsewhere.
           Likely fix: call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync before the branch gives one).
           → warp-divergence
         """)
@@ -221,10 +221,10 @@ def test_a_mask_without_the_caller():
         x[lane] = cuda.shfl_sync(0x7FFFFFFF, lane, 0)
 
     assert message(kernel, 1, 32, np.zeros(32)) == expected("""
-        warp-divergence: lane 31 calls with a mask that does not name it, 0x7fffffff · block 0 · thread 31
+        warp-divergence: lane 31 passes a mask that does not contain this lane, 0x7fffffff · block 0 · thread 31
           thread 31 of block 0 calls  kernel line 3  x[lane] = cuda.shfl_sync(0x7FFFFFFF, lane, 0)
-          The mask names the lanes that take part; the caller must be one of them.
-          Likely fix: pass a mask that names every lane which reaches this call (0xffffffff for all 32).
+          The mask contains the lanes that take part, and the calling lane must be one of them.
+          Likely fix: pass a mask that contains every lane which reaches this call (0xffffffff for all 32).
           → warp-divergence
         """)
 
@@ -382,12 +382,15 @@ def test_what_is_read_and_then_written_by_all_wants_an_atomic():
         slot = cuda.atomic.add(n, 1, 1)
         n[0] += slot
 
-    for kernel, also in ((two_lines, ""), (beside_a_queue, ", or let all threads hold the same lock")):
+    fixes = {
+        two_lines: "read and write n[0] by one atomic, cuda.atomic.add, on line 2, and leave out line 3: old"
+        " becomes the old value that it returns",
+        beside_a_queue: "cuda.atomic (cuda.atomic.add for +=), or let each thread write an element of its own,"
+        " or let one thread do it for all, or let all threads hold the same lock",
+    }
+    for kernel, fix in fixes.items():
         findings = simulate(kernel, on_finding="report")[1, 4](np.zeros(2, np.int64)).findings
-        assert {finding.fix for finding in findings} == {
-            "cuda.atomic (cuda.atomic.add for +=), or let each thread write an element of its own, or let one"
-            f" thread do it for all{also}"
-        }
+        assert {finding.fix for finding in findings} == {fix}
 
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])

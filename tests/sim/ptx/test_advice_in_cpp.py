@@ -75,7 +75,7 @@ CASES = {
     "swap": (
         SWAP,
         "compare-and-swap loop",
-        "take the value on line 4 by an atomic too (atomicAdd of 0)",
+        "read the element on line 4 by an atomic (atomicAdd of 0)",
         "*best;",
         "atomicAdd(best, 0);",
     ),

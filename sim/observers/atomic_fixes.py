@@ -1,0 +1,202 @@
+"""The fixes for races by atomics, fences and locks, as sentences and as steps that a program can apply.
+
+Terms in braces are keys of sim.observers.words.
+"""
+
+from sim.events import ATOMIC, Step
+from sim.observers import tickets
+from sim.observers.fixes import EVERY, barrier_for, insertion_after_line, insertion_steps
+from sim.observers.statements import assignment, atomic_target
+from sim.observers.words import CPP, NUMBA
+
+
+def cause_of_release(facts):
+    release = facts.release
+    if release.store in (facts.one, facts.other):
+        return "The plain store releases a lock that other threads take by atomics, but it orders nothing."
+    what = "releases the lock" if release.is_lock else "sets the flag"
+    return f"The plain store on {facts.line_of(release.store)} {what}, but it orders nothing."
+
+
+def fix_of_release(facts):
+    release = facts.release
+    before, after = facts.fences_of_release
+    fences = " before it" * (not before) + " and" * (not before and not after)
+    fences += f" after the atomic on {facts.line_of(release.acquire)}" * (not after)
+    place = f"{{exchange}} in place of the plain store on {facts.line_of(release.store)}"
+    return f"{place}{f', and {{fence}}{fences}' if fences else ''}"
+
+
+def steps_of_release(facts):
+    store = facts.release.store
+    return (Step("atomic", store.function, store.line, "store"),)
+
+
+def fix_of_fence(facts):
+    return f"{{fence}} between this write and the atomic that signals it{reach_note(facts)}"
+
+
+def reach_note(facts):
+    return "; {fence_of_block} is for threads of one block only" if facts.near == 0 else ""
+
+
+def fix_of_lock(facts):
+    (site,) = facts.outside_lock
+    first, last = facts.lock
+    later = "{barrier}, " + EVERY
+    if facts.several_blocks:
+        later = "the end of the kernel, in a second launch"
+    return (
+        f"hold the lock on line {site.line} too (it protects lines {first} to {last}), or let that line come"
+        f" after {later}"
+    )
+
+
+def steps_of_lock(facts):
+    (site,) = facts.outside_lock
+    if site.line < facts.lock[0]:
+        return ()
+    release = facts.lock[1] + 1
+    return insertion_steps(facts, facts.outline.after(release, site.line), barrier_for(facts))
+
+
+def fix_of_update(facts):
+    lock = ", or let all threads hold the same lock" if facts.synchronizes else ""
+    if facts.is_one_atomic and facts.update[0] != facts.update[2]:
+        return fix_of_divided_update(facts)
+    atomic = f"one atomic, {{{facts.extreme[0]}}}" if facts.extreme else "{an_atomic}"
+    place = atomic_target(facts.update[1].target) if facts.update and facts.language == NUMBA else None
+    if place and place[0].endswith("]"):  # the element is a field of a record
+        atomic += f" on {place[0]} at {place[1]}"
+    return f"{atomic}, or let each thread write an element of its own, or let one thread do it for all" + lock
+
+
+def fix_of_divided_update(facts):
+    """Return the fix for `k = x[i]` and, on a later line, `x[i] = k + 1`."""
+    line, found, read = facts.update
+    taken = assignment(facts.outline.lines[read]) if facts.outline else None
+    name = taken.name if taken else "the variable"
+    atomic = f"{{{facts.extreme[0]}}}" if facts.extreme else "{add}"
+    return (
+        f"read and write {found.target} by one atomic, {atomic}, on line {read}, and leave out line {line}:"
+        f" {name} becomes the old value that it returns"
+    )
+
+
+def steps_of_update(facts):
+    if not facts.is_one_atomic or facts.language not in (NUMBA, CPP):
+        return ()
+    line, _, read = facts.update
+    return (Step("atomic", facts.one.function, line, "update", read),)
+
+
+def steps_of_first_value(facts):
+    site = facts.taken_before
+    element = facts.element_at(site)
+    return (Step("atomic", site.function, site.line, "read", element=element),) if element else ()
+
+
+def fix_of_ticket(facts):
+    found = facts.ticket
+    where = f"make line {found.line} one atomic ({{add}})"
+    if found.first < found.line:
+        where = f"one atomic ({{add}}) before line {found.first} in place of line {found.line}"
+    uses = ", and ".join(use_of_old_value(facts.outline.lines[line], line, found) for line in found.reads)
+    return f"{where}; {uses}, not read {found.element}"
+
+
+def use_of_old_value(text, line, found):
+    """Return the advice for a line that reads the counter of a ticket."""
+    taken_back = tickets.text_before_addition(found.element, *found.added.split(" ", 1))
+    if line > found.line and taken_back in text:
+        return f"line {line} must use the old value that it returns in place of {taken_back}"
+    return f"line {line} must use the old value that it returns{f' {found.added}' * (line > found.line)}"
+
+
+def steps_of_ticket(facts):
+    found = facts.ticket
+    change = Step("atomic", facts.one.function, found.line, "ticket", found.first, found.element)
+    reads = (
+        Step("atomic", facts.one.function, line, "returned", found.line, found.element)
+        for line in found.reads
+    )
+    return (change, *reads)
+
+
+def fix_of_claim(facts):
+    found = facts.claim
+    how = "{swap}" if found.operation == "cas" else f"{{{found.operation}}}"
+    done = "" if found.line == found.header else f" and leave out line {found.line}"
+    if found.copied:
+        return (
+            f"compare and write {found.element} by one atomic, {how}, in place of {found.copied} in line"
+            f" {found.header} and of the store on line {found.line}"
+        )
+    if found.repeats:
+        return (
+            f"compare and write {found.element} by one atomic, {how}, in place of the loop at line"
+            f" {found.header}: another thread can write between a test and the store"
+        )
+    return (
+        f"compare and write {found.element} by one atomic, {how}, on line {found.header}: let the branch test"
+        f" the old value that it returns{done}"
+    )
+
+
+def fix_of_exchange(facts):
+    found = facts.swapped
+    place = f"read and write {found.element} by one atomic, {{exchange}}"
+    if found.read == found.line:
+        return f"{place}, on line {found.line}: {found.old} becomes the old value that it returns"
+    if found.old and found.early:
+        return (
+            f"{place}, on line {found.read}, and leave out line {found.line}: {found.old} becomes the old"
+            " value that it returns"
+        )
+    use = f"{found.old} becomes" if found.old else f"in place of {found.element}, use"
+    where = f"in place of lines {found.read} and {found.line}"
+    if not found.old:
+        where = f"before line {found.read}, and leave out line {found.line}"
+    if not found.early:
+        where = f"on line {found.line}, and leave out the read on line {found.read}"
+    return f"{place}, {where}: {use} the old value that it returns"
+
+
+def steps_of_exchange(facts):
+    found = facts.swapped
+    if not found.early or facts.language != NUMBA:
+        return ()
+    return (Step("atomic", facts.one.function, found.line, "exchange", found.read, found.element),)
+
+
+def steps_of_claim(facts):
+    found = facts.claim
+    if found.copied:
+        return ()
+    return (Step("atomic", facts.one.function, found.line, found.operation, found.header, found.element),)
+
+
+def fix_of_check(facts):
+    line, element = facts.check
+    change = facts.one if facts.other.line == line else facts.other
+    by = "" if change.kind == "atomic" else f", and write it on line {change.line} by another ({{exchange}})"
+    return (
+        f"read {element} on line {line} by an atomic ({{add}} of 0){by}, if the kernel is correct with the"
+        " old and with the new value"
+    )
+
+
+def steps_of_check(facts):
+    line, element = facts.check
+    if ATOMIC not in facts.actions:
+        return ()
+    return (Step("atomic", facts.one.function, line, "read", line, element),)
+
+
+def lock_fences(facts):
+    if facts.lock is None:
+        return ()
+    first, last = facts.lock
+    return insertion_steps(facts, facts.outline.loop(first - 1), "fence") + insertion_after_line(
+        facts, last, "fence"
+    )

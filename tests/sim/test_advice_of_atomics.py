@@ -1,0 +1,252 @@
+"""Tests that apply the advice about locks, exchanges, tickets and maxima."""
+
+import numpy as np
+import pytest
+from numba import cuda, int32
+
+from followed import Cases, launched
+
+CASES = Cases()
+case = CASES.case
+
+# --- locks that are released by a plain store ---------------------------------------------------------------
+
+
+def counted_four(x, out, n):
+    assert out[0] == 4 and n[0] == 0
+
+
+RELEASE = "release by a plain store"
+
+
+@case(RELEASE, (4, 8), "cuda.threadfence() before it and after the atomic on line 3", counted_four)
+def lock_without_fences(x, out, n):
+    if cuda.threadIdx.x == 0:
+        while cuda.atomic.cas(n, 0, 0, 1) != 0:
+            pass
+        out[0] += 1
+        n[0] = 0
+
+
+@case(RELEASE, (4, 8), "cuda.atomic.exch in place of the plain store on line 8", counted_four)
+def lock_with_fences(x, out, n):
+    if cuda.threadIdx.x == 0:
+        while cuda.atomic.cas(n, 0, 0, 1) != 0:
+            pass
+        cuda.threadfence()
+        out[0] += 1
+        cuda.threadfence()
+        n[0] = 0
+
+
+@case(RELEASE, (4, 8), "cuda.atomic.exch in place of the plain store on line 8", counted_four)
+def lock_by_exchange(x, out, n):
+    if cuda.threadIdx.x == 0:
+        while cuda.atomic.exch(n, 0, 1) != 0:
+            pass
+        cuda.threadfence()
+        out[0] += 1
+        cuda.threadfence()
+        n[0] = 0
+
+
+def largest_of_four(x, out, n):
+    assert out[0] == 24 and n[0] == 0
+
+
+@case(RELEASE, (4, 8), "cuda.atomic.exch in place of the plain store on line 9", largest_of_four)
+def lock_around_a_test(x, out, n):
+    if cuda.threadIdx.x == 0:
+        while cuda.atomic.cas(n, 0, 0, 1) == 1:
+            pass
+        cuda.threadfence()
+        if x[cuda.grid(1)] > out[0]:
+            out[0] = x[cuda.grid(1)]
+        cuda.threadfence()
+        n[0] = 0
+
+
+@cuda.jit(device=True)
+def acquire(lock):
+    while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+        pass
+    cuda.threadfence()
+
+
+@cuda.jit(device=True)
+def release(lock):
+    cuda.threadfence()
+    lock[0] = 0
+
+
+@case(RELEASE, (4, 8), "cuda.atomic.exch in place of the plain store on line 3 of release", counted_four)
+def lock_in_functions(x, out, n):
+    if cuda.threadIdx.x == 0:
+        acquire(n)
+        out[0] += 1
+        release(n)
+
+
+def counted_two(x, out, n):
+    assert out[0] == 2
+
+
+@case(RELEASE, (1, 64), "cuda.atomic.exch in place of the plain store on line 13", counted_two)
+def lock_in_shared_memory(x, out, n):
+    lock = cuda.shared.array(1, int32)
+    t = cuda.threadIdx.x
+    if t == 0:
+        lock[0] = 0
+    cuda.syncthreads()
+    if t % 32 == 0:
+        while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+            pass
+        cuda.threadfence()
+        out[0] += 1
+        cuda.threadfence()
+        lock[0] = 0
+
+
+# --- exchanges ----------------------------------------------------------------------------------------------
+
+
+def four_chains(x, out, n):
+    seen = []  # each chain leads from the last i + 1 that was stored to an element to 0
+    for c in range(4):
+        i = n[c]
+        while i:
+            assert (i - 1) % 4 == c
+            seen.append(i)
+            i = out[i - 1]
+    assert sorted(seen) == list(range(1, 65))
+
+
+@case("exchange", (2, 32), "cuda.atomic.exch, on line 4, and leave out line 5: old becomes", four_chains)
+def exchange_by_a_variable(x, out, n):
+    i = cuda.grid(1)
+    c = x[i] % 4
+    old = n[c]
+    n[c] = i + 1
+    out[i] = old
+
+
+@case("exchange", (2, 32), "before line 4, and leave out line 5: in place of n[c], use", four_chains)
+def exchange_without_a_variable(x, out, n):
+    i = cuda.grid(1)
+    c = x[i] % 4
+    out[i] = n[c]
+    n[c] = i + 1
+
+
+@case("exchange", (2, 32), "cuda.atomic.exch, on line 5: mine becomes the old value", four_chains)
+def exchange_in_one_statement(x, out, n):
+    i = cuda.grid(1)
+    c = x[i] % 4
+    mine = i + 1
+    mine, n[c] = n[c], mine
+    out[i] = mine
+
+
+def first_of_four(x, out, n):
+    assert list(out[:4]) == list(n[:4]) == [1, 1, 1, 1]
+
+
+@case("exchange", (2, 32), "on line 4, and leave out line 5: seen becomes the old value", first_of_four)
+def first_visit(x, out, n):
+    i = cuda.grid(1)
+    c = x[i] % 4
+    seen = n[c]
+    n[c] = 1
+    if seen == 0:
+        out[c] += 1
+
+
+@cuda.jit(device=True)
+def push(heads, c, i):
+    old = heads[c]
+    heads[c] = i
+    return old
+
+
+@case("exchange", (2, 32), "read and write heads[c] by one atomic, cuda.atomic.exch", four_chains)
+def exchange_in_a_function(x, out, n):
+    i = cuda.grid(1)
+    out[i] = push(n, x[i] % 4, i + 1)
+
+
+# --- tickets and sums ---------------------------------------------------------------------------------------
+
+
+def all_positions(x, out, n):
+    assert n[0] == 64 and sorted(out[:64]) == list(range(64))
+
+
+@case("update", (2, 32), "on line 3, and leave out line 4: k becomes the old value", all_positions)
+def position_by_a_variable(x, out, n):
+    i = cuda.grid(1)
+    k = n[0]
+    n[0] = k + 1
+    out[k] = i
+
+
+def positions_of_several(x, out, n):
+    assert n[0] == 64 - 1 and np.bincount(out[:63], minlength=64).tolist() == [i % 3 for i in range(64)]
+
+
+@case("update", (2, 32), "on line 4, and leave out line 5: k becomes the old value", positions_of_several)
+def positions_of_runs(x, out, n):
+    i = cuda.grid(1)
+    m = x[i] % 3
+    k = n[0]
+    n[0] = k + m
+    for j in range(m):
+        out[k + j] = i
+
+
+@cuda.jit(device=True)
+def take(count):
+    k = count[0]
+    count[0] = k + 1
+    return k
+
+
+@case("update", (2, 32), "on line 2, and leave out line 3: k becomes the old value", all_positions)
+def position_in_a_function(x, out, n):
+    out[take(n)] = cuda.grid(1)
+
+
+# --- maxima -------------------------------------------------------------------------------------------------
+
+
+def largest(x, out, n):
+    assert n[0] == 31
+
+
+@case("claim", (2, 32), "cuda.atomic.max, in place of the loop at line 3", largest)
+def maximum_in_a_loop(x, out, n):
+    v = x[cuda.threadIdx.x]
+    while v > n[0]:
+        n[0] = v
+
+
+@cuda.jit(device=True)
+def raise_to(m, v):
+    if v > m[0]:
+        m[0] = v
+
+
+@case("claim", (2, 32), "compare and write m[0] by one atomic, cuda.atomic.max", largest)
+def maximum_in_a_function(x, out, n):
+    raise_to(n, x[cuda.threadIdx.x])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_steps_of_the_advice(name, few):
+    CASES.follow(name, few)
+
+
+def test_no_advice_changes_what_a_lock_protects():
+    # The accesses inside the lock are correct. Only its release is not.
+    for kernel in (lock_without_fences, lock_in_functions, lock_around_a_test):
+        findings, _ = launched(kernel, (4, 8))
+        assert {finding.advice.pattern for finding in findings} == {RELEASE}

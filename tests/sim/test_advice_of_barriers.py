@@ -1,0 +1,151 @@
+"""Tests that apply the advice about barriers that some threads miss, and about arrays that blocks exchange in
+each iteration."""
+
+import numpy as np
+import pytest
+from numba import cuda, int32
+
+from followed import Cases, launched
+
+CASES = Cases()
+case = CASES.case
+
+# --- arrays that are exchanged in each iteration ------------------------------------------------------------
+
+
+def smoothed(x, out, n):
+    values = np.arange(64, dtype=np.int64)
+    for _ in range(3):
+        values = values + np.roll(values, -1)
+    np.testing.assert_array_equal(out[:64], values)
+
+
+ALTERNATE = "arrays exchanged between blocks"
+EACH = "end the kernel after each iteration of the loop at line {} and launch it again for the next, or"
+
+
+@case(ALTERNATE, (4, 16), EACH.format(3), smoothed)
+def arrays_exchanged(x, out, n):
+    i = cuda.grid(1)
+    for _ in range(3):
+        out[i] = x[i] + x[(i + 1) % 64]
+        x, out = out, x
+
+
+@case(ALTERNATE, (4, 16), EACH.format(5), smoothed)
+def arrays_exchanged_by_a_variable(x, out, n):
+    i = cuda.grid(1)
+    a = x
+    b = out
+    for _ in range(3):
+        b[i] = a[i] + a[(i + 1) % 64]
+        c = a
+        a = b
+        b = c
+        cuda.syncthreads()
+
+
+@case(ALTERNATE, (4, 16), EACH.format(3), smoothed)
+def arrays_selected(x, out, n):
+    i = cuda.grid(1)
+    for s in range(3):
+        a = x if s % 2 == 0 else out
+        b = out if s % 2 == 0 else x
+        v = a[i] + a[(i + 1) % 64]
+        b[i] = v
+
+
+# --- barriers that some threads miss ------------------------------------------------------------------------
+
+
+def reversed_forty(x, out, n):
+    assert list(out[:41]) == [*range(39, -1, -1), 0]
+
+
+@case(None, (1, 64), "move the barrier on line 6 out of the branch at line 4: end the branch", reversed_forty)
+def barrier_in_a_branch(x, out, n):
+    s = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    if t < 40:
+        s[t] = x[t]
+        cuda.syncthreads()
+        out[t] = s[39 - t]
+
+
+@case(None, (1, 64), "move the barrier on line 8 out of the branches at lines 4 and 6", reversed_forty)
+def barrier_in_two_branches(x, out, n):
+    s = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    if t < 40:
+        v = 0
+        if x[t] >= 0:
+            s[t] = x[t] + v
+            cuda.syncthreads()
+            out[t] = s[39 - t]
+
+
+@case(None, (1, 64), "let no thread return before the barrier on line 7", reversed_forty)
+def barrier_after_a_return(x, out, n):
+    s = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    if t >= 40:
+        return
+    s[t] = x[t]
+    cuda.syncthreads()
+    out[t] = s[39 - t]
+
+
+def total(x, out, n):
+    assert out[0] == 63 * 32
+
+
+@case(None, (1, 64), "move the barrier on line 10 out of the branch at line 8", total)
+def barrier_in_a_branch_of_a_loop(x, out, n):
+    s = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    s[t] = x[t]
+    cuda.syncthreads()
+    d = 32
+    while d > 0:
+        if t < d:
+            s[t] += s[t + d]
+            cuda.syncthreads()
+        d //= 2
+    if t == 0:
+        out[0] = s[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_steps_of_the_advice(name, few):
+    CASES.follow(name, few)
+
+
+def test_a_loop_with_different_numbers_of_iterations():
+    def kernel(x, out, n):
+        t = cuda.threadIdx.x
+        for i in range(t // 32 + 1):
+            out[t] += i
+            cuda.syncthreads()
+
+    def leaves(x, out, n):
+        t = cuda.threadIdx.x
+        for i in range(3):
+            if t >= 40:
+                continue
+            cuda.syncthreads()
+
+    def around(x, out, n):
+        if cuda.threadIdx.x < 40:
+            for i in range(3):
+                cuda.syncthreads()
+
+    says = {
+        kernel: "execute the same number of iterations of the loop at line 3",
+        leaves: "let no thread leave an iteration before the barrier on line 6: put what follows the"
+        " `continue` on line 5 into a branch",
+        around: "let every thread of the block execute the loop at line 3, and test the condition of line 2"
+        " inside it",
+    }
+    for function, text in says.items():
+        (finding,) = launched(function, (1, 64))[0]
+        assert text in finding.fix and finding.advice is None
