@@ -77,9 +77,10 @@ def agrees(given, answer):
     """Return whether a guess agrees with the answer, or with one of the other texts that mean the same."""
     right = answer["is"]
     if isinstance(right, str):
-        return any(plain(given) == plain(text) for text in (right, *answer.get("also", ())))
+        texts = {plain(text) for text in (right, *answer.get("also", ()))}
+        return plain(given) in texts or plain(shown(given)) in texts
     if isinstance(right, list):
-        return same_entries(list(given), right, answer) if isinstance(given, (list, tuple, set)) else False
+        return same_entries(entries(given), right, answer)
     if isinstance(right, bool) or isinstance(given, bool):
         return given is right
     try:
@@ -87,6 +88,18 @@ def agrees(given, answer):
     except (TypeError, ValueError):
         return False
     return error <= answer.get("within", 0 if isinstance(right, int) else 0.02) * abs(right)
+
+
+def entries(given):
+    """Return the entries of a guess at a list. A text such as "inf and nan" has two, and a number is one.
+
+    >>> entries("a, b and c")
+    ['a', 'b', 'c']
+    """
+    if isinstance(given, str):
+        return [entry for entry in re.split(r"[\s,;]+(?:and\s+)?", given.strip(" []()")) if entry]
+    given = given.tolist() if hasattr(given, "tolist") else given
+    return list(given) if isinstance(given, (list, tuple, set)) else [given]
 
 
 def same_entries(given, right, answer):
@@ -111,7 +124,7 @@ def plain(text):
 def shown(value):
     """Return a guess or an answer as text: a list with commas, a number with its digits grouped."""
     if isinstance(value, (list, tuple, set)):
-        return ", ".join(map(shown, value))
+        return ", ".join(map(shown, value)) or "nothing"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int) and abs(value) >= 10_000:

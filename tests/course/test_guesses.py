@@ -6,6 +6,7 @@ import re
 import tomllib
 
 import jupytext
+import numpy as np
 import pytest
 
 from course import guess as a_guess
@@ -67,6 +68,20 @@ def test_some_blanks_may_be_left_open(capsys):
         ({0, 50}, {"is": [0, 50]}, True),
         ([0, 0, 50], {"is": [0, 50]}, False),
         (50, {"is": [0, 50]}, False),
+        (-150, {"is": [-150]}, True),
+        (150, {"is": [-150]}, False),
+        ("0, 50", {"is": [0, 50]}, True),
+        ("50 and 0", {"is": [0, 50]}, True),
+        ("0, 50, 86", {"is": [0, 50]}, False),
+        ("inf and nan", {"is": ["inf", "nan"]}, True),
+        ("[nan, inf]", {"is": ["inf", "nan"]}, True),
+        ("nan", {"is": ["inf", "nan"]}, False),
+        ("", {"is": [-150]}, False),
+        (np.array([0, 50]), {"is": [0, 50]}, True),
+        ("a b c", {"is": ["a", "b", "c"]}, True),
+        (False, {"is": "no"}, True),
+        (True, {"is": "no"}, False),
+        (True, {"is": "yes", "also": ["y"]}, True),
         (["nan", "inf"], {"is": ["inf", "nan"]}, True),
         ((3, 8), {"is": [3, 8], "in_order": True}, True),
         ((8, 3), {"is": [3, 8], "in_order": True}, False),
@@ -75,6 +90,18 @@ def test_some_blanks_may_be_left_open(capsys):
 )
 def test_a_guess_agrees_with_equal_numbers_texts_and_lists(given, answer, expected):
     assert agrees(given, answer) is expected
+
+
+def test_a_wrong_guess_is_not_shown_as_the_answer(capsys):
+    """The line "you guessed -150. The answer is -150" helps nobody."""
+    for question, given in [
+        ("01 maximum from zero", {"wrong_rows": ..., "noticed": -150}),
+        ("01 without a maximum", {"correct_rows": "0 and 50", "others_show": "inf, nan"}),
+        ("00 neighbours", {"as_expected": False}),
+    ]:
+        assert all(line.startswith("✓ ") for line in printed(capsys, question, **given))
+    wrong = printed(capsys, "01 maximum from zero", wrong_rows=[], noticed=...)
+    assert wrong[0].startswith("wrong rows: you guessed nothing. The answer is -100, -103, -104, -150: ")
 
 
 def test_an_unknown_question_and_wrong_blanks_are_errors():
