@@ -331,6 +331,8 @@ MUTANTS = {
         ("swallows errors", launching(("raise errors[0]", "pass"))),
         ("lets the others wait after an error", launching(("            barrier.abort()\n", ""))),
         ("raises the last error, not the first", launching(("errors[0]", "errors[-1]"))),
+        ("raises a new error of the same type", launching(("errors[0]", "type(errors[0])"))),
+        ("raises a new error with the same text", launching(("errors[0]", "RuntimeError(str(errors[0]))"))),
         ("never joins", launching(("thread.join()", "pass"))),
         ("runs the first block only", launch_first_block_only),
     ],
