@@ -11,7 +11,7 @@ from course.check import dialect
 from course.check.dialect import python_function as python_function
 from course.check.harness import compare, fail
 from course.check.trial import ARCHITECTURE, remember_launch
-from sim import ThreadError, simulate
+from sim import LaunchError, ThreadError, simulate
 from sim.nouns import plural
 from sim.observers import DEFAULT
 from sim.observers.trace import Trace
@@ -51,6 +51,8 @@ def launch(
         if isinstance(error.__cause__, NotImplementedError):
             raise error.__cause__ from None  # the stub
         fail("a thread raises an error", call=call, hint=str(error))
+    except LaunchError as error:
+        fail("sim refuses the launch", call=call, hint=str(error))
     messages = [finding.message for finding in report.findings if refused(finding)]
     if messages:
         fail("sim finds a bug", call=call, hint=first(messages))
@@ -73,8 +75,17 @@ def run(kernel, configuration, inputs, outputs, rng, call, place=None, **options
     given = copies(inputs)
     arguments = (*given[:place], *outputs, *(given[place:] if place is not None else ()))
     report = launch(kernel, configuration, arguments, rng, call, **options)
-    compare(given, tuple(inputs), what="the kernel changed an input", call=call, tolerance=0)
+    for array, before in zip(given, inputs, strict=True):
+        what = f"the kernel changed its input{name_of(array, kernel, arguments)}"
+        compare(array, before, what=what, call=call, tolerance=0)
     return report
+
+
+def name_of(array, kernel, arguments):
+    """Return a space and the name of the parameter to which an array is passed, or "" if it is unknown."""
+    code = getattr(python_function(kernel), "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code else ()
+    return next((f" {name}" for name, given in zip(names, arguments, strict=False) if given is array), "")
 
 
 def judge(
@@ -100,9 +111,10 @@ def judge(
     options.setdefault("max_steps", STEPS)
     options["observers"] = (*DEFAULT, *options.get("observers", ()), Trace(limit=EVENTS), Traffic)
     report = run(kernel, configuration, inputs, outputs, rng, call, **options)
+    alone = len(outputs) == len(wanted) == 1  # then an index is that of the array
     compare(
-        outputs,
-        wanted,
+        outputs[0] if alone else outputs,
+        wanted[0] if alone else wanted,
         what=what,
         call=call,
         tolerance=tolerance,

@@ -26,7 +26,8 @@ WAIT = (
     " and before anything is stored over it?"
 )
 NOT_A_NUMBER = (
-    "NaN: no thread has written this element, or a thread read shared memory before it was written."
+    "NaN: no thread has written this element, or a thread read it (out[i] += ...), or shared memory, before"
+    " it was written."
 )
 
 
@@ -51,7 +52,7 @@ def ex03_1(add, rng):
             threads=size,
             hint=ONE_EACH,
         )
-        verify(add, blocks, threads, (x, y), x + y, rng, call, contract)
+        verify(add, blocks, threads, (x, y), x + y, rng, call, contract, otherwise=SAME_INDEX)
     return "1 to 1,500 elements, blocks of 4, 8 and 32, ragged ends, blocks without work"
 
 
@@ -71,6 +72,7 @@ def ex03_2(launch, rng):
     )
 
 
+SAME_INDEX = "Each element of out is the sum of the two elements that have the same index, in float32."
 ONE_EACH = "One element a thread; a thread without an element does nothing."
 
 
@@ -321,14 +323,17 @@ def one_fails(culprit):
 # 3.1, 3.3, 3.4: the learner's kernels, in sim ---------------------------------------------------------------
 
 
-def verify(kernel, grid, block, inputs, wanted, rng, call, contract, **options):
+def verify(kernel, grid, block, inputs, wanted, rng, call, contract, *, otherwise=WAIT, **options):
     """Run the kernel in `sim` in several thread orders, and return the reports. Reject it unless it always
-    returns `wanted` (float32) and fulfils the contract."""
+    returns `wanted` (float32) and fulfils the contract.
+
+    otherwise: the hint for a wrong value that is not NaN.
+    """
     kernels.own(kernel, kernels.python_function(kernel).__name__)
     outs = [np.full(wanted.shape, np.nan, dtype=float32) for _ in range(ORDERS)]
     reports = []
     for out in outs:
-        hint = lambda got: NOT_A_NUMBER if np.isnan(got).any() else WAIT  # noqa: E731
+        hint = lambda got: NOT_A_NUMBER if np.isnan(got).any() else otherwise  # noqa: E731
         report = kernels.judge(
             kernel,
             (grid, block),

@@ -8,7 +8,7 @@ import weakref
 import torch
 
 from course.check import letters
-from course.check.harness import compare, exercise, fail
+from course.check.harness import compare, exercise, explained, fail
 from course.check.lesson19 import drawing
 from course.check.tensors import within
 from kernels import reference
@@ -94,7 +94,8 @@ def right_rows(got, wanted, what, most, call):
             got=got.shape[1],
             hint=hint,
         )
-    compare(got, wanted, what=what, call=call, tolerance=0, hint="The order is: oldest first, newest last.")
+    hint = explained(got, {}, "The order is: oldest first, newest last.", wanted=wanted)
+    compare(got, wanted, what=what, call=call, tolerance=0, hint=hint)
 
 
 # 19.4 -------------------------------------------------------------------------------------------------------

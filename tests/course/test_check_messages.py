@@ -1,0 +1,96 @@
+"""Tests of the messages about wrong answers: each names the mistake, in terms of the exercise."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numba import cuda
+
+from course import check
+from course.check.harness import CheckFailed
+from course.check.words import ROUNDED
+
+
+def message(check_it, answer):
+    with pytest.raises(CheckFailed) as failed:
+        check_it(answer, seed=1)
+    return str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "factor, said",
+    [
+        (None, "Return a number"),
+        ("0.37", "Return a number"),
+        (0.4, "Give two digits"),
+        (0.5, "You halved it"),
+        (0.25, "What is the ratio"),
+        ([0.37, 0.37], "What is the ratio"),
+    ],
+)
+def test_a_wrong_factor_gets_a_reply_to_the_mistake(factor, said):
+    assert said in message(check.ex01_0, lambda: factor)
+
+
+def softmax_in_float32(pairs):
+    m, l, o = -math.inf, np.float32(0), 0.0
+    for score, value in pairs:
+        new = max(m, score)
+        shrink, weight = np.float32(math.exp(m - new)), np.float32(math.exp(score - new))
+        m, l, o = new, l * shrink + weight, o * shrink + weight * value
+    return m, l, o
+
+
+def push_in_float32(kept, q, c_q, after_c_q):
+    rows = torch.cat([kept, q], dim=1).float()
+    most = c_q + after_c_q - 1
+    return rows[:, -most:], rows[:, max(0, rows.shape[1] - most + 1) :].clone()
+
+
+@pytest.mark.parametrize("name, answer", [("ex01_1", softmax_in_float32), ("ex19_3", push_in_float32)])
+def test_rounding_to_float32_is_named(name, answer):
+    assert ROUNDED in message(getattr(check, name), answer)
+
+
+def forgets_the_last(x, y, out):
+    i = cuda.grid(1)
+    if i < x.size - 1:
+        out[i] = x[i] + y[i]
+
+
+def changes_y(x, y, out):
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] += x[i]
+        out[i] = y[i]
+
+
+def adds_to_out(x, y, out):
+    i = cuda.grid(1)
+    if i < x.size:
+        out[i] += x[i] + y[i]
+
+
+def returns_the_sum(x, y, out):
+    return x[cuda.grid(1)] + y[cuda.grid(1)]
+
+
+def truncates(x, y, out):
+    i = cuda.grid(1)
+    if i < x.size:
+        out[i] = int(x[i]) + int(y[i])
+
+
+@pytest.mark.parametrize(
+    "kernel, said",
+    [
+        (forgets_the_last, "1 of 8 numbers differ, the first at [7]"),
+        (changes_y, "the kernel changed its input y: "),
+        (adds_to_out, "a thread read it (out[i] += ...)"),
+        (returns_the_sum, "sim refuses the launch\n    add[2, 4](x, y, out) with 8 elements\n"),
+        (truncates, "the two elements that have the same index"),
+    ],
+)
+def test_a_wrong_kernel_gets_a_message_about_its_arrays(kernel, said):
+    assert said in message(check.ex03_1, kernel)
