@@ -15,7 +15,7 @@
 #
 # ## The first five minutes
 #
-# Your first kernel has eight threads, and each thread has one number. Each thread writes its number to a table that all threads can see, in *shared memory*. Then it adds the number of its right neighbour to its own. The neighbour of the last thread is the first one.
+# A **kernel** is a function that many **threads** of a GPU run at the same time. Your first kernel has eight threads, which form one **block**, and each thread has one number, `x[t]`. It writes this number to a table that all threads of the block can see, in *shared memory*. Then it adds the number of its right neighbour to its own. The neighbour of the last thread is the first one.
 
 # %%
 import numpy as np
@@ -46,7 +46,7 @@ x, out = np.arange(8, dtype=float32), np.zeros(8, dtype=float32)
 guess("00 neighbours", as_expected=...)
 
 # %% [markdown]
-# A GPU would almost always print exactly that. The simulator runs the threads in a random order and watches every access to memory, so it can tell you more:
+# A GPU would almost always print exactly that. The simulator runs the threads in a random order and watches every access to memory, so it can tell you more. (`[1, 8]` starts one block of eight threads, and `seed` selects one of the random orders.)
 
 # %%
 report = simulate(add_neighbours, on_finding="report", seed=1)[1, 8](x, out)
@@ -55,7 +55,7 @@ print(f"\nfindings: {len(report.findings)}; the first:\n")
 print(report.findings[0].message)
 
 # %% [markdown]
-# A thread may read its neighbour's position before the neighbour has written to it. This is a **race**: the result is correct today and wrong tomorrow, and no GPU reports an error. You fix it with one line between the write and the read, a **barrier**. All threads of the block wait there for each other:
+# A thread may read its neighbour's position before the neighbour has written to it. The simulator fills shared memory with `nan` ("not a number") at the start, so these sums are `nan`. A GPU would read whatever was in memory before. This is a **race**: the result is correct today and wrong tomorrow, and no GPU reports an error. You fix it with one line between the write and the read, a **barrier**. All threads of the block wait there for each other:
 
 
 # %%
