@@ -93,7 +93,7 @@ def test_a_guess_agrees_with_equal_numbers_texts_and_lists(given, answer, expect
 
 
 def test_a_wrong_guess_is_not_shown_as_the_answer(capsys):
-    """The line "you guessed -150. The answer is -150" helps nobody."""
+    # "you guessed -150. The answer is -150" says nothing
     for question, given in [
         ("01 maximum from zero", {"wrong_rows": ..., "noticed": -150}),
         ("01 without a maximum", {"correct_rows": "0 and 50", "others_show": "inf, nan"}),

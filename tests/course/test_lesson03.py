@@ -31,7 +31,7 @@ def test_any_other_failure_of_a_thread_is(monkeypatch):
 
 
 def test_another_error_than_the_first_one_of_a_thread_is_named():
-    """A launch may wrap the error, or raise all errors as a group."""
+    # A launch may wrap the error, or raise all errors as a group.
 
     def launch(*_):
         raise ExceptionGroup("errors", [lesson03.Mishap(*lesson03.CAUSE)])
