@@ -260,7 +260,7 @@ class AccessPair:
             return found.name if found and found.is_element else None
         value = found.value if found else statement(self.statement(site))
         if found and found.is_element:  # the index of the target is read too
-            value += f" {found.target if found.operator else found.target.replace(found.name, '', 1)}"
+            value += f"; {found.target if found.operator else found.target.replace(found.name, '', 1)}"
         # For a member, such as `u.f[i]` or `p->f[i]`, the name is that of the object.
         names = set(re.findall(r"(?<![\w.>])(\w+)(?:(?:\.|->)\w+)*\s*\[", value))
         if self.language == CPP:  # in Python, `* name` multiplies

@@ -362,3 +362,19 @@ def test_a_null_pointer_is_no_consequence_of_an_earlier_finding(tmp_path):
     findings = launched(text, tmp_path / "k.cu", (1, 1), None, np.zeros(4, np.float32)).findings
     assert [f.follows for f in findings] == [False, False]
     assert any(f.reason.startswith("It is the null pointer") for f in findings)
+
+
+@pytest.mark.parametrize("value", ["((volatile float *)out)[i] : 0.0f", "*(out + i) : b"])
+def test_the_end_of_a_value_is_no_view_of_the_array_that_is_read(value, tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    text = f"""extern "C" __global__ void kernel(const float *x, float *out) {{
+    __shared__ float tile[32];
+    int t = threadIdx.x, i = blockIdx.x * 31 + t - 1;
+    float b = x[t];
+    tile[t] = i >= 0 ? {value};
+    __syncthreads();
+    if (t > 0) out[i] = tile[t] + tile[t - 1];
+}}"""
+    (race,) = launched(text, tmp_path / "k.cu", (3, 32), *np.zeros((2, 96), np.float32)).findings
+    assert race.kind == "race-global"
+    assert "two views of the same memory" not in race.message
