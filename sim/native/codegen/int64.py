@@ -7,9 +7,10 @@ annotation: `bool`, or a Numba type of integers or tuples.
 """
 
 import ast
+import functools
 import inspect
+import linecache
 import sys
-import textwrap
 from collections import ChainMap
 
 from llvmlite import ir
@@ -80,13 +81,20 @@ class Function:
     def __init__(self, function, inline, suffix="", known=()):
         self.name, self.inline = function.__name__, inline
         self.symbol = f"{function.__module__}.{self.name}{suffix}"
-        self.tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        self.function = function
         self.names, self.result = (
             ChainMap(dict(known), function.__globals__),
             function.__annotations__.get("return"),
         )
-        self.parameters = [name for name in inspect.signature(function).parameters if name not in known]
+        code = function.__code__
+        self.parameters = [name for name in code.co_varnames[: code.co_argcount] if name not in known]
         self.library = None
+
+    @property
+    def tree(self):
+        """The syntax tree. It is parsed on first use, because a kernel uses few of the helpers."""
+        code = self.function.__code__
+        return functions_of(code.co_filename)[code.co_firstlineno]
 
     def call(self, context, builder, *codes):
         """Emit a call from code compiled by Numba, and link the helper's library into that code."""
@@ -106,6 +114,14 @@ class Function:
             result = ir.LiteralStructType([I64] * len(self.result))
         signature = ir.FunctionType(result, [I64] * len(self.parameters))
         return cgutils.get_or_insert_function(module, signature, self.symbol)
+
+
+@functools.cache
+def functions_of(path):
+    """Return {line: syntax tree} for the functions in a file. A function begins at its first decorator."""
+    nodes = ast.walk(ast.parse("".join(linecache.getlines(path))))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    return {min(part.lineno for part in (node, *node.decorator_list)): node for node in functions}
 
 
 def build(helper):
