@@ -32,6 +32,7 @@ from numba.extending import intrinsic
 
 from sim.native.codegen.cache import MachineCodeCache
 from sim.native.codegen.lowering import Lower
+from sim.native.codegen.refreshes import failures_forgotten
 
 
 class NoEnvironment:
@@ -65,8 +66,7 @@ class LinkedLibrary(JITCodeLibrary):
         self._finalized = True
 
     def _get_module_for_linking(self):
-        """Return the IR of this library with all dependencies linked in. Numba calls this method when it
-        links this library into one of its own."""
+        """Return the IR of this library with all dependencies linked in, for a library of Numba's own."""
         return link_needed(self._final_module.clone(), self)
 
     def get_pointer_to_function(self, name):
@@ -167,6 +167,10 @@ class NonLiteralDispatcher(CPUDispatcher):
     def get_call_template(self, arguments, keywords):
         return super().get_call_template([*map(types.unliteral, arguments)], keywords)
 
+    def compile(self, signature):
+        with failures_forgotten(self):
+            return super().compile(signature)
+
 
 # --- Numba's compiler passes --------------------------------------------------------------------------------
 
@@ -214,8 +218,7 @@ class LowerToRunQuickly(LowerToRun):
 def remove_dead_code(function):
     """Run Numba's dead-code elimination on a function's IR, but keep all stores to arrays.
 
-    Numba mistakes an array returned by a runtime function for a local object, and would drop the stores to
-    it.
+    Numba takes an array returned by a runtime function for a local object, and would drop stores to it.
     """
     stored = {
         store.target.name for block in function.blocks.values() for store in block.find_insts(ir.SetItem)

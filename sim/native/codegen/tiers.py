@@ -15,6 +15,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.environment import lookup_environment
 
 from sim.native.codegen.linking import RunLibrary
+from sim.native.codegen.refreshes import failures_forgotten
 
 SECONDS = 0.2  # CPU time in quick code after which a kernel is optimised
 # This suffix is appended to every name that the optimised code defines, because the quick code in the same
@@ -40,7 +41,8 @@ class TieredFunction:
     def compile(self, numba_types):
         """Generate quick machine code or load it from the cache. Load optimised code if the cache contains
         it."""
-        self.dispatcher.compile(numba_types)
+        with failures_forgotten(self.dispatcher):
+            self.dispatcher.compile(numba_types)
         state = self.dispatcher._cache.load_optimised(self.result.signature)
         if state:
             self.optimised = entry_point(self.result, self.codegen.unserialize_library(state))

@@ -19,7 +19,7 @@ from sim.memory.argument import arrays_of
 from sim.memory.snapshot import Snapshot
 from sim.native.codegen import shadow
 from sim.native.codegen.int64 import CLOCKS_PER_SECOND
-from sim.native.codegen.refreshes import few_refreshes
+from sim.native.codegen.refreshes import few_refreshes, with_registries
 from sim.native.codegen.tiers import SECONDS
 from sim.native.lower import definite_assignment
 from sim.native.lower.module import CannotLower
@@ -211,9 +211,10 @@ class Attempt(Memory):
         run = self.program.run
         if self.is_compiled:
             return
+        numba_types = tuple(map(run.typeof_pyval, self.run_arguments(0, 0, self.spill_buffer)))
         try:
             with pause_collector():
-                run.compile(tuple(map(run.typeof_pyval, self.run_arguments(0, 0, self.spill_buffer))))
+                with_registries(lambda: run.compile(numba_types), NUMBA_ERRORS)
         except NUMBA_ERRORS as error:
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
 

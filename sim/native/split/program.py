@@ -19,6 +19,7 @@ from sim.native.codegen.access_log import MAX_SITES
 from sim.native.codegen.arrays import GuardedType
 from sim.native.codegen.isa_functions import digest
 from sim.native.codegen.node_types import Untranslatable
+from sim.native.codegen.refreshes import with_registries
 from sim.native.codegen.scalars import numba_type_of
 from sim.native.codegen.shadow import BARE, BOUNDED
 from sim.native.codegen.symbols import GRID_PARAMETERS, SPECIAL, entry_of
@@ -277,8 +278,11 @@ def types_in(module, name, parameters, numba_types):
         with suppress(Untranslatable):
             return variable_types.single_types(ast.parse(text).body[0], names, numba_types)
         cache.run_text(text, names)
+        thread = names[f"{name}_thread"]
         try:
-            return variable_types.variable_types(names[f"{name}_thread"], tuple(numba_types))
+            return with_registries(
+                lambda: variable_types.variable_types(thread, tuple(numba_types)), NUMBA_ERRORS
+            )
         except NUMBA_ERRORS as error:
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
 
