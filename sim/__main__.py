@@ -156,7 +156,7 @@ def main(given=None):
         return 2
     except Exception:
         traceback.print_exc()
-        print("python -m sim: error: the simulator failed; the kernel is not judged", file=sys.stderr)
+        print("python -m sim: error: the simulator failed; the kernel was not checked", file=sys.stderr)
         return 3
     return int(bool(report.errors))
 
@@ -218,5 +218,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print("python -m sim: interrupted; nothing is judged", file=sys.stderr)
+        print("python -m sim: interrupted; the kernel was not checked", file=sys.stderr)
         sys.exit(130)

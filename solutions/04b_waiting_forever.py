@@ -169,7 +169,7 @@ print()
 print("threads that wrote a value:", np.count_nonzero(~np.isnan(out)))
 
 # %% [markdown]
-# The even lanes wait in line 5 for the odd ones, *which never come*, because they wait in line 7 for the even ones. The two lines with *waits* show one example of each. Each call names all 32 lanes in its mask, and only 16 arrive.
+# The even lanes wait in line 5 for the odd ones, *which never arrive*, because they wait in line 7 for the even ones. The two lines with *waits* show one example of each. Each call names all 32 lanes in its mask, and only 16 arrive.
 #
 # The second half of the likely fix, a mask of the lanes that do arrive, would not help here: a lane can take a value only from a lane that participates. So use the first half: **call the shuffle where all lanes execute it**, and decide afterwards.
 #
@@ -234,7 +234,7 @@ for blocks in [2, 3]:
 # %% [markdown]
 # This is the mistake of the mirror, one level up. Two of three blocks wait at the barrier of the grid. The third had nothing to do, skipped the `if`, and has ended. The total is already complete, and yet no block can continue.
 #
-# (Why does `sim` not call this `barrier-divergence`? Within each block, all threads do the same. Only the blocks differ. `sim` reports `deadlock` whenever threads wait for something that can no longer happen, and a block barrier or a shuffle alone does not explain it.)
+# (Why does `sim` not call this `barrier-divergence`? Within each block, all threads do the same. Only the blocks differ. `sim` reports `barrier-divergence` if one block barrier explains why threads wait, `warp-divergence` if one operation of a warp does, and `deadlock` if several blocks or several kinds of barriers are involved.)
 #
 # ### Exercise 4.8 · shares · two lines
 # Let all threads wait exactly once at the barrier of the grid.
@@ -487,7 +487,7 @@ for name, kernel in KERNELS.items():
 # <details><summary>Hint: four questions</summary>
 #
 # What are the largest and the smallest index? Which thread wrote the element that is read here? What orders this write and that read? Does every
-# thread reach this barrier equally often?
+# thread reach this barrier the same number of times?
 # </details>
 
 

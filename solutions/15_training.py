@@ -1174,8 +1174,9 @@ validate(f"{everything}, float32", by_kernels, against["kernels"], 1e-4)
 # ### On a real GPU, if you have one
 #
 # This is one training step through the kernels: the loss, and the gradient of every parameter of the
-# transformer, compared with the same step through the reference in float64. On a GPU it uses 64 texts, and in
-# the simulator one text of two short blocks. The cell prints the same line in either case.
+# transformer, compared with the same step through the reference in float64. On a GPU, the step uses 64 texts.
+# In the simulator, which is slower, it uses one text of two short blocks. The cell prints the same line in
+# either case.
 
 # %%
 device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -45,13 +45,13 @@ def several_calls_finding(scheduler, block):
     return Finding(
         "barrier-divergence",
         "warning",
-        f"the threads of the block meet at barrier {block.threads[0].frame.number} from several places",
+        f"the threads of the block reach barrier {block.threads[0].frame.number} at several lines or calls",
         seen,
         reason=(
-            "PTX counts arrivals at a barrier from anywhere, so it opens. In CUDA C++ every thread of the"
+            "In PTX, arrivals from all lines count, so the barrier opens. In CUDA C++, every thread of the"
             f" block has to reach the same {name}, and a compiler may rely on that."
         ),
-        fix=fix if "bar" not in name else f"{fix}; or, if it is meant, {name}, {len(block.threads)}",
+        fix=fix if "bar" not in name else f"{fix}; or, if this is intended, {name}, {len(block.threads)}",
         advice=advice,
     )
 
@@ -133,7 +133,7 @@ def divergence_finding(scheduler, block, threads=None):
         )
     reason = "cuda.syncthreads() opens only when every thread of the block has reached the same call."
     if len({access.site for access in seen}) == 1:
-        reason += " Each call of the function has a barrier of its own."
+        reason += " Each call of the function has its own barrier."
     return Finding("barrier-divergence", "error", verdict, seen, reason=reason, fix=fix, advice=advice)
 
 
@@ -165,16 +165,16 @@ def different_iterations_finding(scheduler, block):
     return Finding(
         "barrier-divergence",
         "error",
-        f"threads of the block meet at one barrier in iterations {first.iterations[depth]} and"
-        f" {other.iterations[depth]} of a loop",
+        "threads of the block wait at the same barrier in different iterations of a loop,"
+        f" {first.iterations[depth]} and {other.iterations[depth]}",
         (scheduler.waiting_witness(first), scheduler.waiting_witness(other)),
         reason=(
-            "A condition around a barrier must be the same for the whole block: its threads pass the barrier"
-            " in the same iterations."
+            "A condition around a barrier must have the same result in all threads of the block, so that they"
+            " reach the barrier in the same iterations."
         ),
         fix=(
-            "let every thread pass the barrier in every iteration: put under the condition, or after the"
-            " `continue`, only what the thread itself does"
+            "let every thread reach the barrier in every iteration: move the barrier out of the condition, or"
+            " before the `continue`"
         ),
     )
 
@@ -195,8 +195,8 @@ def deadlock_finding(scheduler, block):
         verdict,
         distinct_witnesses(scheduler, block.threads),
         reason=(
-            f"{block_barriers(waiting)} needs the whole block and grid.sync() the whole grid; neither opens"
-            " while some wait at the other."
+            f"{block_barriers(waiting)} needs all threads of the block, and grid.sync() all threads of the"
+            " grid. Neither opens while some threads wait at the other."
         ),
         fix="let all threads of the block go through the same barriers in the same order",
     )

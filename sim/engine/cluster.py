@@ -14,7 +14,7 @@ CLUSTER = "barrier.cluster"  # Thread.waits of a thread that waits for its clust
 # The reason and the fix for a thread that does not alternate between arriving and waiting.
 ALTERNATE = (
     "Each thread of a cluster arrives and waits in turn.",
-    "let each thread execute barrier.cluster.arrive and then barrier.cluster.wait, equally often",
+    "let each thread execute barrier.cluster.arrive and then barrier.cluster.wait, the same number of times",
 )
 
 
@@ -43,7 +43,8 @@ class Cluster:
         thread = context.thread
         if thread in self.arrived or thread.cluster_phase is not None:
             raise InvalidOperand(
-                "a thread arrives twice at barrier.cluster without barrier.cluster.wait between", *ALTERNATE
+                "a thread arrives twice at barrier.cluster without barrier.cluster.wait in between",
+                *ALTERNATE,
             )
         self.arrived.add(thread)
         thread.cluster_phase = self.phase
@@ -108,5 +109,6 @@ def deadlock_finding(scheduler, blocks):
         f" {index_text(cluster.index)}, and the others wait elsewhere",
         tuple(witnesses),
         reason="The barrier opens when all threads of the cluster that have not ended have arrived.",
-        fix="let every thread of every block of the cluster reach barrier.cluster.arrive equally often",
+        fix="let every thread of every block of the cluster reach barrier.cluster.arrive the same number of"
+        " times",
     )

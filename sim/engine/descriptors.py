@@ -39,7 +39,7 @@ def outside(context, of, addresses, found, site):
     return Finding(
         "out-of-bounds",
         "error",
-        f"the descriptor of {of} leads to byte {first:,} of shared memory, which is in no array{after}",
+        f"the descriptor of {of} points to byte {first:,} of shared memory, which is in no array{after}",
         (context.witness("read", site),),
         *(element or ()),
         reason="Its start address, offsets and swizzle determine the bytes that wgmma reads.",
@@ -91,7 +91,7 @@ def aligned_by_luck(context, descriptor, of, found, site):
         "misaligned-address",
         "warning",
         f"{element.array} has to lie at a multiple of {descriptor.pattern} bytes for the"
-        f" {descriptor.swizzle}-byte swizzle of {of}, and is declared for {allocation.alignment}",
+        f" {descriptor.swizzle}-byte swizzle of {of}, but is declared with alignment {allocation.alignment}",
         (context.witness("read", site),),
         *element,
         reason=f"Here it does, by luck; after {other.name}, which has {other.root.size:,} bytes, it may not.",

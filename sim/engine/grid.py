@@ -291,8 +291,8 @@ class Grid:
         except LaunchError as refusal:
             self.resident, self.refusal = resident, refusal
             self.context.notes[
-                f"the system has threads for {resident} resident blocks; each further block began when one of"
-                " these had ended"
+                f"the system has threads for {resident} resident blocks; each further block started after one"
+                " of these had ended"
             ] = None
 
     def release(self, parked):
@@ -325,7 +325,7 @@ class Grid:
                 f" reach: they {' or '.join(elsewhere)}",
                 distinct_witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1]).threads),
                 reason="A grid barrier opens when every thread of every block has arrived.",
-                fix="let every thread reach grid.sync() equally often",
+                fix="let every thread reach grid.sync() the same number of times",
             )
         )
         for block in parked:

@@ -70,7 +70,7 @@ def deadlock_finding(context, running, loop, waits):
     return Finding(
         "deadlock",
         "error",
-        f"{at}, where {arrived} of {barrier.expected} have arrived in phase {barrier.phase}",
+        f"{at}, which has counted {arrived} of {barrier.expected} arrivals in phase {barrier.phase}",
         (*witnesses, *returned),
         *context.space.element(barrier.address),
         reason=f"{MISSING if arrived else NOBODY}{behind}",
@@ -100,7 +100,7 @@ def text_of_others(context, graph, root):
     for barrier, threads in sorted(waiting.items(), key=lambda item: place(item[1][0])):
         kind = "the mbarrier " if isinstance(barrier, Barrier) else ""
         texts.append(f"{plural(len(threads), 'thread')} at {kind}{name_of(context, barrier)}")
-    return f" Behind {'it' if alone else 'them'} wait {joined(texts)}." if texts else ""
+    return f" {'This thread blocks' if alone else 'These threads block'} {joined(texts)}." if texts else ""
 
 
 def fix_of_arrivals(barrier, missing):
@@ -110,9 +110,9 @@ def fix_of_arrivals(barrier, missing):
     """
     if barrier.brought and not barrier.expected_bytes:
         return (
-            f"let a thread of block {index_text(barrier.block)} arrive at this mbarrier in each phase, with"
-            f" expect_tx of the bytes that copies bring, {bytes_of_phase(barrier)}: each block expects the"
-            " bytes that arrive at its own barrier, even those that other blocks send"
+            f"let a thread of block {index_text(barrier.block)} arrive at this mbarrier in each phase, and"
+            f" expect (expect_tx) the bytes of all copies, {bytes_of_phase(barrier)}: each block expects the"
+            " bytes that arrive at its own barrier, even if other blocks send them"
         )
     usual = (
         "initialise the barrier for as many arrivals as each phase gets, and let each of these threads"
@@ -135,7 +135,7 @@ def missing_bytes_finding(context, barrier, at, witnesses, behind):
     """
     expected, brought = (sum(n for _, n in parts) for parts in (barrier.expected_bytes, barrier.brought))
     copies = dict.fromkeys(witness for witness, _ in (*barrier.expected_bytes, *barrier.brought))
-    bytes_text = f"{brought:,} of {plural(expected, 'byte')} have come"
+    bytes_text = f"{brought:,} of {plural(expected, 'byte')} have arrived"
     difference = (
         f"{plural(expected - brought, 'byte')} are missing" if expected > brought else "that is too many"
     )
@@ -143,12 +143,12 @@ def missing_bytes_finding(context, barrier, at, witnesses, behind):
     return Finding(
         "deadlock",
         "error",
-        f"{at}, where {bytes_text} in phase {barrier.phase} ({arrived} of {barrier.expected} have arrived):"
-        f" {difference}",
+        f"{at}, where {bytes_text} in phase {barrier.phase} ({arrived} of"
+        f" {plural(barrier.expected, 'arrival')} counted): {difference}",
         (*witnesses, *copies),
         *context.space.element(barrier.address),
         reason="A phase is complete only when all arrivals have been counted and exactly the expected bytes"
-        f" have come.{behind}",
+        f" have arrived.{behind}",
         fix=fix_of_bytes(barrier, expected, brought, context.clustered),
     )
 
@@ -159,7 +159,7 @@ def fix_of_bytes(barrier, expected, brought, clustered):
     if brought < expected == barrier.complete_bytes:
         return (
             f"send the missing copy of {plural(expected - brought, 'byte')}: in phase {barrier.phase - 1},"
-            f" the copies brought all {expected:,}{mask}"
+            f" the copies delivered all {expected:,}{mask}"
         )
     if not brought:
         return f"send the copy of {plural(expected, 'byte')}, or arrive without expect_tx{mask}"
@@ -169,8 +169,8 @@ def fix_of_bytes(barrier, expected, brought, clustered):
     return f"let expect_tx name the bytes of all copies that {counts} in a phase, {right}{missing}"
 
 
-MISSING = "Nothing changes while they wait, so the arrivals that are missing never come."
+MISSING = "Nothing changes while they wait, so the missing arrivals never happen."
 NOBODY = (
-    "Nothing changes while they wait, so nobody arrives in this phase. A wait for the wrong phase or parity"
-    " never ends either."
+    "Nothing changes while they wait, so no thread arrives in this phase. A wait for the wrong phase or"
+    " parity never ends either."
 )

@@ -92,17 +92,17 @@ def find_barrier(barriers, number, count, warp_size):
         )
     if count <= 0 or count % warp_size:
         raise InvalidOperand(
-            f"barrier {number} is for a multiple of {warp_size} threads, got {count}",
+            f"barrier {number} takes a multiple of {warp_size} threads, got {count}",
             "Whole warps arrive at a named barrier.",
             f"round the count up to a multiple of {warp_size}, and let all lanes of these warps take part",
         )
     barrier = barriers.setdefault(number, NamedBarrier())
     if barrier.count not in (None, count):
         raise InvalidOperand(
-            f"barrier {number} is for {plural(barrier.count, 'thread')}, by another thread's call, and"
-            f" for {count}",
-            "All calls between two openings of a barrier give the same count.",
-            "give all of them the number of threads that arrive, or use another barrier number",
+            f"this call of barrier {number} is for {plural(count, 'thread')}, and another thread's call is"
+            f" for {barrier.count}",
+            "All calls between two openings of a barrier must pass the same number of threads.",
+            "pass the number of threads that arrive in all calls, or use another barrier number",
         )
     barrier.count = count
     return barrier
@@ -119,7 +119,8 @@ def incomplete_finding(scheduler, block):
         return Finding(
             "barrier-divergence",
             "error",
-            f"barrier {number} waits for {plural(barrier.count, 'thread')}, and {barrier.arrivals} have come",
+            f"barrier {number} waits for {plural(barrier.count, 'thread')}, but only {barrier.arrivals} have"
+            " arrived",
             (scheduler.waiting_witness(barrier.waiting[0]), repeated),
             reason="A thread arrived without waiting, and arrived again before the barrier had opened. Its"
             " second arrival replaced the arrival of another thread.",
@@ -130,7 +131,8 @@ def incomplete_finding(scheduler, block):
     return Finding(
         "barrier-divergence",
         "error",
-        f"barrier {number} waits for {plural(barrier.count, 'thread')}, and {barrier.arrivals} have come",
+        f"barrier {number} waits for {plural(barrier.count, 'thread')}, but only {barrier.arrivals} have"
+        " arrived",
         (scheduler.waiting_witness(barrier.waiting[0]), *map(scheduler.waiting_witness, elsewhere.values())),
         reason=f"bar.sync {number}, {barrier.count} opens when {barrier.count} threads have arrived, and"
         " no other thread can run.",
@@ -143,6 +145,6 @@ def fix_of_count(number, barrier):
     if barrier.arrivals % 32:
         return f"let all {barrier.count} threads reach a call of barrier {number}, in whole warps"
     return (
-        f"let all calls give the number of threads that arrive (bar.sync {number}, {barrier.arrivals} for"
-        f" those that have come), or let all {barrier.count} threads reach one of them"
+        f"pass the number of threads that arrive in all calls (bar.sync {number}, {barrier.arrivals} for the"
+        f" threads that have arrived), or let all {barrier.count} threads reach one of the calls"
     )

@@ -55,8 +55,8 @@ class OSThread:
         except RuntimeError as error:
             raise LaunchError(
                 'engine="threads" runs each resident CUDA thread in an operating-system thread, and the'
-                " system has too few for the blocks that must be resident at once, as they wait for each"
-                ' other; wanted a launch of fewer threads, or engine="fibers"'
+                " system has too few of them for the blocks that must be resident at once because they wait"
+                ' for each other; launch fewer threads, or use engine="fibers"'
             ) from error
 
     def begin(self, thread, kernel, arguments):

@@ -49,7 +49,7 @@ STOPPED = (
 )
 HOISTED = (
     "The loop waits for memory to change, but the load is neither volatile nor atomic. The compiler has moved"
-    " the load out of the loop, which therefore repeats the test of one value."
+    " the load out of the loop, which therefore tests the same value again and again."
 )
 FIX_HOISTED = (
     "load the value through a volatile pointer or atomically (atomicAdd(p, 0), cuda::atomic_ref), and write"

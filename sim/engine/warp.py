@@ -179,15 +179,15 @@ def absent_lane_findings(context, block, group, payloads):
             f"{those} no part in {operation.name}, which all 32 lanes must reach",
             (context.witness("calls", context.sites.of_frame(first.frame, "call"), first),),
             reason="They have returned, or the block has no such threads.",
-            fix="launch whole warps, and let all 32 lanes reach the call: those without data with zeros",
+            fix="launch whole warps, and let all 32 lanes reach the call; lanes without data pass zeros",
         )
     for lane, of in reads_from_absent_lanes(operation, payloads):
         thread = group.threads[lane]
         seen = (context.witness("calls", context.sites.of_frame(thread.frame, "call"), thread),)
         reason = "The value of a lane that has returned, does not exist or is not in the mask is undefined."
         fix = (
-            "let all 32 lanes take part, those without data with a neutral value; or do not use what such a"
-            " lane gives"
+            "let all 32 lanes take part, and let lanes without data pass a neutral value such as 0; or do not"
+            " use the value of a lane that takes no part"
         )
         if other := block.lane_masks.elsewhere(context, block, thread.warp, group, of):
             seen, reason, fix = (*seen, other[0]), other[1], SAME_CALL
@@ -233,10 +233,10 @@ def divergence_finding(scheduler, block):
     first = group.threads[min(group.threads)]
     lost = block.threads[32 * key[0] + missing[0]]
     seen = scheduler.waiting_witness(first), scheduler.waiting_witness(lost)
-    reason = f"The mask {group.mask:#010x} contains them, and they wait elsewhere."
+    reason = f"The mask {group.mask:#010x} contains these lanes, but they wait elsewhere."
     fix = (
-        "call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync before"
-        " the branch gives one)"
+        "move the call to a line that all lanes of the mask reach, or use a mask of only the lanes that reach"
+        " it (cuda.ballot_sync before the branch returns this mask)"
     )
     if other := block.lane_masks.elsewhere(scheduler.context, block, key[0], group, missing[0]):
         seen, fix = (*seen, other[0]), SAME_CALL
@@ -246,7 +246,7 @@ def divergence_finding(scheduler, block):
         "error",
         f"{plural(len(group.threads), 'lane')} of warp {key[0]} wait{'s' * (len(group.threads) == 1)} in"
         f" {group.operation.name} for lanes"
-        f" {format_lanes(missing)}, which never come",
+        f" {format_lanes(missing)}, which never arrive",
         seen,
         reason=reason,
         fix=fix,

@@ -309,8 +309,8 @@ def exception_report(kernel, options, configuration, error):
         f"a thread raised {type(error.__cause__).__name__}: {error.__cause__}".rstrip(": "),
         (error.access,),
         reason=(
-            "A GPU ends this thread and tells the host nothing, unless the kernel is compiled with"
-            " @cuda.jit(debug=True). The simulated launch ended here: the other threads are not judged."
+            "A GPU ends this thread and reports nothing to the host, unless the kernel is compiled with"
+            " @cuda.jit(debug=True). The simulated launch ended here: the other threads were not checked."
         ),
         fix=(
             "make the condition hold; if the exception is wanted, compile with debug=True and expect it in"

@@ -47,7 +47,7 @@ class Alignment:
             if other is not None:
                 where = f"after {other.name}, which has {plural(other.root.size, 'byte')},"
                 where = "elsewhere on the stack" if other is allocation else where
-                reason = f"Here it does, by luck; {where} it may not, and the GPU stops."
+                reason = f"Here it does, by luck; {where} it may not, and a GPU then stops the kernel."
                 yield replace(finding, reason=reason)
 
     def misaligned(self, name, address, size, multiple, site, what):
@@ -62,12 +62,12 @@ class Alignment:
             )
         return self.finding(
             "error",
-            f"{name} takes {size} bytes at a multiple of {multiple}, and {element} is {address % multiple}"
-            " beyond one",
+            f"{name} takes {size} bytes at an address that is a multiple of {multiple}, but {element} is"
+            f" {plural(address % multiple, 'byte')} past one",
             element,
             site,
             what,
-            reason="The GPU stops with a misaligned address.",
+            reason='A GPU stops the kernel with the error "misaligned address".',
             fix=column if length > 1 else f"begin at an address that is a multiple of {multiple} bytes",
         )
 
@@ -75,8 +75,8 @@ class Alignment:
         element = self.context.space.element(address)
         return self.finding(
             "warning",
-            f"{element} has to lie at a multiple of {multiple} bytes, and {element.array}"
-            f" is declared for multiples of {allocation.alignment}",
+            f"{element} has to lie at a multiple of {multiple} bytes, but {element.array}"
+            f" is declared with alignment {allocation.alignment}",
             element,
             site,
             what,

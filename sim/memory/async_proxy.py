@@ -152,14 +152,12 @@ class Pending:
             Finding(
                 "async-copy",
                 "error",
-                f"phase {phase} of the mbarrier {element} expects {plural(wanted, 'byte')} and its copies"
-                f" bring"
-                f" {total:,}: it is complete before all of them have arrived",
+                f"phase {phase} of the mbarrier {element} expects {plural(wanted, 'byte')} but its copies"
+                f" deliver {total:,}: it is complete before all of them have arrived",
                 (*(witness for witness, _ in expected[:1]), *copies),
                 *element,
                 reason="A phase is complete once the expected number of bytes has arrived, whichever copy"
-                " brings"
-                " them.",
+                " delivers them.",
                 fix=f"expect the bytes of all copies of the phase{number} or wait for the phase before the"
                 " next copy",
             )

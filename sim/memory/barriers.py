@@ -73,7 +73,7 @@ class BarrierMemory:
             f"{self.name} takes {element}, where no barrier has been initialised",
             (self.context.witness("changed", site),),
             *element,
-            reason="What bytes there mean is undefined.",
+            reason="The meaning of the bytes there is undefined.",
             fix="let one thread initialise it (mbarrier.init), then cuda.syncthreads()",
         )
 

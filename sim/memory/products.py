@@ -173,10 +173,10 @@ def report_early_access(context, word, site, issue, name=None):
     which = f"register {name} of a wgmma is" if name else "registers of a wgmma are"
     if not state.is_pending(issue):
         reason = "The compiler may move the access before the wait, because it does not depend on it."
-        fix = "hand the registers through the wait, and use its result: acc = wgmma_wait_0(acc)"
+        fix = "pass the registers through the wait, and use its result: acc = wgmma_wait_0(acc)"
     elif issue.committed:
         reason = "A wgmma works on its registers until a wgmma.wait_group covers its group."
-        fix = "wait before this line: wgmma.wait_group 0, or the number of newer groups that may go on"
+        fix = "wait before this line: wgmma.wait_group 0, or the number of newer groups that may still run"
     else:
         reason = "A wgmma works on its registers until a wait covers its group, and it is in no group yet."
         fix = "put wgmma.commit_group after the wgmma, and wgmma.wait_group before this line"

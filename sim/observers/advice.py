@@ -196,15 +196,15 @@ PATTERNS = (
     Pattern(
         "equal writes",
         lambda facts: facts.equal,
-        "let one thread write it; or, if it is meant, simulate with observers that include"
+        "let one thread write it; or, if all are meant to write it, simulate with observers that include"
         " Races(allow_equal_writes=True)",
         "Both write the same value, so the result is the same whichever comes last.",
     ),
     Pattern(
         "scope of a block",
         lambda facts: facts.scoped,
-        "the scope of the whole device: .gpu, or the function without _block in its name",
-        "The scope of one is its own block (.cta), so that towards other blocks it is not atomic.",
+        "use the scope of the whole device: .gpu, or the function without _block in its name",
+        "One of the two has the scope of its own block (.cta), so for other blocks it is not atomic.",
     ),
     Pattern(
         "relaxed arrival",
@@ -215,9 +215,9 @@ PATTERNS = (
     Pattern(
         "atomics of two widths",
         are_all_atomic,
-        "let both work on one array of one dtype, or on bytes of their own",
-        "Each is atomic, but their elements overlap without being the same, and such atomics are not atomic"
-        " towards each other.",
+        "let both use one array with one dtype, or let each use its own bytes",
+        "Each is atomic, but their elements overlap without being the same element. Two such atomics are not"
+        " atomic with respect to each other.",
     ),
     Pattern(
         "statements of one line",
@@ -246,7 +246,7 @@ PATTERNS = (
         lambda facts: facts.missed_barrier,
         fixes.fix_of_missed_barrier,
         lambda facts: (
-            f"{{barrier}} on line {facts.missed_barrier} would order them, and not all threads of the block"
+            f"{{barrier}} on line {facts.missed_barrier} would order them, but not all threads of the block"
             " reach it."
         ),
         fixes.steps_of_missed_barrier,
@@ -258,7 +258,7 @@ PATTERNS = (
             f"correct the barrier on line {facts.incomplete_named_barrier} first, as its finding says"
         ),
         lambda facts: (
-            f"The named barrier on line {facts.incomplete_named_barrier} would order them, and its arrivals"
+            f"The named barrier on line {facts.incomplete_named_barrier} would order them, but its arrivals"
             " do not match."
         ),
     ),
@@ -306,8 +306,8 @@ PATTERNS = (
     Pattern(
         "spin by plain reads",
         is_plain_spin,
-        "read the element on which the loop waits by an atomic ({add} of 0) and write it by one ({exchange}),"
-        " after {fence}",
+        "read the element on which the loop waits with an atomic ({add} of 0), and write it with an atomic"
+        " ({exchange}) after {fence}",
     ),
     Pattern(
         "release by a plain store",
@@ -324,14 +324,14 @@ PATTERNS = (
     Pattern(
         "lock without fences",
         lambda facts: facts.lacks_fence and facts.colliding,
-        "{fence} after the atomic that takes the lock, and again before the atomic that gives it back",
+        "{fence} after the atomic that takes the lock, and again before the atomic that releases it",
         steps=atomics.lock_fences,
     ),
     Pattern(
         "message handed on without a fence",
         lambda facts: facts.lacks_fence and facts.fenced,
         lambda facts: (
-            "{fence} in the threads that hand the message on, between the atomic that they wait for and"
+            "{fence} in the threads that pass the message on, between the atomic that they wait for and"
             f" their own: the writer has its fence{atomics.reach_note(facts)}"
         ),
         steps=lambda facts: tuple(

@@ -23,8 +23,8 @@ class Banks(EpochCounter):
             ("wavefronts",),
             "fewest_wavefronts",
             30,
-            "wavefronts: how often shared memory had to serve, the fewest possible, and the worst ways of a"
-            " bank conflict.",
+            "wavefronts: passes over the 32 banks of shared memory, and in parentheses the fewest possible."
+            " ways: the worst bank conflict (1 means none).",
         ),
         Column("ways", ("ways",), order=31),
         Column("", ("shared_requests",)),

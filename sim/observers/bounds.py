@@ -104,7 +104,8 @@ class Bounds(Observer):
                 " array."
             ),
             origins=origins,
-            fix=f"if the wrap is not meant, guard the access: {condition(access, name, '>= 0')}",
+            fix="if you did not mean to count from the end, guard the access:"
+            f" {condition(access, name, '>= 0')}",
         )
 
 

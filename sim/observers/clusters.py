@@ -102,8 +102,7 @@ class ClusterAccesses:
             "use-after-free",
             "error",
             f"{element} in shared memory of block {where} is {did} by another block, and nothing ensures"
-            f" that block"
-            f" {where} {state}",
+            f" that block {where} {state}",
             (Access(did, self.names[row.block], thread, SITES[row.site]),),
             *element,
             reason="Distributed shared memory exists only while the block that owns it runs.",
@@ -111,8 +110,8 @@ class ClusterAccesses:
         )
 
 
-MEET = "let the whole cluster meet (barrier.cluster.arrive and .wait, cluster.sync())"
-START, END = f"{MEET} before the first such access", f"{MEET} after the last such access"
+SYNC = "synchronise the whole cluster (barrier.cluster.arrive and .wait, or cluster.sync())"
+START, END = f"{SYNC} before the first such access", f"{SYNC} after the last such access"
 
 
 def started(order, row, owner):

@@ -21,7 +21,8 @@ class Coalescing(EpochCounter):
             ("sectors",),
             "fewest_sectors",
             20,
-            "sectors: pieces of 32 bytes of global memory that warps touched, and the fewest possible.",
+            "sectors: pieces of 32 bytes of global memory that warps accessed, and in parentheses the fewest"
+            " possible.",
         ),
         Column("", ("requests",)),
     )

@@ -106,5 +106,5 @@ class MissedPhases:
             f" forever, or until phase {number + 1} ends. Here it tested in time, by luck.",
             fix="let the thread arrive at a second mbarrier after its wait (such as `empty` in addition to"
             " `full`), and let the arriving threads wait there before they arrive again; or use two mbarriers"
-            " in turn with such a wait between them",
+            " alternately, with such a wait between them",
         )

@@ -11,10 +11,10 @@ def unassigned_variable(access, name):
     return Finding(
         "unassigned-variable",
         "warning",
-        f"the variable {name} is read, and on the way here nothing was assigned to it",
+        f"the variable {name} is read, but this thread has not assigned a value to it",
         (access,),
         reason="Numba gives such a variable the value 0 where Python would raise an error.",
-        fix=f"assign {name} = 0 before the branches, or what it should be",
+        fix=f"assign {name} before the branches: 0, or the value that it should have",
     )
 
 
@@ -31,7 +31,7 @@ def without_effect(space):
             "misuse",
             "warning",
             f"the launch wrote to none of its arrays ({', '.join(a.name for a in arrays)})",
-            reason="Every thread ended, and nothing that the host can see has changed.",
+            reason="Every thread ended, but nothing that the host can see has changed.",
             fix=(
                 "look at the guards (do they let any thread through?) and at the grid (is it as large as"
                 " the data?)"

@@ -145,9 +145,9 @@ def with_cause(finding, cause, is_consequence, is_root):
     if cause is None:
         return replace(
             finding,
-            reason=f"{subject(finding)} is made of poison: what fresh memory holds, or what a lane gives"
-            " that takes no part.",
-            fix="look for where the index comes from, and define that value before it is used",
+            reason=f"{subject(finding)} comes from an undefined value, such as memory that nothing has"
+            " written, or the result of a shuffle from a lane that takes no part.",
+            fix="find the line that computes the index, and initialise the values that it uses",
             follows=True,
         )
     site = cause.accesses[0].site
@@ -155,7 +155,7 @@ def with_cause(finding, cause, is_consequence, is_root):
     return replace(
         finding,
         reason=f"{subject(finding)} comes from an undefined value{where}: {cause.verdict}.",
-        fix=f"define that value; this access needs no other guard: {cause.fix}",
+        fix=f"initialise that value; this access needs no other guard: {cause.fix}",
         follows=True,
     )
 

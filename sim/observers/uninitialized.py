@@ -50,12 +50,13 @@ FIRST = "write every element before the first load"
 FIX = {
     GLOBAL: FIRST,
     CONST: "set all of it before the launch: kernels.constant[name] = array",
-    LOCAL: f"{FIRST}; each call of the function that declares the array begins anew",
+    LOCAL: f"{FIRST}; each call of the function that declares the array starts with undefined elements",
     SHARED: f"{FIRST}, and put cuda.syncthreads() between the two if another thread of the block writes it",
 }
 
 FIX_VARIABLE = (
-    "initialise it where it is declared, or use it only if the function that sets it reports that it has"
+    "initialise it where it is declared, or use it only if the function that sets it reports that it has done"
+    " so"
 )
 
 

@@ -193,7 +193,7 @@ class Heap:
             f"{element} is {what} after it was freed",
             (self.context.witness(what, site), piece.freed),
             *element,
-            reason="The memory may already belong to another malloc.",
+            reason="A later malloc may already have returned this memory.",
             fix="free it after the last access, and after a cuda.syncthreads() if other threads of the block"
             " use it",
         )
@@ -208,7 +208,7 @@ class Heap:
                 f"{piece.allocation.name} is freed twice",
                 (here, piece.freed),
                 piece.allocation.name,
-                reason="The memory may already belong to another malloc, which the second free takes away.",
+                reason="A later malloc may already have returned this memory, and the second free frees it.",
                 fix="let one thread free it, once; and set pointers to it to nullptr",
             )
         region = self.memory.find(address)
@@ -223,7 +223,7 @@ class Heap:
             f"free gets the address {address:#x}, {where}",
             (here,),
             reason="free takes only a pointer that malloc has returned.",
-            fix="keep the pointer that malloc returned, and give that to free",
+            fix="keep the pointer that malloc returned, and pass it to free",
         )
 
     def finish(self, context):
@@ -267,7 +267,7 @@ class Heap:
         nbytes: their total size.
         """
         site = SITES[piece.site]
-        what = f"{times:,} pieces of memory, {nbytes:,} bytes, are" if times > 1 else f"{nbytes:,} bytes are"
+        what = f"{times:,} allocations, {nbytes:,} bytes, are" if times > 1 else f"{nbytes:,} bytes are"
         return Finding(
             "leak",
             "warning",

@@ -147,7 +147,7 @@ class Program:
                 leave(COULD_NOT_RUN)
             except BaseException:
                 traceback.print_exc()
-                print("sim: error: the simulator failed; the program is not judged", file=sys.stderr)
+                print("sim: error: the simulator failed; the program was not checked", file=sys.stderr)
                 leave(SIMULATOR_FAILED)
         return 0
 

@@ -417,7 +417,7 @@ def test_what_a_finding_says():
     says = "async-copy: x[0, 7] is written while an asynchronous copy from it may be under way"
     assert report.errors[0].message.startswith(says)
     report = simulate(misaligned_row, on_finding="report")[1, 32](x, out)
-    says = "ldmatrix_x4 takes 16 bytes at a multiple of 16, and tile[1, 0] is 8 beyond one"
+    says = "an address that is a multiple of 16, but tile[1, 0] is 8 bytes past one"
     assert says in report.errors[0].message
 
 
@@ -463,7 +463,7 @@ def test_a_tile_that_is_not_declared_aligned_is_a_warning(seed):
     report = simulate(row_aligned_by_luck, seed=seed)[1, 32](x, out)
     (finding,) = report.findings
     assert finding.kind == "misaligned-address" and finding.severity == "warning"
-    assert "tile[0, 0] has to lie at a multiple of 16 bytes, and tile is declared for" in finding.message
+    assert "tile[0, 0] has to lie at a multiple of 16 bytes, but tile is declared with" in finding.message
     assert "multiples of 2 · block 0 · thread 0" in finding.message
     assert "by luck; after ends, which has 6 bytes, it may not" in finding.message
     assert "Likely fix: declare tile with alignment=16." in finding.message

@@ -102,7 +102,7 @@ def test_the_exceptions_are_cases():
             "release by a plain store",
             "cuda.atomic.exch in place of the plain store on line 5",
         ),
-        ("messages.RelayOfThreeBlocks", "message handed on without a fence", "that hand the message on"),
+        ("messages.RelayOfThreeBlocks", "message handed on without a fence", "that pass the message on"),
         ("messages.MessageWithoutFence", "message without a fence", "between this write and the atomic"),
         ("fences.SpinLockWithoutFence", "lock without fences", "after the atomic that takes the lock"),
         ("shared_counts.EveryoneAddsToOneTotal", "update", "cuda.atomic (cuda.atomic.add for +=)"),

@@ -620,7 +620,7 @@ def test_blocks_wait_until_the_system_has_threads_for_them():
 def test_a_launch_that_needs_more_resident_blocks_than_the_system_bears_is_refused(kernel, monkeypatch):
     monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.05)
     count, sums = np.zeros(2, np.int64), np.zeros(6, np.int64)
-    with pytest.raises(LaunchError, match="too few for the blocks that must be resident at once"):
+    with pytest.raises(LaunchError, match="too few of them for the blocks that must be resident at once"):
         simulate(kernel, engine="threads")[6, 8](count, sums)
     assert not sums.any() and not count.any()
     assert simulate(kernel, engine="fibers")[6, 8](count, sums).errors == ()

@@ -149,7 +149,7 @@ def test_negative_index():
         warning: negative-index: x[-1] counts from the end of x, whose shape is 4 · block 0 · thread 0
           read by thread 0 of block 0  difference line 3  out[i] = x[i] - x[i - 1]
           Numba wraps negative indices as Python does; CUDA C would read or write in front of the array.
-          Likely fix: if the wrap is not meant, guard the access: if i - 1 >= 0.
+          Likely fix: if you did not mean to count from the end, guard the access: if i - 1 >= 0.
           → negative-index
         """)
 
@@ -206,11 +206,11 @@ def test_a_shuffle_in_a_branch():
         cuda.syncwarp()
 
     assert message(kernel, 1, 32, np.zeros(32)) == expected("""
-        warp-divergence: 30 lanes of warp 0 wait in shfl_down_sync for lanes 30, 31, which never come · block 0 · threads 0 and 30
+        warp-divergence: 30 lanes of warp 0 wait in shfl_down_sync for lanes 30, 31, which never arrive · block 0 · threads 0 and 30
           thread 0 of block 0 waits   kernel line 4  x[lane] = cuda.shfl_down_sync(0xFFFFFFFF, lane, 1)
           thread 30 of block 0 waits  kernel line 5  cuda.syncwarp()
-          The mask 0xffffffff contains them, and they wait elsewhere.
-          Likely fix: call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync before the branch gives one).
+          The mask 0xffffffff contains these lanes, but they wait elsewhere.
+          Likely fix: move the call to a line that all lanes of the mask reach, or use a mask of only the lanes that reach it (cuda.ballot_sync before the branch returns this mask).
           → warp-divergence
         """)
 
@@ -238,7 +238,7 @@ def test_a_grid_barrier_that_one_block_leaves_out():
         deadlock: 2 of 3 blocks wait at a grid barrier that the others never reach: they have ended · block 1 · thread 0
           thread 0 of block 1 waits  kernel line 3  cuda.cg.this_grid().sync()
           A grid barrier opens when every thread of every block has arrived.
-          Likely fix: let every thread reach grid.sync() equally often.
+          Likely fix: let every thread reach grid.sync() the same number of times.
           → deadlock
         """)
 
@@ -254,7 +254,7 @@ def test_barriers_of_two_kinds():
         deadlock: threads of one block wait for each other at barriers of different kinds · block 0 · threads 0 and 1
           thread 0 of block 0 waits  kernel line 5  cuda.syncthreads()
           thread 1 of block 0 waits  kernel line 3  cuda.cg.this_grid().sync()
-          cuda.syncthreads() needs the whole block and grid.sync() the whole grid; neither opens while some wait at the other.
+          cuda.syncthreads() needs all threads of the block, and grid.sync() all threads of the grid. Neither opens while some threads wait at the other.
           Likely fix: let all threads of the block go through the same barriers in the same order.
           → deadlock
         """)

@@ -98,7 +98,7 @@ def test_a_matrix_product(engine):
         (
             multiply_apart,
             32,
-            "16 lanes of warp 0 wait in product_8x8x4 for lanes 16, 17, 18 and 13 more, which never come",
+            "16 lanes of warp 0 wait in product_8x8x4 for lanes 16, 17, 18 and 13 more, which never arrive",
         ),
     ],
 )

@@ -51,10 +51,10 @@ def test_a_variable_that_not_every_path_assigns_is_0_and_a_warning(engine):
     )
     assert (
         re.sub(r"\n  at .*", "", finding.message)
-        == """warning: unassigned-variable: the variable v is read, and on the way here nothing was assigned to it · block 0 · thread 2
+        == """warning: unassigned-variable: the variable v is read, but this thread has not assigned a value to it · block 0 · thread 2
   read by thread 2 of block 0  kernel line 5  w = cuda.shfl_down_sync(FULL, v, 1)
   Numba gives such a variable the value 0 where Python would raise an error.
-  Likely fix: assign v = 0 before the branches, or what it should be.
+  Likely fix: assign v before the branches: 0, or the value that it should have.
   → unassigned-variable"""
     )
 

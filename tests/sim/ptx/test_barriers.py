@@ -179,9 +179,9 @@ def test_a_thread_that_drops_out_is_not_waited_for_again():
         (INIT.replace("64;", "0;"), "an mbarrier counts 1 to 1048575 arrivals, got 0"),
         (INIT.replace("64;", "1;") + MEET + COMPLETE, "which it must not"),
         (INIT + MEET + ARRIVE.replace("];", "], 65;"), "65 arrive at an mbarrier that waits for 64"),
-        ("bar.sync 1, 40;", "barrier 1 is for a multiple of 32 threads, got 40"),
+        ("bar.sync 1, 40;", "barrier 1 takes a multiple of 32 threads, got 40"),
         ("bar.sync 16, 64;", "there are barriers 0 to 15, got 16"),
-        (MAKES + "bar.sync 1, 64;" + TAKES + "bar.sync 1, 32; END:", "by another thread's call, and for"),
+        (MAKES + "bar.sync 1, 64;" + TAKES + "bar.sync 1, 32; END:", "and another thread's call is for"),
     ],
 )  # fmt: skip
 def test_numbers_that_do_not_fit_end_the_launch(body, message):
@@ -305,7 +305,7 @@ def test_a_barrier_by_the_number_of_some_and_of_all_orders_both(monkeypatch):
 
 def test_the_finding_names_both_places():
     (finding,) = findings(PUT + HALVES + GET)[2].findings
-    assert "the threads of the block meet at barrier 0 from several places" in finding.message
+    assert "the threads of the block reach barrier 0 at several lines or calls" in finding.message
     assert [access.thread for access in finding.accesses] == [(0, 0, 0), (32, 0, 0)]
 
 
@@ -347,7 +347,7 @@ PUT_AND_GET = PUT + "{}" + GET
         # the second warp returns before a barrier of the whole block, which has a number
         (PUT + "@!%p1 bra END; bar.sync 3;" + GET + "END:", ["32 of 64 threads wait at bar.sync 3"]),
         (MAKES + "bar.sync 1;" + TAKES + "bar.sync 2; END:", ["bar.sync 1 and bar.sync 2"]),
-        (PUT + "@!%p1 bra END; bar.sync 1, 64;" + GET + "END:", ["bar.sync 1, 32 for those"]),
+        (PUT + "@!%p1 bra END; bar.sync 1, 64;" + GET + "END:", ["bar.sync 1, 32 for the threads"]),
         # the first warp needs another barrier of its own
         ("@!%p1 bra END; bar.sync 1, 32;\n" + PUT + "\n" + NEAR + "END:", ["bar.sync 1, 32 between the two"]),
     ],

@@ -106,7 +106,7 @@ OPERANDS = [
         "",
         ["3 arrive", "waits for 2", "counts 2 arrivals", "wait for"],
     ),
-    ('asm volatile("barrier.cluster.wait;");', "", ["barrier.cluster.wait", "in turn", "equally often"]),
+    ('asm volatile("barrier.cluster.wait;");', "", ["barrier.cluster.wait", "in turn", "number of times"]),
 ]  # fmt: skip
 
 

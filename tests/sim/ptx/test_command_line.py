@@ -123,7 +123,7 @@ def test_a_failure_of_the_simulator_is_not_the_kernels(monkeypatch, capsys):
     monkeypatch.setattr("sim.__main__.load_ptx", lambda text, path: 1 / 0)
     assert main(BUG) == 3
     assert "ZeroDivisionError" in (said := capsys.readouterr().err)
-    assert said.endswith("the simulator failed; the kernel is not judged\n")
+    assert said.endswith("the simulator failed; the kernel was not checked\n")
 
 
 def test_the_exit_statuses_are_in_the_help(capsys):

@@ -50,7 +50,7 @@ def test_messages_name_the_pointer_the_line_and_the_number_of_bytes(kernels):
     assert "4 bytes after the start of p" in run(kernels["inside"])[0].findings[0].message
     assert "in out and was not returned by malloc" in run(kernels["foreign"])[0].findings[0].message
     (finding,) = run(kernels["lost"])[0].findings
-    assert "8 pieces of memory, 320 bytes, are never freed: heap.cu line 21" in finding.message
+    assert "8 allocations, 320 bytes, are never freed: heap.cu line 21" in finding.message
 
 
 def test_a_heap_without_room_gives_the_null_pointer(kernels):
@@ -90,7 +90,7 @@ def test_memory_that_a_later_launch_forgets_is_a_leak_of_that_one(kernels):
     push(kernels, 3, 4)
     report, _ = run(kernels["forget"], threads=1)
     assert found(report) == {("leak", "warning", ())}
-    assert "2 pieces of memory, 32 bytes" in report.findings[0].message
+    assert "2 allocations, 32 bytes" in report.findings[0].message
 
 
 def test_memory_that_an_argument_holds_stays(tmp_path):

@@ -42,7 +42,7 @@ ROOTS = [
         "pipeline",
         ARRIVE,
         ARRIVE.replace("arrive", "if (t != 5) arrive"),
-        "1 thread waits at the mbarrier empty[0], where 31 of 32 have arrived",
+        "1 thread waits at the mbarrier empty[0], which has counted 31 of 32 arrivals",
         "32 threads at the mbarrier full[0]",
         "arrive once in every phase",
     ),
@@ -50,7 +50,7 @@ ROOTS = [
         "pipeline",
         ARRIVE,
         ARRIVE.replace("arrive", "if (t != 5 || i < 2) arrive"),
-        "1 thread waits at the mbarrier empty[0], where 31 of 32",
+        "1 thread waits at the mbarrier empty[0], which has counted 31 of 32",
         "32 threads at the mbarrier full[0]",
         "let thread 5 of block 0",
     ),
@@ -60,7 +60,7 @@ ROOTS = [
         LOAD.replace("load", "if (i != 3) load"),
         "full[1], where 0 of 512 bytes",
         "1 thread at the mbarrier empty[1]",
-        "missing copy of 512 bytes: in phase 0, the copies brought all 512",
+        "missing copy of 512 bytes: in phase 0, the copies delivered all 512",
     ),
     (
         "pipeline",
@@ -82,16 +82,16 @@ ROOTS = [
         "multicast",
         EXPECT,
         "if (r == 0) expect(&full[s], 256)",
-        "full[0] of block 1, where 0 of 1 have arrived",
+        "full[0] of block 1, which has counted 0 of 1 arrivals",
         "full[0] of block 0",
-        "thread of block 1 arrive at this mbarrier in each phase, with expect_tx of the bytes"
-        " that copies bring, 256",
+        "thread of block 1 arrive at this mbarrier in each phase, and expect (expect_tx)"
+        " the bytes of all copies, 256",
     ),
     (
         "multicast",
         "if (t < 2) arrive_at",
         "if (t < 1) arrive_at",
-        "1 thread waits at the mbarrier empty[0] of block 1, where 0 of 2",
+        "1 thread waits at the mbarrier empty[0] of block 1, which has counted 0 of 2",
         "full[0] of block 0",
         "arrive once in every phase",
     ),
@@ -183,7 +183,7 @@ def test_a_wait_that_sleeps_between_its_tests(nbytes, late, kinds):
     assert time.process_time() - began < 2 * LIMIT
     assert sorted({finding.kind for finding in report.errors}) == kinds
     if kinds == ["deadlock"]:
-        assert "1,024 of 2,048 bytes have come" in report.errors[0].verdict
+        assert "1,024 of 2,048 bytes have arrived" in report.errors[0].verdict
 
 
 def test_in_a_cycle_the_root_is_the_barrier_that_lags_behind():

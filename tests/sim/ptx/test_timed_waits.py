@@ -105,7 +105,9 @@ def test_a_wait_that_nothing_ends_is_decided(name, engine):
 @pytest.mark.usefixtures("impatient")
 def test_the_finding_names_the_barrier_and_its_arrivals():
     (finding,), _ = run(ENDLESS["a barrier, with sleeps"][0], "fibers", 70)
-    assert finding.verdict == "64 threads wait at the mbarrier bar[0], where 64 of 70 have arrived in phase 0"
+    assert finding.verdict == (
+        "64 threads wait at the mbarrier bar[0], which has counted 64 of 70 arrivals in phase 0"
+    )
     assert [(access.what, access.thread) for access in finding.accesses] == [("waits", (0, 0, 0))]
 
 
