@@ -158,7 +158,7 @@ class Column:
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The names of all counters in the column."""
+        """Return the names of all counters in the column."""
         return (*self.names, self.detail) if self.detail else self.names
 
 

@@ -115,8 +115,10 @@ def times(n, heads, d, layout, group, repeats, dtype, kind=Ring):
 
 
 def one_gpu(n, heads, d, alone, repeats, dtype):
-    """Return the (forward, backward) times of `conv_attention` on one GPU in 16 bits, and of the sharded call
-    in a group of size one in float32."""
+    """Return the (forward, backward) times on one GPU in milliseconds.
+
+    A 16-bit dtype times `conv_attention`. float32 times the sharded call in a group of size one.
+    """
     if dtype == torch.float32:
         return times(n, heads, d, "contiguous", alone, repeats, dtype)
     q, k, v, d_o = torch.randn(4, 1, heads, n, d, device="cuda").to(dtype)

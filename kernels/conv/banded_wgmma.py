@@ -69,8 +69,8 @@ SHARED, RESERVED = 228 * 1024, 1024  # bytes per multiprocessor, and bytes that 
 
 
 def suits(width, c_q, c_k):
-    """Return whether two blocks fit into the shared memory of a multiprocessor. With one block, the kernel is
-    slower than that of `banded_scores`."""
+    """Return whether the shared memory of a multiprocessor holds two blocks. With only one block, this kernel
+    is slower than the kernel of `banded_scores`."""
     tiles = (2 * PARITIES * ROWS + 2 * COLUMNS) * width * 2
     buffers = (RING * S_PLACES + LATEST * G_PLACES) * PARITIES * 16
     bands = 2 * (c_q + 2) * (window_of(c_k) + 1) * 256

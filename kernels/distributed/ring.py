@@ -154,9 +154,9 @@ class Ring:
         return chunks
 
     def give_back(self, gradients, plan, halo, like):
-        """Return the gradient of the argument of `fetch`, shaped like `like`.
+        """Send the gradients of the chunks to the owners of the rows. Return the gradient of x in `fetch`.
 
-        The gradients of all chunks that read a row are summed.
+        The gradients of all chunks that contain a row are summed. `like` has the shape of x.
         """
         sends, mine = {rank: [like[:, :, :0]] for rank in range(self.ranks)}, plan.sources(self.rank, halo)
         for gradient, held in zip(gradients, mine):

@@ -253,7 +253,7 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
         chunk = cuda.threadIdx.x * CHUNK
         of_q, of_g = sequence * given * width + chunk, sequence * n * width + chunk
         of_k = batch * n_keys * width + chunk
-        # the positions of the first row of q and of the first query
+        # the positions among the keys of the first of the M rows of q, and of the first of the N queries
         missing, before = n_keys - given, n_keys - n
         tile = cuda.blockIdx.y if of_keys else cuda.gridDim.y - 1 - cuda.blockIdx.y
         row0 = tile * rows + (0 if of_keys else before)

@@ -168,7 +168,7 @@ def scores_kernel(width, kind, most, c_q, c_k, after, taps_kind):
 
     @cuda.jit(device=True, forceinline=True)
     def mix_heads(out, mixed, fragments, warp):
-        """Compute T' of `each` keys from T of all heads."""
+        """Mix the heads: compute T' of a lane's `each` keys from T of all heads."""
         lane = cuda.threadIdx.x & 31
         if each == 2:
             b0, b1, b2, b3 = ldmatrix_x4_trans(mixed, (0, lane & 15, 2 * warp + (lane >> 4), 0))
@@ -181,7 +181,7 @@ def scores_kernel(width, kind, most, c_q, c_k, after, taps_kind):
 
     @cuda.jit(device=True, forceinline=True)
     def update_statistics(ms, ls, values):
-        """Add `each` keys to m and l of a lane's four rows of T'."""
+        """Update m and l of a lane's four rows of T' with a lane's `each` keys."""
         for at in range(4):
             y, largest = (at >> 1) * 2 * each + (at & 1), ms[at]
             for x in range(each):

@@ -7,7 +7,8 @@ from sim.events import SITES, Access, Finding, index_text
 from sim.frames import format_none_parameters, site_of_error
 from sim.isa.invalid import InvalidOperand
 
-RETRY_TURNS = 8  # opportunities to yield that a thread may decline after it has lost a compare-and-swap
+# How often a thread that has lost a compare-and-swap may continue where it would otherwise yield.
+RETRY_TURNS = 8
 # Results of run_block.
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
 # Values of Thread.waits: the kinds of operation that a thread waits for.
@@ -279,7 +280,7 @@ class Scheduler:
         thread = self.context.thread
         failed = thread.failed_atomic
         if failed is not None:
-            failed.precedes(key)
+            failed.set_next(key)
         repeated = failed is not None and failed.repeated
         if self.atomics_yield and not repeated and self.context.schedule.stalls(thread, key[0], frame):
             thread.block.ready.append(thread)

@@ -63,18 +63,18 @@ def depends_on_memory(loop, arrays):
 
     arrays: the names of parameters that are never assigned and are no records.
     """
-    nodes, read, before = all_nodes(loop), set(), None  # read: variables that depend on such a value
+    nodes, dependent, before = all_nodes(loop), set(), None  # dependent: names of variables
     # A `for` loop assigns the items of what it iterates over.
     assigned = [(node, node.value) for node in nodes if isinstance(node, ASSIGNMENTS) and node.value]
     assigned += [(node.target, node.iter) for node in nodes if isinstance(node, ast.For)]
-    while read != before:
-        before = set(read)
+    while dependent != before:
+        before = set(dependent)
         for target, value in assigned:
-            if reads_memory(value, read, arrays):
-                read |= {part.id for part in all_nodes(target) if is_name(part, ast.Store)}
+            if reads_memory(value, dependent, arrays):
+                dependent |= {part.id for part in all_nodes(target) if is_name(part, ast.Store)}
     decisions = [node.test for node in nodes if isinstance(node, ast.While | ast.If)]
     decisions += [node.iter for node in nodes if isinstance(node, ast.For)]
-    return any(reads_memory(decision, read, arrays) for decision in decisions)
+    return any(reads_memory(decision, dependent, arrays) for decision in decisions)
 
 
 def reads_memory(expression, read, arrays):

@@ -261,8 +261,8 @@ def general(type_):
 
 
 def part(type_, position):
-    """Return the type of a value's item at `position`. For position None, return a type that fits every
-    item."""
+    """Return the type of the element at `position` of a tuple or an array. If position is None, return a type
+    to which every element belongs."""
     if type_ is UNKNOWN:
         return UNKNOWN
     if isinstance(type_, tuple) and isinstance(position, int):

@@ -353,7 +353,8 @@ def fits(given, wanted):
 
 
 def keep_signature(kernel, signature, return_type=None):
-    """Store a kernel's signature. This replaces `compile` and `compile_device`."""
+    """Store a kernel's signature without compiling the kernel. This replaces `compile` and `compile_device`
+    of Numba's dispatcher."""
     argument_types, stated = sigutils.normalize_signature(signature)
     return kernel.overloads.setdefault(argument_types, Uncompiled(argument_types, return_type or stated))
 

@@ -89,7 +89,8 @@ class HostStreams(StreamOrder):
         return len(self.clocks) > 1
 
     def is_plain(self, handle):
-        """Return whether an operation needs no record: there are neither streams nor page-locked memory."""
+        """Return whether an operation need not be recorded: there are no other streams and no page-locked
+        memory."""
         memory = self.memory
         if len(self.clocks) > 1 or memory.locked or memory.registered or self.released:
             return False

@@ -18,8 +18,8 @@ from sim.isa.conversions import cast, wrap
 from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW, PLAIN, SCALAR, UNSIGNED
 from sim.isa.table import THREAD, Entry, number_dtype
 
-# Compiled forms that need no function of their own: compile the semantics unchanged; reinterpret the bits;
-# convert the value.
+# Compiled forms that need no separate function. SAME compiles the semantics unchanged, BITS reinterprets the
+# bits of the operand, and VALUE converts the operand.
 SAME = "the semantics itself"
 BITS = "the same bits, in the type of the result"
 VALUE = "the same number, in the type of the result"

@@ -45,7 +45,7 @@ class FailedAtomic:
             else:
                 self.last = None
 
-    def precedes(self, key):
+    def set_next(self, key):
         """Record that the thread is about to execute the atomic with this key."""
         self.repeated, self.first = bool(self.key == key), None
         if not self.repeated:

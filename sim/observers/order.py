@@ -271,7 +271,7 @@ class HappensBefore:
             before.append((self.clocks.merge([*before[-1], *acquired]),))
 
     def acquire(self, block, thread, segment, clocks, contained=()):
-        """Add clocks to the clock of a thread.
+        """Merge clocks into the clock of a thread.
 
         clocks: {source: clock}.
         contained: {source: clock} of the acquired clocks that the new clocks contain, so that the thread can

@@ -247,7 +247,7 @@ class Uninitialized(OrderingObserver):
                 yield found[-1].with_cases(len(positions) - MAX_READS)
 
     def shared_offsets(self, address):
-        """Return the offsets of shared addresses in a block's mask of written bytes.
+        """Convert shared addresses to offsets in a block's mask of written bytes.
 
         The mask contains the allocations one after another. Their addresses can be far apart, so a mask of
         the whole address range would need too much memory.

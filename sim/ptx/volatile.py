@@ -174,7 +174,7 @@ class Uses:
         for loop in self.loops_around(at):
             if self.can_leave(loop, decisions):
                 return True
-            # A loop may also count how often the value was as expected.
+            # A loop may also count the loads that returned the expected value, and test the count.
             counted = self.tested.set_on_one_side(loop, decisions, at)
             if counted and self.can_leave(loop, self.dependent_on(counted)[1]):
                 return True

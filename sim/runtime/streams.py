@@ -72,7 +72,10 @@ class Streams(StreamOrder):
         self.opened: dict[int, tuple[bytes, CallSite]] = {}
 
     def reach_host(self) -> None:
-        """Give the host function access to all memory, because its thread can wait for other threads."""
+        """Let the host access all memory while it executes a function of a stream.
+
+        The function can wait for any other thread of the host, so no access can be called too early.
+        """
         super().reach_host()
         self.open()
 

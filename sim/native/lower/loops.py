@@ -74,7 +74,7 @@ class LoopCounter(ast.NodeTransformer):
 
     def __init__(self, module):
         self.module = module
-        # maximum number of iterations between two polls, of the loops visited so far inside the current loop
+        # the maximum number of iterations between two polls, of the loops visited so far in the current loop
         self.unpolled = 1
 
     def make_call(self, name, *arguments):

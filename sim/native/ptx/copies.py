@@ -35,7 +35,7 @@ from sim.native.ptx.memory import (
 )
 
 FLIGHT = 1 << 14  # flag of a shadow entry: a copy in flight writes the element
-CAPACITY = 128  # number of copies in a ring, a power of two; more copies mark the block
+CAPACITY = 128  # copies in a ring, a power of two; a block with more is rerun in the interpreter
 # Fields at the start of a ring, in int64:
 # FIRST  index of the oldest copy
 # COUNT  number of copies

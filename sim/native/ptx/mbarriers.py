@@ -29,7 +29,7 @@ from sim.native.codegen.synchronization import diverge
 from sim.native.ptx.copies import arrive_tracked, next_copy
 from sim.native.ptx.memory import MBARRIERS
 
-CAPACITY = 64  # the maximum number of mbarriers of a block; a block with more is marked
+CAPACITY = 64  # the maximum number of mbarriers of a block; a block with more is rerun in the interpreter
 # Fields at the start of the array of mbarriers, in int64:
 # COUNT    number of mbarriers that the block has initialised
 # THREADS  number of threads per block
