@@ -10,6 +10,7 @@ from numba import cuda
 from course import check
 from course.check.harness import CheckFailed
 from course.check.words import ROUNDED
+from kernels.tensor_cores.instructions import ldmatrix_x4, mma_bf16
 
 
 def message(check_it, answer):
@@ -94,3 +95,18 @@ def truncates(x, y, out):
 )
 def test_a_wrong_kernel_gets_a_message_about_its_arrays(kernel, said):
     assert said in message(check.ex03_1, kernel)
+
+
+@cuda.jit(device=True)
+def adds_to_the_old_t(t, scores, bands):
+    lane = cuda.threadIdx.x & 31
+    for a in range(bands.shape[0] // 2):
+        a0, a1, a2, a3 = ldmatrix_x4(scores, (a, 8 * (lane & 15) + 8 * (lane >> 4)))
+        b0, b1 = bands[2 * a], bands[2 * a + 1]
+        t[0], t[1], t[2], t[3] = mma_bf16(a0, a1, a2, a3, b0, b1, t[0], t[1], t[2], t[3])
+
+
+def test_old_values_that_are_not_ignored_are_named():
+    said = message(check.ex18_5, adds_to_the_old_t)
+    assert "t, indexed [thread, e]: 256 of 256 numbers differ, the first at [0, 0]" in said
+    assert "Equal to T + 77" in said

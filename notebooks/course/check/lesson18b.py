@@ -34,6 +34,8 @@ OVERLAP = (
     " 8 m + x] · B_a[x, y]. Row m of the left operand of row a is scores[a, 8 m : 8 m + 16]."
 )
 APART = "Equal to what rows 16 apart would give, scores[a, 16 m : 16 m + 16]: they are to overlap, 8 apart."
+OLD = 77  # the entries of t before the call
+OLD_VALUES = f"Equal to T + {OLD}, and {OLD} was the old value of each entry of t: ignore the old values."
 LAST_ROW = "Equal to what the last row of taps alone gives: the sums of one mma are the next one's c."
 
 
@@ -57,7 +59,7 @@ def check_convolved(convolve, c_q, c_k, exact, rng):
         t = sum(w[0, a, b] * full[:, a, first + b] for a in rows for b in range(c_k))
         return np.concatenate([spread(of_warp) for of_warp in t])
 
-    mistakes = {APART: t_of(apart=WINDOW), LAST_ROW: t_of(rows=[c_q - 1])}
+    mistakes = {APART: t_of(apart=WINDOW), LAST_ROW: t_of(rows=[c_q - 1]), OLD_VALUES: t_of() + OLD}
     call = f"convolve(t, scores, bands) with {c_q} × {c_k} taps, {KEYS} keys"
     report = kernels.judge(
         with_convolve(convolve, warps, c_q, c_k),
@@ -76,7 +78,7 @@ def check_convolved(convolve, c_q, c_k, exact, rng):
             hint=ONCE,
         ),
         tolerance=0 if exact else 2e-5,
-        what="T",
+        what="t, indexed [thread, e]",
         float64=0,
         hint=lambda got: BANDS_CHANGED if np.isnan(got).any() else known(got, mistakes, OVERLAP),
     )
@@ -101,7 +103,7 @@ def with_convolve(convolve, warps, c_q, c_k):
         load_taps(bands, w, 0)
         cuda.syncwarp()
         for e in range(4):
-            t[e] = float32(77)
+            t[e] = float32(OLD)
         convolve(t, scores[warp], bands)
         load_taps(again, w, 0)
         for number in range(numbers):
