@@ -212,7 +212,7 @@ from course import check
 check.ex03_1(add)
 
 # %% [markdown]
-# The check ran your kernel with 1 element, with fewer elements than threads in a block, and with several blocks of which the last was not full. It filled `out` with NaN first, so that an element that you did not write cannot be correct by accident.
+# The check ran your kernel with 1 element, with fewer elements than threads in a block, and with several blocks of which the last was not full. It filled `out` with NaN first, so that an element that you did not write cannot be correct by accident. If the compilers are installed, it also compiled the kernel for a real GPU: `sm_80` is NVIDIA's name for the architecture of the A100.
 #
 # ## 3. Threads that need each other
 #
