@@ -41,6 +41,10 @@ class RefusedLaunch(LaunchError):
         return f"{self.verdict}\n{reference(self.page)}"
 
 
+class GridTooLarge(RefusedLaunch):
+    """A cooperative launch with more blocks than the device holds at a time."""
+
+
 class KernelBug(SimulatorError):
     """Errors that observers found in a launch. `findings` and the message contain each error once; `report`
     is the complete Report."""

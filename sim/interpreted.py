@@ -19,7 +19,7 @@ from sim.engine.pool import FiberPool
 from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
 from sim.engine.watchdog import Watchdog
-from sim.errors import OutOfTime, OutOfTurns, RefusedLaunch, Stuck
+from sim.errors import GridTooLarge, OutOfTime, OutOfTurns, Stuck
 from sim.frontend.accesses import PREFIX
 from sim.frontend.outline import of_codes
 from sim.frontend.rebind import Binder
@@ -204,7 +204,7 @@ def resident_blocks(launch, used):
     spec, blocks = launch.spec, launch.blocks
     limit = spec.resident_blocks(launch.threads, launch.shared)
     if "this_grid" in used and blocks > limit:
-        raise RefusedLaunch(
+        raise GridTooLarge(
             f"the kernel synchronises the whole grid, whose {blocks:,} blocks must all be resident at once\n"
             f"  {spec.name} holds {limit:,} blocks of this size: launch fewer and let each do more"
         )

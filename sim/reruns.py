@@ -248,16 +248,25 @@ class Reruns:
         value. Reads of inactive lanes are therefore errors only if the effects change with the values of
         these lanes while the initial value of memory stays the same. Otherwise, they are dropped.
         """
-        if not any(map(reads_absent_lane, findings)) or self.lanes_matter(findings):
+        if not any(map(reads_absent_lane, findings)) or self.lanes_matter(findings, values=self.poisons):
             return confirmed(findings)
         return [f for f in findings if not reads_absent_lane(f)]
 
-    def lanes_matter(self, findings, max_turns=inf):
+    def lanes_matter(self, findings, max_turns=inf, values=TRIAL_POISONS):
         """Return whether the effects depend on the values of inactive lanes while unwritten memory has one
-        value. Return True if the effects cannot be compared."""
+        value. Return True if the effects cannot be compared.
+
+        values: the values of inactive lanes that are tried, until the effects differ or the time is up.
+        """
         memory, *_ = TRIAL_POISONS
-        effects = {self.effects_of(memory, findings, max_turns, lanes) for lanes in TRIAL_POISONS}
-        return None in effects or len(effects) > 1
+        effects = set()
+        for tried, value in enumerate(values):
+            if tried >= len(TRIAL_POISONS) and self.is_late():
+                break
+            effects.add(self.effects_of(memory, findings, max_turns, value))
+            if None in effects or len(effects) > 1:
+                return True
+        return False
 
     def effects_of(self, poison, findings, max_turns=inf, lane_poison=None):
         """Run with an initial value of unwritten memory, for about `max_turns` at most, and return a key for

@@ -29,6 +29,27 @@ def report_reversed(device, destination, source, to_device, name):
     return True
 
 
+def report_rows_beyond(device, rows, nbytes, name):
+    """Report rows that lie beyond the allocation in which the first row begins. Return whether there are any.
+
+    rows: the rows of a copy, each as (destination, source).
+    nbytes: the size of each row.
+    """
+    for role, starts in zip(("destination", "source"), zip(*rows)):
+        buffer = device.memory.find(starts[0])
+        beyond = max(starts) + nbytes - buffer.end if buffer else 0
+        if beyond > 0:
+            size = buffer.end - buffer.base
+            verdict = (
+                f"{name} accesses rows up to byte {size + beyond:,} of its {role}, {buffer}:"
+                f" {beyond:,} bytes too many"
+            )
+            fix = "pass a number of rows and pitches with which all rows lie within the allocation"
+            device.report("copy-out-of-bounds", "error", verdict, fix)
+            return True
+    return False
+
+
 def report_unwritten(device, origin, source, nbytes, name):
     """Report bytes that a copy passes to the host although nothing has written them.
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sim.device import DeviceSpec
-from sim.errors import LaunchError, RefusedLaunch, SimulatorError, ThreadError
+from sim.errors import GridTooLarge, LaunchError, RefusedLaunch, SimulatorError, ThreadError
 from sim.events import ATOMIC, LOAD, STORE
 from sim.launch import simulate
 from sim.memory.snapshot import Snapshot
@@ -25,6 +25,7 @@ from sim.runtime import stream_operations
 from sim.runtime.call_sites import UNKNOWN, CallSite
 from sim.runtime.errors import (
     ASSERT,
+    COOPERATIVE_TOO_LARGE,
     INVALID_CONFIGURATION,
     INVALID_VALUE,
     LAUNCH_FAILURE,
@@ -253,6 +254,9 @@ class Device:
             self.log.launches += 1
             self.report("kernel-abort", "error", str(error))
             self.sticky = ASSERT if "assertion failed" in str(error) else LAUNCH_FAILURE
+        except RefusedLaunch as error:
+            too_large = isinstance(error, GridTooLarge)
+            return self.refuse(error, COOPERATIVE_TOO_LARGE if too_large else INVALID_CONFIGURATION)
         except MemoryError as error:
             self.could_not_run = True
             reason = f"the simulator has too little memory for this launch: {error}"

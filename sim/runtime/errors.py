@@ -6,7 +6,7 @@ INVALID_CONFIGURATION, INVALID_SYMBOL, INVALID_DIRECTION = 9, 13, 21
 INVALID_DEVICE_FUNCTION, INVALID_DEVICE, INVALID_HANDLE, NOT_READY = 98, 101, 400, 600
 ILLEGAL_STATE, NOT_FOUND = 401, 500
 ILLEGAL_ADDRESS, ALREADY_REGISTERED, NOT_REGISTERED = 700, 712, 713
-ASSERT, LAUNCH_FAILURE, NOT_SUPPORTED = 710, 719, 801
+ASSERT, LAUNCH_FAILURE, COOPERATIVE_TOO_LARGE, NOT_SUPPORTED = 710, 719, 720, 801
 CAPTURE_UNJOINED = 904
 
 # code -> (name, text)
@@ -37,7 +37,7 @@ ERRORS = {
         "pointer does not correspond to a registered memory region",
     ),
     LAUNCH_FAILURE: ("cudaErrorLaunchFailure", "unspecified launch failure"),
-    720: ("cudaErrorCooperativeLaunchTooLarge", "too many blocks in cooperative launch"),
+    COOPERATIVE_TOO_LARGE: ("cudaErrorCooperativeLaunchTooLarge", "too many blocks in cooperative launch"),
     NOT_SUPPORTED: ("cudaErrorNotSupported", "operation not supported"),
     CAPTURE_UNJOINED: ("cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"),
     999: ("cudaErrorUnknown", "unknown error"),

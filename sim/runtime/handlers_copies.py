@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.events import LOAD, SPACE_SHIFT, STORE
 from sim.ptx.regions import ModuleKey
-from sim.runtime.copy_checks import report_overlap, report_reversed, report_unwritten
+from sim.runtime.copy_checks import report_overlap, report_reversed, report_rows_beyond, report_unwritten
 from sim.runtime.errors import INVALID_DIRECTION, INVALID_SYMBOL, INVALID_VALUE, SUCCESS
 from sim.runtime.handlers_memory import write_pointer
 from sim.runtime.memory import DEVICE, PINNED, SYMBOL, DeviceBuffer, is_mapped
@@ -84,6 +84,8 @@ def copy_pieces(device, pieces, nbytes, kind, name, pending=False):
     if kind not in KINDS:
         return INVALID_DIRECTION
     name = f"{name} ({KIND_NAMES[kind]})"
+    if len(pieces) > 1 and report_rows_beyond(device, pieces, nbytes, name):
+        return INVALID_VALUE
     for destination, source in pieces:
         if code := copy_piece(device, destination, source, nbytes, KINDS[kind], name, pending):
             return code

@@ -126,10 +126,11 @@ HOST_FAULTS = {
     8: rf"(?s)out-of-bounds: .*It is in {OF_P}, freed at host_faults.cu:22.*Launched from host_faults.cu:22: fill",
     12: r"refused-launch: fill asks for 100,000 bytes of dynamic shared memory; without cudaFuncSetAttribute",
     13: rf"invalid-pointer: cudaFreeHost is given a pointer to {OF_P}",
-    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:51\n  at host_faults.cu:52",
+    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:52\n  at host_faults.cu:53",
     14: r"invalid-pointer: the source of cudaMemcpy \(DeviceToDevice\) is a null pointer\n  at host_faults.cu:28",
     22: rf"copy-direction: the destination of cudaMemcpy \(DeviceToHost\) is {OF_P}, and the source is on the host\n",
     23: rf"copy-overlap: the source and the destination of cudaMemcpyAsync .* overlap, from byte 4 of {OF_P}",
+    26: rf"copy-out-of-bounds: cudaMemcpy2D \(DeviceToHost\) accesses rows up to byte 24 of its source, {OF_P}: 8 bytes",
     24: rf"copy-overlap: the source and the destination of cudaMemcpy2D .* overlap, from byte 4 of {OF_P}",
 }  # fmt: skip
 
@@ -567,6 +568,33 @@ def test_faults_of_kernels_are_found(run, built, which, engine):
     # the second launch repeats the finding; after a failed assertion, every call fails
     assert "not printed again: 1 repetition" in err or which == 3
     assert out.startswith("cudaErrorAssert" if which == 3 else "cudaSuccess")
+
+
+COOPERATIVE = """
+#include <cstdio>
+#include <cooperative_groups.h>
+__global__ void wait_for_all(int *x) { cooperative_groups::this_grid().sync(); *x = 1; }
+int main() {
+    int *x, blocks = 128;
+    cudaMalloc(&x, sizeof(int));
+    void *arguments[] = {&x};
+    cudaError_t error;
+    for (;; blocks /= 2) {
+        error = cudaLaunchCooperativeKernel((void *)wait_for_all, blocks, 1024, arguments, 0, 0);
+        if (error != cudaErrorCooperativeLaunchTooLarge) break;
+    }
+    printf("%d %s\\n", blocks, cudaGetErrorName(error));
+    cudaFree(x);
+}
+"""
+
+
+@needs_nvcc
+def test_a_program_can_search_for_the_largest_cooperative_grid(tmp_path):
+    (tmp_path / "cooperative.cu").write_text(COOPERATIVE)
+    status, out, err = run_as_processes(tmp_path / "cooperative.cu", options=["--multiprocessors", "16"])
+    assert (status, out) == (1, "32 cudaSuccess\n"), err
+    assert "refused-launch: the kernel synchronises the whole grid, whose 128 blocks" in err
 
 
 @needs_nvcc

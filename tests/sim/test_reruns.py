@@ -79,6 +79,34 @@ def test_absent_lanes_are_an_error_only_if_their_own_value_has_an_effect(
     assert {finding.kind: finding.severity for finding in report.findings} == kinds
 
 
+def warp_maximum(x, out):
+    t = cuda.threadIdx.x
+    if t >= x.size:
+        return
+    value = x[t]
+    for distance in (16, 8, 4, 2, 1):
+        value = max(value, cuda.shfl_down_sync(0xFFFFFFFF, value, distance))
+    if t == 0:
+        out[0] = value
+
+
+def is_any_large(x, out):
+    t = cuda.threadIdx.x
+    if t >= x.size:
+        return
+    out[t] = cuda.shfl_down_sync(0xFFFFFFFF, x[t], 1) > 1e6
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.float64])
+@pytest.mark.parametrize("kernel", [warp_maximum, is_any_large])
+def test_a_large_value_of_an_absent_lane_has_an_effect(engine, dtype, kernel):
+    # 0 and -1 in the lanes that have returned change neither a maximum nor a test for more than 10^6
+    arguments = np.arange(20).astype(dtype), np.zeros(20, dtype)
+    report = simulate(kernel, on_finding="report", engine=engine)[1, 32](*arguments)
+    assert [(f.kind, f.severity) for f in report.findings] == [("warp-divergence", "error")]
+
+
 @cuda.jit
 def find(text, wanted, out):
     tile = cuda.shared.array(33, uint8)

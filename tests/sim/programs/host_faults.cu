@@ -40,6 +40,7 @@ int main(int argc, char **argv) {
     case 24: cudaMemcpy2D(p, 4, p + 1, 4, 4, 3, cudaMemcpyDeviceToDevice); break;
     case 25: cudaMemcpy(p, p, 16, cudaMemcpyDeviceToDevice), cudaMemcpy(p, p + 2, 8, cudaMemcpyDeviceToDevice),
         cudaMemcpy2D(p, 8, p + 1, 8, 4, 2, cudaMemcpyDeviceToDevice); break;
+    case 26: cudaMemcpy2D(h, 8, p, 8, 8, 3, cudaMemcpyDeviceToHost); break;
     }
     if (argc > 2) printf("%s\n", cudaGetErrorName(cudaGetLastError()));
     if (argc > 3) return 0;
