@@ -389,3 +389,30 @@ def test_integers_wrap_around():
         assert out[0] == 0 and out[3] == 2
         assert {finding.kind for finding in findings} == {"out-of-bounds"}
     assert outcomes[0] == outcomes[1]
+
+
+def scaled_by(scale):
+    @cuda.jit(device=True)
+    def f(value):
+        return value * scale
+
+    return f
+
+
+doubled, tripled = scaled_by(2), scaled_by(3)
+
+
+def named_like_a_parameter(f, out):
+    out[cuda.threadIdx.x] = doubled(f[cuda.threadIdx.x]) + 3
+
+
+def named_like_a_variable(x, out):
+    f = x[cuda.threadIdx.x]
+    out[cuda.threadIdx.x] = tripled(f) - doubled(f) + f + 3
+
+
+@pytest.mark.parametrize("kernel", [named_like_a_parameter, named_like_a_variable])
+def test_a_device_function_with_the_name_of_a_variable(kernel):
+    out = np.zeros(4)
+    report = simulate(kernel, engine="native")[1, 4](np.arange(4.0), out)
+    assert out.tolist() == [3, 5, 7, 9] and report.notes == ("compiled",)
