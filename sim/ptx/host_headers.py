@@ -8,10 +8,10 @@ define under NVRTC.
 import re
 
 NAMES = """assert float inttypes limits math stdbool stddef stdint stdio stdlib string time""".split()
-CPP_ONLY = """algorithm array atomic bitset chrono complex deque exception fstream functional iomanip iostream
-    iterator limits list map memory mutex numeric optional ostream queue random set sstream stack stdexcept
-    string string_view thread tuple type_traits unordered_map unordered_set utility variant
-    vector""".split()
+CPP_ONLY = """algorithm array atomic bitset chrono complex deque exception fstream functional iomanip
+    iostream iterator limits list map memory mutex new numeric optional ostream queue random set sstream
+    stack stdexcept string string_view thread tuple type_traits unordered_map unordered_set utility
+    variant vector""".split()
 POSIX = "fcntl.h getopt.h omp.h pthread.h sys/stat.h sys/time.h sys/types.h unistd.h".split()
 HEADERS = [*(f"{name}.h" for name in NAMES), *(f"c{name}" for name in NAMES), *CPP_ONLY, *POSIX]
 # Options of NVRTC. --diag-suppress: NVIDIA's headers define some of the same limits with another wording.

@@ -183,6 +183,21 @@ def test_headers_of_the_host_have_stand_ins(tmp_path, more):
     assert finding.kind == "out-of-bounds" and finding.accesses[0].site.line == 10
 
 
+PLACEMENT = """#include <new>
+struct Cell { int value; __device__ Cell(int x) : value(x) {} };
+__global__ void place(int* x) {
+    __shared__ alignas(Cell) char room[sizeof(Cell)];
+    *x = (new (room) Cell(3))->value;
+}
+"""
+
+
+def test_placement_new(tmp_path):
+    (tmp_path / "place.cu").write_text(PLACEMENT)
+    x = np.zeros(1, np.int32)
+    assert not simulate(load_cuda(tmp_path / "place.cu")["place"])[1, 1](x).findings and x[0] == 3
+
+
 IMPLICIT = """__global__ void fill(float* x, uint n) {
     uint32_t i = threadIdx.x;
     if (i < n) x[i] = i == 0 ? -INFINITY : sinf(M_PI / INT_MAX);
