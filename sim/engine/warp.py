@@ -183,23 +183,36 @@ def absent_lane_findings(context, block, group, payloads):
         )
     for lane, of in reads_from_absent_lanes(operation, payloads):
         thread = group.threads[lane]
-        seen = (context.witness("calls", context.sites.of_frame(thread.frame, "call"), thread),)
-        reason = "The value of a lane that has returned, does not exist or is not in the mask is undefined."
-        fix = (
-            "let all 32 lanes take part, and let lanes without data pass a neutral value such as 0; or do not"
-            " use the value of a lane that takes no part"
-        )
-        if other := block.lane_masks.elsewhere(context, block, thread.warp, group, of):
-            seen, reason, fix = (*seen, other[0]), other[1], SAME_CALL
-        yield Finding(
-            "warp-divergence",
-            "warning",
-            f"lane {lane} reads from lane {of} in {operation.name}, and lane {of} takes no part",
-            seen,
-            reason=reason,
-            fix=fix,
-            undefined=True,
-        )
+        calls = context.witness("calls", context.sites.of_frame(thread.frame, "call"), thread)
+        other = block.lane_masks.elsewhere(context, block, thread.warp, group, of)
+        yield absent_lane_finding(operation.name, calls, lane, of, other)
+
+
+def absent_lane_finding(operation, calls, lane, of, other=None):
+    """Return the finding about a lane that reads from a lane that does not participate.
+
+    operation: the name of the operation.
+    calls: the Access that shows where the reading lane calls it.
+    lane, of: the reading lane, and the lane that it reads from.
+    other: the Access of lane `of` at another call, and the reason; or None.
+    """
+    seen = (calls,)
+    reason = "The value of a lane that has returned, does not exist or is not in the mask is undefined."
+    fix = (
+        "let all 32 lanes take part, and let lanes without data pass a neutral value such as 0; or do not"
+        " use the value of a lane that takes no part"
+    )
+    if other:
+        seen, reason, fix = (*seen, other[0]), other[1], SAME_CALL
+    return Finding(
+        "warp-divergence",
+        "warning",
+        f"lane {lane} reads from lane {of} in {operation}, and lane {of} takes no part",
+        seen,
+        reason=reason,
+        fix=fix,
+        undefined=True,
+    )
 
 
 def reads_from_absent_lanes(operation, payloads):

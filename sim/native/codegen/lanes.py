@@ -18,11 +18,11 @@ from numba.core import cgutils
 
 from sim.isa.table import ALL, FULL, GIVEN, Like
 from sim.native.codegen.arrays import Array, GuardedType, packed
-from sim.native.codegen.int64 import int64_helper
+from sim.native.codegen.int64 import int64_helper, set_byte
 from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.isa_functions import compiled_copy, resolve_call
 from sim.native.codegen.linking import intrinsic_of
-from sim.native.codegen.scalars import convert, numba_type_of
+from sim.native.codegen.scalars import convert, dtype_of, numba_type_of
 from sim.native.codegen.shadow import BARE, DIVERGED, set_error
 from sim.native.codegen.sides import note_missing
 from sim.native.codegen.symbols import make_getattr
@@ -78,14 +78,39 @@ def check_all(state, present):
 
 
 @int64_helper
-def check_read(state, present, lane, source):
+def check_read(state, warp, present, lane, source):
     """Set an error flag if lane `lane` is present but reads from an absent lane.
 
     source: the source lane.
     """
     # The reference implementation defines the result for a source lane outside 0..31.
     if present >> lane & 1 and 0 <= source < 32 and not present >> source & 1:
-        set_error(state, DIVERGED)
+        note_read(state, 32 * warp + lane, source)
+
+
+@int64_helper(inline=False)
+def note_read(state, thread, source):
+    """Set an error flag because a thread reads from an absent lane, and store the first such read of a
+    launch."""
+    set_error(state, DIVERGED)
+    if state.stopped == 0 and state.reader == 0:
+        state.reader = 1 + thread
+        state.read_lane = source
+        state.read_site = state.warp_site
+
+
+@int64_helper(inline=False)
+def fill_absent(state, present, row, size):
+    """Fill the operands of absent lanes with the byte of a run that follows a side (`absent_fill`).
+
+    row: the address of the operands of a warp.
+    size: the number of bytes of an operand.
+    """
+    if state.absent_fill != 0:
+        for lane in range(32):
+            if not present >> lane & 1:
+                for position in range(size):
+                    set_byte(row, lane * size + position, state.absent_fill - 1)
 
 
 @int64_helper
@@ -159,7 +184,7 @@ class Warp:
         self.call(check_mask, self.warp, present, masks.members.data)
 
     def check_reads(self, present, emit_source, rows, arrays):
-        """Emit a check that each present lane reads from a present lane.
+        """Emit a check that each present lane reads from a present lane, and fill the values of absent lanes.
 
         emit_source: a function that emits the source lane, given a lane and its operands.
         rows: the Numba types of the operands' rows.
@@ -168,7 +193,10 @@ class Warp:
         with cgutils.for_range(self.builder, I64(32)) as loop:
             operands = [self.given(x, array, I64(0), loop.index) for x, array in zip(rows, arrays)]
             source = emit_source(self.context, self.builder, [loop.index, *operands])
-            self.call(check_read, present, loop.index, source)
+            self.call(check_read, self.warp, present, loop.index, source)
+        # The first operand is the value that other lanes read.
+        row = Array(self.context, self.builder, rows[0], arrays[0])
+        self.call(fill_absent, present, row.members.data, I64(dtype_of(rows[0].dtype).itemsize))
 
     def row(self, numba_type, x, value):
         """Return the operands of all lanes as a row of this type.

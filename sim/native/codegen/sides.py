@@ -55,9 +55,12 @@ def note_warp(state, site):
 def note_missing(state, warp, mask):
     """Stop a run that follows one side if the warp operation needs lanes that are absent from this run.
 
+    An operation does not wait for lanes that have returned, so the run continues if the absent lanes count as
+    returned.
+
     mask: the mask of the operation.
     """
-    if state.stopped == 0:
+    if state.stopped == 0 and state.absent_fill == 0:
         state.synchronized = 1
         for lane in range(32):
             if mask >> lane & 1 and state.returned[32 * warp + lane] == ABSENT:

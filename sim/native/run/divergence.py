@@ -4,6 +4,7 @@ At their first disagreement, the threads of the block form two sides (sim.native
 runs again for each side. The synchronisation points where the two sides wait show whether they can continue.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 from sim.engine import barrier, warp
@@ -16,6 +17,8 @@ from sim.sites import thread_index
 # How a run that follows one side has ended: at a block-wide barrier, at a warp operation for which lanes of
 # the other side have not arrived, at the end of the kernel, or in another way.
 AT_BARRIER, AT_WARP, AT_END, UNKNOWN = range(4)
+# Two bytes that fill the values of lanes that have returned. They differ as integers and as floats.
+FILLS = 0x00, 0xFF
 
 
 class Side:
@@ -69,6 +72,8 @@ def divergence_findings(run):
     state = run.state
     if state.excluded and not state.split:
         return [excluded_lane(run)]
+    if not state.split and state.reader and not state.missed_barrier:
+        return undefined_reads(run)
     if not state.split:
         return [missed_barrier(Side(run))] if state.missed_barrier else []
     first = Side(run)
@@ -78,6 +83,8 @@ def divergence_findings(run):
         return []
     if AT_WARP in ends:
         waiting, other = (first, second) if first.end == AT_WARP else (second, first)
+        if other.end == AT_END:
+            return undefined_reads(run, waiting.state.side)
         return [missing_lanes(waiting, other)] if never_arrives(waiting, other) else []
     if ends == {AT_BARRIER, AT_END}:
         return [missed_barrier(first if first.end == AT_BARRIER else second)]
@@ -85,10 +92,8 @@ def divergence_findings(run):
 
 
 def never_arrives(waiting, other):
-    """Return whether one side waits at a warp operation for lanes of the other side that never arrive.
-
-    The result is False if the other side has returned, because the operation does not wait for its lanes.
-    """
+    """Return whether one side waits at a warp operation for lanes of the other side that never arrive. The
+    other side waits, too."""
     if other.end == AT_WARP:
         # If `other` waits in another warp, some of its lanes may still arrive. Lanes at different syncwarp
         # instructions can complete one operation together.
@@ -96,6 +101,26 @@ def never_arrives(waiting, other):
         operations = {waiting.operation, other.operation}
         return same_warp and waiting.site != other.site and operations != {"syncwarp"}
     return other.end == AT_BARRIER
+
+
+def undefined_reads(run, side=0):
+    """Return a list with the finding about a lane that reads the value of a lane that has returned, or [] if
+    these values have no effect.
+
+    run: a RecordedRun of the block.
+    side: the side that waits at a warp operation for lanes of the other side, which have returned. It is 0 if
+        the threads have not disagreed.
+    """
+    first, second = (Side(run.again(side=side, absent_fill=1 + byte)) for byte in FILLS)
+    if not first.state.reader or first.run.effects == second.run.effects:
+        return []
+    block = Threads(first)
+    thread = block.threads[first.state.reader - 1]
+    site = first.run.site(first.state.read_site)
+    calls = Access("calls", block.index_of_block, thread.index, site)
+    operation = first.run.attempt.operation_at(first.state.read_site)
+    finding = warp.absent_lane_finding(operation, calls, thread.lane, first.state.read_lane)
+    return [replace(finding, severity="error")]
 
 
 def finding_at_barriers(first, second):

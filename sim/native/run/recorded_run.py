@@ -73,9 +73,11 @@ class RecordedRun:
     flipped: the bits to invert in the bytes that fill unwritten shared memory.
     side: the side that the run follows if threads disagree (sim.native.codegen.sides), or 0.
     last_barrier: the index of the barrier at which the block stops, among those after the disagreement.
+    absent_fill: 1 + the byte that fills the values of the threads of the other side, which count as returned;
+        or 0, if a warp operation waits for them.
     """
 
-    def __init__(self, attempt, position, trap=None, flipped=0, side=0, last_barrier=NEVER):
+    def __init__(self, attempt, position, trap=None, flipped=0, side=0, last_barrier=NEVER, absent_fill=0):
         attempt.restore()
         self.launch = replace(
             attempt.launch,
@@ -89,9 +91,10 @@ class RecordedRun:
         state = self.state
         state.records, state.trap = again.keep_alive(rows), 0 if trap is None else self.on_host(trap)
         state.flipped, state.side, state.last_barrier = flipped, side, last_barrier
+        state.absent_fill = absent_fill
         state.time_after_error = int(RECORDED_SECONDS * CLOCKS_PER_SECOND)
-        if flipped:
-            again.lift_time_limit()
+        if flipped or absent_fill:
+            again.lift_time_limit()  # a time limit would change the results
         again.begin()
         again.advance(position + 1)
         self.errors = int(again.block_errors[position])
