@@ -19,9 +19,9 @@ EXPORTED = {"note_barrier", "note_warp", "note_loop", "note_iteration", "agree_o
 EXPORTED |= {"start_near_end", "end_side"}
 ABSENT = 2  # value of the state's field `returned` for a thread that the run does not follow
 # Values of the field `unfinished`: 0 if the side has run to its end, or to a point where it waits;
-# MAY_CONTINUE if it may reach further synchronisation points; UNKNOWN if threads form more than two sides, or
-# disagree again.
-MAY_CONTINUE, UNKNOWN = 1, 2
+# MAY_CONTINUE if it may reach further synchronisation points; MORE_SIDES if threads form more than two sides,
+# or disagree again.
+MAY_CONTINUE, MORE_SIDES = 1, 2
 
 
 @int64_helper
@@ -122,7 +122,7 @@ def choose_side(state, before, now, thread, warp):
                 if other >> 5 != warp and state.returned[other] == 0:
                     state.returned[other] = ABSENT
     if state.stopped == 0 and (state.split == 2 or now != state.first_result and now != state.second_result):
-        state.unfinished = UNKNOWN
+        state.unfinished = MORE_SIDES
         state.stopped = OF_BLOCK
     if is_new and state.side == 2:
         for other in range(max(warp, 0) * 32, thread):
