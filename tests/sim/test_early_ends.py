@@ -105,6 +105,23 @@ def test_a_loop_around_a_barrier_ends_soon_after_an_error(monkeypatch):
     assert 0 < attempts[0].state.barriers < rounds
 
 
+@cuda.jit
+def computes_and_then_races(x, y, rounds):
+    s = 0
+    for i in range(rounds):
+        s = (s * 5 + i) & 0xFFFF
+    x[cuda.threadIdx.x] = s  # the barrier is missing
+    y[cuda.grid(1)] = x[cuda.threadIdx.x ^ 1]
+
+
+def test_the_time_after_an_error_includes_the_time_of_its_block(monkeypatch):
+    attempts = []
+    monkeypatch.setattr(launch, "SECONDS_AFTER_ERROR", 1e-4)  # each block needs longer
+    monkeypatch.setattr(native, "explain", lambda attempt: attempts.append(attempt) or attempt.outcome())
+    simulate(computes_and_then_races, engine="native")[3, 2](np.zeros(2), np.zeros(6), 10**6)
+    assert attempts[0].stop == 1
+
+
 UNSIGNED = """extern "C" __global__ void k(const int *x, int *y, unsigned n) {
     int s = 0;
     for (unsigned i = n - 1; i >= 0; --i) {

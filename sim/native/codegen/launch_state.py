@@ -27,7 +27,9 @@ FIELD_SIZES = {
     "for_left": 1,  # remaining iterations of `for` loops in the current block
     "errors_at_limit": 1,  # error flags of a block when it exceeded a limit of iterations
     "ending_flags": 1,  # mask of the error flags that end the launch after some time
-    "time_after_error": 1,  # CPU time for which a launch may run after such an error, in units of `clock`
+    # CPU time for which a launch may run after the start of the call with such an error, in units of `clock`
+    "time_after_error": 1,
+    "call_began": 1,  # CPU time at which the current call of the grid function began, or 0
     "polls": 1,  # number of iterations of loops around synchronisation points since the first error
     "deadline": 1,  # CPU time at which the launch ends, or 0 before the first error with one of these flags
     "returned_count": 1,  # number of threads of the current block that have returned

@@ -46,6 +46,8 @@ def begin_block(state, threads, position, while_limit, for_limit):
     state.unordered_epoch = state.epoch
     state.first_epochs[position] = state.epoch
     state.position = position
+    if state.call_began == 0:
+        state.call_began = cpu_clock()
     state.stopped = 0
     state.errors = 0
     state.noted = 0
@@ -284,10 +286,13 @@ def poll_stop(state) -> bool:
     """
     if poll_interrupt():
         state.stopped = INTERRUPTED
-    elif has_errors(state):
+    # If a limit on iterations has stopped the launch, later error flags are meaningless.
+    elif has_errors(state) and state.stopped < OF_LAUNCH:
         now = cpu_clock()
         if state.deadline == 0:
-            state.deadline = now + state.time_after_error
+            # Most errors are found when a block ends. If it has taken long, so would the next block. A run
+            # that records errors continues after each error, because it has to find where threads wait.
+            state.deadline = (now if state.records != 0 else state.call_began) + state.time_after_error
         if now > state.deadline:
             set_error(state, EXHAUSTED)
             state.stopped = max(state.stopped, LATE)

@@ -269,8 +269,10 @@ class Attempt(Memory):
         launch whose blocks wait for each other.
         """
         run = self.program.run
+        # After an error, the launch ends within seconds, and the optimiser would use up its time.
         if run.seconds > SECONDS and self.needs_no_explanation():
             self.optimise()
+        self.state.call_began = 0
         end = stop if run.optimised or self.is_cooperative else end
         with run.timed():
             if self.is_cooperative:
