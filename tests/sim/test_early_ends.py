@@ -15,7 +15,7 @@ from sim.engine.os_thread import throw_into
 from sim.engine.watchdog import Watchdog
 from sim.errors import OutOfTime
 from sim.native import engine as native
-from sim.native.run import launch
+from sim.native.run import explain, launch
 from sim.ptx.nvrtc import compile_ptx
 
 
@@ -120,6 +120,26 @@ def test_the_time_after_an_error_includes_the_time_of_its_block(monkeypatch):
     monkeypatch.setattr(native, "explain", lambda attempt: attempts.append(attempt) or attempt.outcome())
     simulate(computes_and_then_races, engine="native")[3, 2](np.zeros(2), np.zeros(6), 10**6)
     assert attempts[0].stop == 1
+
+
+@cuda.jit
+def leaves_late(x, rounds):
+    i = 0
+    while i < rounds:
+        if i == rounds - 1 and cuda.threadIdx.x == 7:
+            return
+        x[cuda.grid(1)] += 1
+        cuda.syncthreads()
+        i += 1
+
+
+def test_errors_are_recorded_after_many_iterations(monkeypatch):
+    monkeypatch.setattr(launch, "FIRST_LIMIT", 1 << 12)
+    monkeypatch.setattr(explain, "PROBE_SECONDS", -1)
+    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
+    report = simulate(leaves_late, engine="native", on_finding="report")[2, 32](np.zeros(64), 1000)
+    assert [finding.kind for finding in report.findings] == ["barrier-divergence"]
+    assert explain.UNEXPLAINED in report.notes
 
 
 UNSIGNED = """extern "C" __global__ void k(const int *x, int *y, unsigned n) {

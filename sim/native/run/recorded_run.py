@@ -84,6 +84,7 @@ class RecordedRun:
             observers=tuple(each for each in attempt.launch.observers if observer_class(each) in DEFAULT),
         )
         self.attempt = again = type(attempt)(self.launch, records=True)
+        again.while_limit = attempt.while_limit
         again.compile()
         self.space, homes = again.homes()
         self.homes = sorted((low, allocation.base) for low, allocation in homes.items())
