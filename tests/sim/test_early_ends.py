@@ -15,7 +15,7 @@ from sim.engine.os_thread import throw_into
 from sim.engine.watchdog import Watchdog
 from sim.errors import OutOfTime
 from sim.native import engine as native
-from sim.native.run import explain, launch
+from sim.native.run import explain, launch, recorded_run
 from sim.ptx.nvrtc import compile_ptx
 
 
@@ -140,6 +140,23 @@ def test_errors_are_recorded_after_many_iterations(monkeypatch):
     report = simulate(leaves_late, engine="native", on_finding="report")[2, 32](np.zeros(64), 1000)
     assert [finding.kind for finding in report.findings] == ["barrier-divergence"]
     assert explain.UNEXPLAINED in report.notes
+
+
+@cuda.jit
+def waits_in_a_branch(x):
+    if cuda.threadIdx.x < 20:
+        x[cuda.grid(1)] = 1
+        cuda.syncthreads()
+    x[cuda.grid(1)] += 1
+
+
+def test_errors_in_long_blocks_are_recorded_by_optimised_code(monkeypatch):
+    optimised = []
+    monkeypatch.setattr(recorded_run, "SECONDS", 0.0)
+    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
+    monkeypatch.setattr(launch.Attempt, "optimise", lambda self: optimised.append(self.records))
+    simulate(waits_in_a_branch, engine="native", on_finding="report")[2, 32](np.zeros(64))
+    assert optimised == [True, True]  # one run for each side
 
 
 UNSIGNED = """extern "C" __global__ void k(const int *x, int *y, unsigned n) {

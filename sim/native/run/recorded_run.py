@@ -24,6 +24,7 @@ from sim.native.codegen.error_records import (
 )
 from sim.native.codegen.int64 import CLOCKS_PER_SECOND
 from sim.native.codegen.shadow import BOUNDS, EPOCH_SHIFT, SEGMENT, THREAD, WARP
+from sim.native.codegen.tiers import SECONDS
 from sim.observers import DEFAULT
 
 NEVER = 1 << 62  # the index of a barrier that no block reaches
@@ -84,7 +85,7 @@ class RecordedRun:
             observers=tuple(each for each in attempt.launch.observers if observer_class(each) in DEFAULT),
         )
         self.attempt = again = type(attempt)(self.launch, records=True)
-        again.while_limit = attempt.while_limit
+        again.while_limit, again.seconds_per_block = attempt.while_limit, attempt.seconds_per_block
         again.compile()
         self.space, homes = again.homes()
         self.homes = sorted((low, allocation.base) for low, allocation in homes.items())
@@ -97,6 +98,8 @@ class RecordedRun:
         if flipped or absent_fill:
             again.lift_time_limit()  # a time limit would change the results
         again.begin()
+        if attempt.seconds_per_block > SECONDS:
+            again.optimise()
         again.advance(position + 1)
         self.errors = int(again.block_errors[position])
         # the results and the error flags of these blocks, which a comparison with other runs needs
