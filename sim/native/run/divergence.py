@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from sim.engine import barrier, warp
+from sim.engine.lane_masks import LaneMasks
 from sim.events import Access
 from sim.native.codegen.launch_state import PASSED
 from sim.native.codegen.shadow import DIVERGED, EXHAUSTED, FULL
@@ -151,6 +152,7 @@ class Threads:
 
     def __init__(self, side, other=None):
         self.index_of_block = side.run.attempt.index_of(side.position)
+        self.context, _ = side.run.prepared()  # has the outline of the source
         sites = {0: side.site or side.run.site(side.state.barrier_site)}
         iterations = {0: side.iterations}
         if other:
@@ -191,6 +193,7 @@ def missing_lanes(waiting, other):
             group.threads[thread.lane] = thread
             group.bits |= 1 << thread.lane
     block.warp_groups, block.lanes_alive = {(number,): group}, {number: alive}
+    block.lane_masks = LaneMasks()  # compiled code does not record earlier calls of the lanes
     return warp.divergence_finding(block, block)
 
 

@@ -11,11 +11,7 @@ from contextlib import suppress
 import numpy as np
 
 from sim.engine.cluster import Cluster, cluster_index
-from sim.engine.fiber import Fiber
-from sim.engine.grid import Grid
-from sim.engine.schedules import Seeded
 from sim.events import LOAD, LOCAL, SHARED, SPACE_SHIFT, Batch
-from sim.interpreted import Interpreted
 from sim.isa.conversions import domain
 from sim.memory.array import array_at
 from sim.memory.declared import c_strides
@@ -85,9 +81,7 @@ def has_effect(run):
 def findings_of_accesses(run, rows, kinds):
     """Return the findings of these kinds that the observers make about the accesses of some Rows, which
     belong to one epoch."""
-    observers = [each() if isinstance(each, type) else each for each in run.launch.observers]
-    schedule = Seeded(np.random.default_rng(run.launch.seed))
-    context, _, grid = Interpreted(Fiber).prepare(run.launch, Grid, observers, schedule)
+    context, grid = run.prepared()
     if run.homes:
         context.space = run.space
     with np.errstate(all="ignore"):

@@ -7,8 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from sim.engine.fiber import Fiber
+from sim.engine.grid import Grid
+from sim.engine.schedules import Seeded
 from sim.events import ATOMIC, LOAD, SITES
 from sim.hooks import observer_class
+from sim.interpreted import Interpreted
 from sim.native.codegen.access_log import SITE_SHIFT, SIZE_SHIFT
 from sim.native.codegen.error_records import (
     ADDRESS_MASK,
@@ -113,6 +117,13 @@ class RecordedRun:
     def again(self, **given):
         """Return a run of the same blocks. `given` are further arguments of the constructor."""
         return RecordedRun(self.attempt, self.position, **given)
+
+    def prepared(self):
+        """Return a new (Context, Grid) of the interpreter for the launch, with new observers."""
+        observers = [each() if isinstance(each, type) else each for each in self.launch.observers]
+        schedule = Seeded(np.random.default_rng(self.launch.seed))
+        context, _, grid = Interpreted(Fiber).prepare(self.launch, Grid, observers, schedule)
+        return context, grid
 
     def site(self, index):
         """Return the Site of a synchronisation point. `index` is the index of this site in the module."""
