@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from sim.events import LOAD, SITES
 from sim.observers.call_lines import common_caller, functions, name_in_cpp
 from sim.observers.extents import Extents
@@ -239,6 +241,11 @@ class AccessPair:
     def elements(self, text, name):
         """Return the elements of a name in a text (sim.observers.statements.elements)."""
         return elements(text, name, name == self.scalar)
+
+    @property
+    def is_floating(self):
+        """True if one of the accesses writes a floating-point value."""
+        return any(isinstance(row.value, (float, np.floating)) for row in (self.a, self.b))
 
     def line_of(self, site):
         """Return "line 3", or "line 3 of f" if lines are counted from the beginning of another function."""

@@ -350,6 +350,7 @@ PATTERNS = (
     ),
     Pattern("ticket", lambda facts: facts.ticket, atomics.fix_of_ticket, steps=atomics.steps_of_ticket),
     Pattern("claim", lambda facts: facts.claim, atomics.fix_of_claim, steps=atomics.steps_of_claim),
+    Pattern("claim", lambda facts: facts.claim_by_calls, atomics.fix_of_claim_by_calls),
     Pattern("check", lambda facts: facts.check, atomics.fix_of_check, steps=atomics.steps_of_check),
     Pattern("update", is_update, atomics.fix_of_update, steps=atomics.steps_of_update),
     Pattern(

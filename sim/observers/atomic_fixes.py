@@ -64,7 +64,7 @@ def fix_of_update(facts):
     lock = ", or let all threads hold the same lock" if facts.synchronizes else ""
     if facts.is_one_atomic and facts.update[0] != facts.update[2]:
         return fix_of_divided_update(facts)
-    atomic = f"one atomic, {{{facts.extreme[0]}}}" if facts.extreme else "{an_atomic}"
+    atomic = f"one atomic, {extreme(facts, facts.extreme[0])}" if facts.extreme else "{an_atomic}"
     place = atomic_target(facts.update[1].target) if facts.update and facts.language == NUMBA else None
     if place and place[0].endswith("]"):  # the element is a field of a record
         atomic += f" on {place[0]} at {place[1]}"
@@ -76,11 +76,21 @@ def fix_of_divided_update(facts):
     line, found, read = facts.update
     taken = assignment(facts.outline.lines[read]) if facts.outline else None
     name = taken.name if taken else "the variable"
-    atomic = f"{{{facts.extreme[0]}}}" if facts.extreme else "{add}"
+    atomic = extreme(facts, facts.extreme[0]) if facts.extreme else "{add}"
     return (
         f"read and write {found.target} by one atomic, {atomic}, on line {read}, and leave out line {line}:"
         f" {name} becomes the old value that it returns"
     )
+
+
+def extreme(facts, name):
+    """Return the terms of an atomic minimum or maximum.
+
+    name: "min" or "max".
+    """
+    if facts.language == CPP and facts.is_floating:
+        return f"{{swap}} in a loop (CUDA C++ has no {{{name}}} of floating-point values)"
+    return f"{{{name}}}"
 
 
 def steps_of_update(facts):
@@ -125,7 +135,7 @@ def steps_of_ticket(facts):
 
 def fix_of_claim(facts):
     found = facts.claim
-    how = "{swap}" if found.operation == "cas" else f"{{{found.operation}}}"
+    how = "{swap}" if found.operation == "cas" else extreme(facts, found.operation)
     done = "" if found.line == found.header else f" and leave out line {found.line}"
     if found.copied:
         return (
@@ -140,6 +150,15 @@ def fix_of_claim(facts):
     return (
         f"compare and write {found.element} by one atomic, {how}, on line {found.header}: let the branch test"
         f" the old value that it returns{done}"
+    )
+
+
+def fix_of_claim_by_calls(facts):
+    calls = facts.calls
+    lines = f"line {calls.low}" if calls.low == calls.high else f"lines {calls.low} and {calls.high}"
+    return (
+        "test and write the element by one atomic ({max}, {min} or {swap}) in place of the two calls on"
+        f" {lines}{calls.place}: another thread can write between the test and the store"
     )
 
 

@@ -31,6 +31,7 @@ class CallLines:
     place: str = ""
     outer: object = None
     calls: bool = False
+    outline: object = None  # the Outline of the function
 
 
 def common_caller(sites, outlines, kernel, outline_of):
@@ -70,6 +71,7 @@ def common_caller(sites, outlines, kernel, outline_of):
                     "" if own else f" of {name}",
                     loop_around(name_in(outline, caller), caller, known),
                     all(calls_of(of, outline.lines[low]) for of in names),
+                    outline,
                 )
             )
     return min(found, key=lambda lines: lines.low == lines.high, default=None)

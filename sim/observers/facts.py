@@ -123,6 +123,15 @@ class Facts(AccessPair):
         return tickets.find_claim(self)
 
     @cached_property
+    def claim_by_calls(self):
+        """True if a function reads the element in the condition of a branch or loop of its caller, and
+        another function stores to it there."""
+        calls = self.calls if self.actions == {STORE, LOAD} else None
+        if calls is None or tickets.HEADER.match(calls.outline.lines[calls.low].strip()) is None:
+            return False
+        return tickets.headed_branch(calls.outline, calls.low, calls.high) is not None
+
+    @cached_property
     def check(self):
         return tickets.find_check(self)
 

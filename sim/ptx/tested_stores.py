@@ -45,6 +45,23 @@ class TestedStores:
             for store in stores & seen
         )
 
+    def can_wait(self, load, copies):
+        """Return whether a thread can repeat a load without a store to the same element between the two, of a
+        value that can differ between threads.
+
+        load: the index of the load.
+        copies: the indices of the loads from the same place in the source.
+        """
+        element = self.uses.element(address_of(self.body[load]))
+        stores = {
+            at
+            for at in self.accesses
+            if self.body[at].names[0] == "st"
+            and self.uses.element(address_of(self.body[at])) == element
+            and self.differs(self.body[at])
+        }
+        return not stores or not self.reachable([load + 1], stores).isdisjoint(copies)
+
     @cached_property
     def accesses(self):
         """The indices of the instructions that access memory, other than parameters."""

@@ -168,10 +168,14 @@ class Uses:
         A compiler can move the first iteration of a loop before the loop. A load that was moved counts as
         awaited if a decision depends on it, and a loop waits for a load from the same place in the source.
 
+        A loop that stores to the element in each iteration, as `while (v > *x) *x = v` does, waits for no
+        other thread.
+
         decisions: the predicates that depend on the value.
         """
         at = self.body.index(load)
-        for loop in self.loops_around(at):
+        copies = self.volatile.get(load.location, [])
+        for loop in self.loops_around(at) if self.tested.can_wait(at, copies) else ():
             if self.can_leave(loop, decisions):
                 return True
             # A loop may also count the loads that returned the expected value, and test the count.
@@ -180,11 +184,12 @@ class Uses:
                 return True
         if not decisions or load.location is None:
             return False
-        for copy in self.volatile[load.location]:
+        for copy in copies:
             loops = [loop for loop in self.loops_around(copy) if not loop[0] <= at <= loop[1]]
             if loops:
                 _, others = self.dependent_registers(self.body[copy])
-                if any(self.can_leave(loop, others) for loop in loops):
+                waits = self.tested.can_wait(copy, copies)
+                if waits and any(self.can_leave(loop, others) for loop in loops):
                     return True
         return False
 

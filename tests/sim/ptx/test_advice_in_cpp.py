@@ -197,6 +197,24 @@ MORE = {
         [("v > n[0])\n        n[0] = v;", "v > atomicMax(&n[0], v));")],
         {"n": [31]},
     ),
+    "largest float by a comparison": (
+        (2, 32),
+        """
+    if (x[threadIdx.x] > *out)
+        *out = x[threadIdx.x];
+""",
+        "claim",
+        "atomicCAS in a loop (CUDA C++ has no atomicMax of floating-point values), on line 2",
+        [
+            (
+                "    if (x[threadIdx.x] > *out)\n        *out = x[threadIdx.x];",
+                "    int seen = atomicAdd((int *)out, 0), before;\n"
+                "    do before = seen; while (x[threadIdx.x] > __int_as_float(seen)\n"
+                "        && (seen = atomicCAS((int *)out, seen, __float_as_int(x[threadIdx.x]))) != before);",
+            )
+        ],
+        {"out": [31]},
+    ),
     "shift under two branches": (
         (1, 32),
         """

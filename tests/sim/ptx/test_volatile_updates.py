@@ -12,6 +12,7 @@ FUNCTIONS = """__device__ __noinline__ int plus(int v) { return 2 * v + 1; }
 __device__ __noinline__ int get(volatile int *x) { return *x; }
 __device__ __noinline__ void put(volatile int *x, int v) { *x = v; }
 __device__ __noinline__ void raise(volatile int *x, int v) { if (v > get(x)) put(x, v); }
+__device__ __noinline__ void repeat(volatile int *x, int v) { while (v > *x) *x = v; }
 __device__ __noinline__ void lock_(int *lock) { while (atomicCAS(lock, 0, 1) != 0) {} __threadfence(); }
 __device__ __noinline__ void unlock(int *lock) { __threadfence(); atomicExch(lock, 0); }
 """
@@ -33,6 +34,8 @@ RACY = {
     "an early return": f"{ME} if (me < *x) return; x[0] = me;",
     "a maximum in a loop": f"{ME} for (int i = me; i < 64; i += 8) if (i * me % 7 > *x) *x = i * me % 7;",
     "a maximum by functions": f"{ME} raise(x, me);",
+    "a maximum that a loop repeats": f"{ME} while (me > *x) *x = me;",
+    "a repeated maximum by functions": f"{ME} repeat(x, me);",
     "a claim": f"{ME} if (x[1] == 0) x[1] = me + 1;",
     "a second test without a lock": f"{ME} if (me > *x) {{ __threadfence(); if (me > *x) *x = me; }}",
     "a lock after the test": f"{ME} if (me > *x) {{ lock_(lock); *x = me; unlock(lock); }}",

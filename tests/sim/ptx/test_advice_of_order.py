@@ -1,0 +1,190 @@
+"""Tests that follow the advice about CUDA C++ kernels that lack a barrier.
+
+They cover arrays that blocks exchange, named barriers, device functions, and barriers in branches.
+"""
+
+import numpy as np
+import pytest
+
+from ptx.edited_texts import INDEX, Cases
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+CASES = Cases()
+case = CASES.case
+
+# --- arrays that are exchanged in each iteration ------------------------------------------------------------
+
+SYNC = "cooperative_groups::this_grid().sync();"
+
+
+def smoothed(x, out, n):
+    values = np.arange(64)
+    for _ in range(3):
+        values = values + np.roll(values, -1)
+    np.testing.assert_array_equal(out[:64], values)
+
+
+for named, change in {
+    "pointers exchanged": "int *c = x; x = out; out = c;",
+    "pointers exchanged in a function": "swap_(x, out);",
+}.items():
+    case(
+        named,
+        (4, 16),
+        f"{INDEX}for (int s = 0; s < 3; s++) {{\n    out[i] = x[i] + x[(i + 1) % 64];\n    {change}\n}}\n",
+        "end the kernel after each iteration of the loop at line 5 and launch it again for the next, or"
+        f" synchronise all blocks there: {SYNC[:-1]}",
+        [(change, f"{change} {SYNC}")],
+        smoothed,
+        "#include <cooperative_groups.h>\n"
+        "__device__ void swap_(int *&a, int *&b) { int *c = a; a = b; b = c; }\n",
+    )
+
+# --- named barriers -----------------------------------------------------------------------------------------
+
+NAMED = """__device__ void wait(int id, int n) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
+"""
+
+
+def sums(x, out, n):
+    np.testing.assert_array_equal(out[:32], 4 * x[31::-1] + 6)
+
+
+case(
+    "second named barrier",
+    (1, 64),
+    """__shared__ int s[32];
+int t = threadIdx.x;
+for (int i = 0; i < 4; i++) {
+    if (t < 32) {
+        s[t] = x[t] + i;
+        wait(1, 64);
+    } else {
+        wait(1, 64);
+        out[t - 32] += s[63 - t];
+    }
+}
+""",
+    "let the same 64 threads wait at a second named barrier, with another number, at the end of each"
+    " iteration of the loop at line 7: bar.sync 1 orders line 9 before line 13",
+    [("s[63 - t];\n    }\n", "s[63 - t];\n    }\n    wait(2, 64);\n")],
+    sums,
+    NAMED,
+)
+case(
+    "named barrier between arms",
+    (1, 64),
+    """__shared__ int s[32];
+int t = threadIdx.x;
+wait(1, 64);
+if (t < 32)
+    s[t] = 4 * x[t] + 6;
+else
+    out[t - 32] = s[63 - t];
+wait(1, 64);
+""",
+    "let the arm that must come first call bar.sync 1, 64 (as on line 7) after its access, and let the other"
+    " arm call it before its own (lines 9 and 11)",
+    [
+        ("    s[t] = 4 * x[t] + 6;", "    { s[t] = 4 * x[t] + 6; wait(1, 64); }"),
+        ("    out[t - 32] = s[63 - t];", "    { wait(1, 64); out[t - 32] = s[63 - t]; }"),
+    ],
+    sums,
+    NAMED,
+)
+case(
+    "one more named barrier",
+    (1, 96),
+    """__shared__ int s[64];
+int t = threadIdx.x;
+if (t >= 64) return;
+for (int i = 0; i < 4; i++) {
+    s[t] = x[t] + i;
+    wait(1, 64);
+    if (t < 32) out[t] += s[31 - t];
+}
+""",
+    "one more bar.sync 1, 64 (as on line 10), after line 11 and before the loop returns to line 9",
+    [("s[31 - t];\n", "s[31 - t];\n    wait(1, 64);\n")],
+    sums,
+    NAMED,
+)
+
+# --- device functions ---------------------------------------------------------------------------------------
+
+HALVES = """__device__ INLINE void put(int *s, int *x) { s[threadIdx.x] = x[threadIdx.x]; }
+__device__ INLINE void get(int *s, int *out) { out[threadIdx.x] += s[63 - threadIdx.x]; }
+__device__ void both(int *s, int *x, int *out) {
+    put(s, x);
+    get(s, out);
+}
+"""
+
+
+def doubled(times):
+    return lambda x, out, n: np.testing.assert_array_equal(out[:64], times * x[::-1])
+
+
+for inline in ("__forceinline__", "__noinline__"):
+    case(
+        f"functions of a function, {inline}",
+        (1, 64),
+        "__shared__ int s[64];\nboth(s, x, out);\n",
+        "__syncthreads() between lines 4 and 5, where every thread",
+        [("    get(s, out);", "    __syncthreads();\n    get(s, out);")],
+        doubled(1),
+        HALVES.replace("INLINE", inline),
+    )
+    case(
+        f"functions in a loop, {inline}",
+        (1, 64),
+        "__shared__ int s[64];\nfor (int i = 0; i < 3; i++) {\n    both(s, x, out);\n}\n",
+        "between lines 4 and 5, and one more at the end of each iteration of the loop at line 9",
+        [
+            ("    get(s, out);", "    __syncthreads();\n    get(s, out);"),
+            ("both(s, x, out);\n", "both(s, x, out);\n    __syncthreads();\n"),
+        ],
+        doubled(3),
+        HALVES.replace("INLINE", inline),
+    )
+case(
+    "functions in a line",
+    (1, 64),
+    "__shared__ int s[64];\nput(s, x); get(s, out);\n",
+    "__syncthreads() between the two calls on line 9",
+    [("put(s, x); get(s, out);", "put(s, x); __syncthreads(); get(s, out);")],
+    doubled(1),
+    HALVES.replace("INLINE", ""),
+)
+
+# --- barriers in branches -----------------------------------------------------------------------------------
+
+
+def forty(x, out, n):
+    assert list(out[:41]) == [*range(39, -1, -1), 0]
+
+
+case(
+    "barrier in a branch",
+    (1, 64),
+    """__shared__ int s[64];
+int t = threadIdx.x;
+if (t < 40) {
+    s[t] = x[t];
+    meet();
+    out[t] = s[39 - t];
+}
+""",
+    "move the call with the barrier on line 9 out of the branch at line 7: end the branch before it",
+    [("    meet();\n", "}\nmeet();\nif (t < 40) {\n")],
+    forty,
+    "__device__ __forceinline__ void meet() {\n    __syncthreads();\n}\n",
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_advice_followed(name, few, tmp_path):
+    CASES.follow(name, few, tmp_path)
