@@ -223,6 +223,16 @@ VARIABLES
 {
     ret;
 }
+.visible .entry copy(.param .u64 x, .param .u64 y)
+{
+    .reg .b64 %x, %y;
+    .reg .b32 %v;
+    ld.param.u64 %x, [x];
+    ld.param.u64 %y, [y];
+    ld.global.u32 %v, [%x];
+    st.global.u32 [%y], %v;
+    ret;
+}
 """
 
 
@@ -243,6 +253,24 @@ def test_variables_that_a_kernel_cannot_reach_change_nothing(count, engine):
     assert [finding.kind for finding in run("race").findings] == ["race-global"]
     (idle,) = run("idle").findings
     assert idle.verdict == "the launch wrote to none of its arrays (argument0)"
+    (unwritten,) = simulate(module["copy"], engine=engine, on_finding="report")[1, 1](
+        sim.empty(1, np.uint32), np.zeros(1, np.uint32)
+    ).findings
+    assert (unwritten.kind, unwritten.array) == ("uninitialized-read", "argument0")
+    assert not module.store.laid_out  # no launch spends memory or time on these variables
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_variable_that_a_kernel_reaches_is_no_array_of_the_launch(engine):
+    """Read a variable of a library, which a finding about the arguments must not name."""
+    text = RACE.replace("VARIABLES", ".global .align 4 .u32 library_variable = 1;")
+    text = text.replace(
+        "mov.u32 %t, %tid.x;\n    st.global.u32 [%x], %t;", "ld.global.u32 %t, [library_variable];"
+    )
+    (finding,) = simulate(load_ptx(text)["race"], engine=engine, on_finding="report")[1, 8](
+        np.zeros(4, np.uint32)
+    ).findings
+    assert finding.verdict == "the launch wrote to none of its arrays (argument0)"
 
 
 def test_a_variable_that_another_one_points_to_is_laid_out():
