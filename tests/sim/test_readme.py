@@ -1,4 +1,4 @@
-"""Test that runs the first example of both READMEs and compares its output with the message shown there."""
+"""Tests that run the first example of both READMEs and compare its output with the message shown there."""
 
 import re
 import subprocess
@@ -12,13 +12,29 @@ PROGRAM = re.compile(r"```python\n(.*?)```", re.DOTALL)
 MESSAGE = re.compile(r"```\n(KernelBug.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("readme", ["README.md", "sim/README.md"])
-def test_the_first_example(readme, tmp_path):
+# Run example.py in a Python that cannot import the optional packages.
+WITHOUT_OPTIONAL = """
+import runpy, sys
+sys.modules |= dict.fromkeys(["numba", "numba_cuda", "torch"])
+runpy.run_path("example.py")
+"""
+
+
+@pytest.mark.parametrize(
+    ("readme", "command"),
+    [
+        ("README.md", ["example.py"]),
+        ("sim/README.md", ["example.py"]),
+        ("sim/README.md", ["-c", WITHOUT_OPTIONAL]),
+    ],
+    ids=["README", "sim", "sim without Numba"],
+)
+def test_the_first_example(readme, command, tmp_path):
     text = (ROOT / readme).read_text(encoding="utf-8")
     program, message = PROGRAM.search(text)[1], MESSAGE.search(text)[1]
     (tmp_path / "example.py").write_text(program, encoding="utf-8")
     outcome = subprocess.run(
-        [sys.executable, "-X", "utf8", "example.py"],
+        [sys.executable, "-X", "utf8", *command],
         cwd=tmp_path,
         capture_output=True,
         text=True,
