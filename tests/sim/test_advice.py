@@ -464,6 +464,7 @@ def test_a_view_sliced_under_its_own_name_has_to_begin_behind_the_other_view():
     (race,) = report.findings
     assert race.advice.pattern == "overlapping views"
     assert "move signs to byte 384 or later, after values" in race.fix
+    assert "signs and values are two views of the same memory" in race.message
 
 
 @cuda.jit
