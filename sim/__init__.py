@@ -17,7 +17,8 @@ kernel modifies the arrays in place. The output is a Report. Read the files in t
     hooks          which hooks an observer overrides
     frames         map a kernel's stack frames to source locations
     interpreted    the engine that runs a kernel in Python; `dialect` is the `cuda` that the kernel uses
-    reruns         run a launch again when its first run is inconclusive
+    reruns         run a launch again when its first run is inconclusive; initial_values has the values of
+                   unwritten memory that it tries
     progress       decide whether an endless loop still changes anything
     forecast       estimate whether a long loop ends, from the numbers that it compares
     watched        the fraction of a launch that its observers have seen

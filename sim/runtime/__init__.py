@@ -32,6 +32,7 @@ Read the files in this order:
     stream_operations  execution of the operations of streams
     findings    findings about host code; output of all findings and of the summary
     handlers_memory, handlers_copies   allocation; copies, cudaMemset and variables
+    copy_checks                        the direction of a copy, its unwritten bytes, overlapping areas
     handlers_launch, handlers_device   launches; devices, errors, streams and events
     handlers_graphs, handlers_driver   graphs; the driver API
     handlers_blas                      functions of cuBLAS, computed with numpy
