@@ -21,8 +21,8 @@ def initial_values(comparison_constants):
 def values_of(arguments):
     """Return values that occur in the Arguments of a launch, for reads of unwritten memory.
 
-    A kernel may compare unwritten memory with its input, as a search does. Then only these values have an
-    effect. They are numbers, or bytes for arrays of one-byte elements.
+    A kernel may compare unwritten memory with its input, as a search does. In such a kernel, only these
+    values have an effect. They are numbers, or bytes for arrays of one-byte elements.
     """
     found = {}
     for leaf in (leaf for argument in arguments for leaf in argument.leaves()):

@@ -40,7 +40,8 @@ from sim.sites import SITES
 # Budget for all schedules together, in turns: thread resumptions, atomics and fences. It is the maximum of
 # MAX_TURNS and of the number in the first run, so a large launch takes about twice as long as its first run.
 MAX_TURNS = 40_000
-# The same budget in `Context.work`, which also counts the accesses, and weights atomics by their CPU time.
+# The same budget in units of `Context.work`, which also counts the accesses, and weights atomics and fences
+# by their CPU time.
 MAX_WORK = 90_000
 # A longer run is not repeated if it executed every access in the kernel's source.
 MANY_TURNS, MUCH_WORK = 120_000, 240_000
@@ -76,7 +77,7 @@ class Effects(Observer):
 
 
 class Reruns:
-    """The reruns of one launch. Create it before the first run, because it copies the arguments.
+    """The reruns of one launch. Create this object before the first run, because it copies the arguments.
 
     context: the Context of the first run.
     program: its ThreadProgram.

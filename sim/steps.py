@@ -10,9 +10,9 @@ class Step:
     - "insert": insert a `what` ("barrier", "grid barrier", "fence") after the statement that starts at line
       `at` and ends at `line`.
     - "before": insert a `what` before `line`.
-    - "divide": like "insert", but the statement is inside branches. Split each of them there into two
-      branches with the same condition, and turn an earlier return into a branch around the code after it. If
-      `what` is "nothing else", the statement is the barrier itself.
+    - "divide": like "insert", but the statement is inside branches. Split each of these branches at the
+      statement into two branches with the same condition, and turn an earlier return into a branch around
+      the code after it. If `what` is "nothing else", the statement is the barrier itself.
     - "split": split the statement at `line` into a read, a `what` ("barrier" or "grid barrier") and a write,
       and split the branches around it. If `what` is "branch" or "branch of the grid", split the branch that
       starts at `line` into two branches with a barrier between their arms, beginning with the arm that

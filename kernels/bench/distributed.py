@@ -117,7 +117,7 @@ def times(n, heads, d, layout, group, repeats, dtype, kind=Ring):
 def one_gpu(n, heads, d, alone, repeats, dtype):
     """Return the (forward, backward) times on one GPU in milliseconds.
 
-    A 16-bit dtype times `conv_attention`. float32 times the sharded call in a group of size one.
+    For a 16-bit dtype, time `conv_attention`. For float32, time the sharded call in a group of one GPU.
     """
     if dtype == torch.float32:
         return times(n, heads, d, "contiguous", alone, repeats, dtype)

@@ -1,6 +1,7 @@
-"""Creates the learner's copies of the lessons in my_lessons/, which are never overwritten.
+"""Creates the learner's copies of the lessons in my_lessons/. An existing copy is never overwritten.
 
-JupyterLab serves only this folder. So the pages to which lessons link are copied into it too.
+JupyterLab serves only this folder, so the pages to which lessons link are copied into it, too. These copies
+are overwritten each time.
 """
 
 import json

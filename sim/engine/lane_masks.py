@@ -1,7 +1,8 @@
 """Masks that the lanes of a warp pass to one call of a warp operation.
 
 A lane that has returned need not arrive at an operation whose mask contains it. If it made the same call with
-another mask before it returned, however, the lanes disagree about the participants, which is an error.
+another mask before it returned, however, the lanes disagree about the participants, which is an error. So is
+a call of the same operation with another mask in another arm of the same branch.
 
 Source: CUDA C++ Programming Guide, "Warp Vote Functions". All non-exited threads named in mask must execute
 the same intrinsic with the same mask.
@@ -34,8 +35,8 @@ class LaneMasks:
     def completed(self, context, block, warp, group):
         """Record an operation in which only some lanes of a warp participate.
 
-        Return a finding if a lane that the mask contains, but that is missing, has passed another mask to the
-        same call. Otherwise, return None.
+        Return a finding if a missing lane that the mask contains has passed another mask to the same call, or
+        to a call in another arm of the same branch. Otherwise, return None.
 
         group: the Group of the lanes that participate.
         """

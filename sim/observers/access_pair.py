@@ -183,7 +183,7 @@ class AccessPair:
 
     @cached_property
     def named_lines(self):
-        """The lines of the function that call named barriers, directly or by a function of the same file."""
+        """The lines of the function that call named barriers, directly or in a function of the same file."""
         home = self.outline and self.outline.function(self.low)
         if home is None:
             return set()

@@ -211,8 +211,10 @@ class Facts(AccessPair):
 
     @cached_property
     def alternates(self):
-        """True if the statements of the two accesses, in turn, write each of two arrays that they also read:
-        blocks compute from one array to the other, and exchange the two in each iteration."""
+        """True if blocks read one array and write another one, and exchange the two arrays in each iteration.
+
+        The statements of both accesses then access at least two common arrays.
+        """
         if not self.several_blocks or self.colliding or self.actions != {STORE, LOAD}:
             return False
         written, read = (self.extents.arrays(row.site) for row in (self.a, self.b))

@@ -84,7 +84,7 @@ def fix_of_phases(facts):
 
 
 def fix_of_phases_in_line(facts):
-    """Return the fix for a statement in a loop that reads elements which other blocks write in it."""
+    """Return the fix for a statement in a loop in which a block reads what other blocks write."""
     line = facts.low
     sync = (
         f"split line {line}: read into a variable, then {{grid_barrier}}, then write, and {{grid_barrier}}"
@@ -160,7 +160,7 @@ def insertion_after_line(facts, line, what):
 
 
 def called_on(facts):
-    """Return " (as on line 8)" if a function contains the named barriers that line 8 calls."""
+    """Return " (as on line 8)" if line 8 calls a function that contains the named barrier."""
     lines = [
         line for line in sorted(facts.named_lines) if not NAMED_BARRIER.search(facts.outline.lines[line])
     ]
@@ -168,7 +168,8 @@ def called_on(facts):
 
 
 def fix_of_named_arms(facts):
-    """Return the fix for arms whose threads meet at a named barrier. They may call it at different lines."""
+    """Return the fix for two arms of a branch whose threads wait at the same named barrier, maybe on
+    different lines."""
     number, count = facts.named
     arms = [facts.outline.part(facts.branch, site.line) for site in (facts.one, facts.other)]
     lines = [[n for n in facts.named_lines if arm.first <= n <= arm.last] for arm in arms]

@@ -29,7 +29,7 @@ class Release:
 
 @dataclass(frozen=True)
 class PlainReleases:
-    """The plain releases among the accesses of an epoch, or of the launch.
+    """The plain stores that release locks or flags, among the accesses of an epoch or of the launch.
 
     rows: the accesses (Rows).
     outline: a function that maps a Site to its Outline, or to None.
@@ -48,7 +48,7 @@ class PlainReleases:
 
     @cached_property
     def stores(self):
-        """The positions in `rows` of the plain stores to the elements of these atomics."""
+        """The positions in `rows` of the plain stores to elements that the `atomics` access."""
         if not len(self.atomics):
             return self.atomics
         addresses = np.unique(self.rows.address[self.atomics])
@@ -91,8 +91,10 @@ class PlainReleases:
         return members[chosen]
 
     def of_element(self, address, store, other):
-        """Return the Release of a lock by a store (Row), which is one of two racing accesses to the lock, or
-        None."""
+        """Return the Release of a lock by a plain store, or None if the store releases no lock.
+
+        store, other: two racing accesses to the lock (Rows).
+        """
         taken = self.between(self.atomics, store, -1, store.position, address)
         if store.site & 3 != STORE or not len(taken):
             return None
@@ -100,7 +102,10 @@ class PlainReleases:
         return found if takes_lock(found.acquire) else None
 
     def release(self, store, atomic):
-        """Return the Release by a store, which another thread acquires by an atomic. Both are positions."""
+        """Return the Release for a plain store and the atomic by which another thread acquires the element.
+
+        store, atomic: positions in `rows`.
+        """
         row, address = self.rows.row(store), self.rows.address[store]
         taken = self.rows.site[self.between(self.atomics, row, -1, row.position, address)].tolist()
         is_lock = any(takes_lock(SITES[site]) for site in taken)

@@ -280,7 +280,7 @@ def elements(text, name, scalar=False):
     """Return all substrings `name[...]` of a text, each with the record field that follows it, and all
     substrings `*name`.
 
-    scalar: whether the name stands for a variable in memory, which is an element by itself.
+    scalar: whether the name is that of a variable in memory. The name by itself is then an element, too.
     """
     found, name = [], re.escape(name)
     for match in re.finditer(rf"\b{name}\s*\[", text):

@@ -139,7 +139,8 @@ def compile_program(
     flags = [] if given else [f"--gpu-architecture={architecture}"]
     flags += ["-lineinfo", "--std=c++17", *options]
     flags += [f"-I{each}" for each in header_folders()]
-    # NVRTC finds headers by the path of the source. By the #line directive, messages contain only its name.
+    # NVRTC searches for headers in the folder of this path. Because of the #line directive, messages contain
+    # only the name of the file.
     text, path = f'#line 1 "{name}"\n{source}', os.path.join(folder, name)
     program, done = None, False
     if can_use_own_traits(source, options):

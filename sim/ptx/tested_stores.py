@@ -46,8 +46,8 @@ class TestedStores:
         )
 
     def can_wait(self, load, copies):
-        """Return whether a thread can repeat a load without a store to the same element between the two, of a
-        value that can differ between threads.
+        """Return whether a thread can repeat a load without storing to the same element in between. Only
+        stores of values that can differ between threads count.
 
         load: the index of the load.
         copies: the indices of the loads from the same place in the source.

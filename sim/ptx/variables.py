@@ -57,8 +57,8 @@ class Store:
         self.device: Any = None
 
     def add_variables(self, text: Any) -> None:
-        """Let another PTX text of the same source use the variables of this module. Add the variables that
-        only the other text declares."""
+        """Make another PTX text of the same source share the variables of this module. Add the variables that
+        only the other text declares to this module."""
         self.text.variables.update({**text.variables, **self.text.variables})
         text.variables = self.text.variables
 

@@ -12,7 +12,8 @@ from sim import simulate
 
 
 class Cases(dict):
-    """Kernels by name, each with (pattern of the advice, launch, a part of a fix, check, kernel)."""
+    """A dictionary that maps the name of a kernel to (pattern of the advice, launch, part of a fix, check,
+    kernel)."""
 
     def case(self, pattern, launch, says, check):
         """Add a kernel.

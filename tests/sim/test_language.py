@@ -374,7 +374,7 @@ def test_a_shuffle_takes_one_number_not_an_array():
 
 
 def size():
-    """Share the name of an attribute in the next test."""
+    """Have the name of an attribute that the kernel of the next test reads."""
 
 
 def test_the_name_of_an_attribute_is_not_that_of_a_global_function():

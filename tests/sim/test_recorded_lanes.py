@@ -55,7 +55,7 @@ def test_reads_from_lanes_that_have_returned(monkeypatch, kernel, errors, dtype)
     assert (explain.UNEXPLAINED in reports[1].notes) == (errors > 0)
 
 
-# The lanes from 8 on return before the shuffle, from which lane 7 reads lane 8.
+# Lanes 8 to 31 return before the shuffle, in which lane 7 reads from lane 8.
 SHUFFLE = """
 .visible .entry shuffle(.param .u64 y)
 {

@@ -34,7 +34,7 @@ def test_a_launch_refreshes_a_few_times(monkeypatch):
     y = np.zeros(8)
     simulate(kernel, engine="native")[1, 8](x, y)
     assert np.array_equal(y, x * x + x)
-    # Only a refresh by Numba itself loads the registries, such as that of code that is loaded later.
+    # Only Numba's own refreshes load the registries, for example when Numba later loads more code.
     assert len(calls) < 10
 
 

@@ -189,7 +189,7 @@ def reads_a_table(flag, table, out):
 
 
 def test_a_launch_with_many_accesses_runs_under_fewer_schedules():
-    """Compare two launches with the same number of turns."""
+    """Compare two launches that have the same number of turns, but not the same number of accesses."""
 
     def schedules(elements):
         arguments = np.zeros(1, np.int32), np.zeros(elements, np.int32), np.zeros(32, np.int32)

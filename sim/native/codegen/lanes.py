@@ -90,8 +90,7 @@ def check_read(state, warp, present, lane, source):
 
 @int64_helper(inline=False)
 def note_read(state, thread, source):
-    """Set an error flag because a thread reads from an absent lane, and store the first such read of a
-    launch."""
+    """Set an error flag because a thread reads from an absent lane. Store the launch's first such read."""
     set_error(state, DIVERGED)
     if state.stopped == 0 and state.reader == 0:
         state.reader = 1 + thread

@@ -70,8 +70,8 @@ FIELD_SIZES = {
     "waiting_mask": 1,  # mask of its warp operation, or 0 if no warp waits for absent lanes
     # 1 + the byte that fills the values of absent lanes, whose threads then count as returned, or 0
     "absent_fill": 1,
-    "reader": 1,  # 1 + index of the first thread of the block that reads from an absent lane, or 0
-    "read_lane": 1,  # that lane
+    "reader": 1,  # 1 + index in its block of the first thread that reads from an absent lane, or 0
+    "read_lane": 1,  # the lane from which it reads
     "read_site": 1,  # index of the site of the warp operation, if errors are recorded
     "excluded": 1,  # 1 + index of the first thread of the block whose mask does not include itself, or 0
     "excluding_mask": 1,  # that mask

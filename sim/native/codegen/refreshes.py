@@ -17,8 +17,8 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.core.typing import templates
 
-# Numba's modules that kernels need. The first ones add entries to the registries of builtins, and each of the
-# others has a registry of its own.
+# Numba's modules that kernels need. Those in BUILTINS add entries to Numba's two registries of builtins. Each
+# module in IMPLEMENTATIONS and DECLARATIONS has a registry of its own.
 BUILTINS = [
     *("numba.core.optional", "numba.core.typing.arraydecl", "numba.core.typing.builtins"),
     *("numba.core.unsafe.eh", "numba.cpython.builtins", "numba.cpython.enumimpl", "numba.cpython.iterators"),
@@ -56,7 +56,7 @@ class Refresh:
 
 
 def install_few():
-    """Install those registries that kernels need."""
+    """Install the registries that kernels need."""
     rtsys.initialize(target)
     with refreshing(lambda: None, lambda: None):  # the installation of a registry refreshes the contexts
         for name in BUILTINS:
@@ -89,9 +89,9 @@ def with_registries(compile, errors):
 
 @contextmanager
 def failures_forgotten(dispatcher):
-    """Let a Numba dispatcher compile again what failed in this block.
+    """Make a Numba dispatcher forget the errors of compilations in this block.
 
-    Numba stores the error otherwise, but the second attempt may have more registries.
+    Numba would otherwise raise the stored error again, although more registries may be installed by then.
     """
     try:
         yield

@@ -55,8 +55,8 @@ def note_warp(state, site):
 def note_missing(state, warp, mask):
     """Stop a run that follows one side if the warp operation needs lanes that are absent from this run.
 
-    An operation does not wait for lanes that have returned, so the run continues if the absent lanes count as
-    returned.
+    If the absent lanes count as returned (`absent_fill`), the run continues, because a warp operation does
+    not wait for lanes that have returned.
 
     mask: the mask of the operation.
     """

@@ -290,8 +290,9 @@ def poll_stop(state) -> bool:
     elif has_errors(state) and state.stopped < OF_LAUNCH:
         now = cpu_clock()
         if state.deadline == 0:
-            # Most errors are found when a block ends. If it has taken long, so would the next block. A run
-            # that records errors continues after each error, because it has to find where threads wait.
+            # Most errors are found when a block ends. The time of this block counts, because the next block
+            # would take as long. It does not count in a run that records errors: such a run has to continue
+            # after each error, to find where threads wait.
             state.deadline = (now if state.records != 0 else state.call_began) + state.time_after_error
         if now > state.deadline:
             set_error(state, EXHAUSTED)

@@ -269,7 +269,7 @@ class Attempt(Memory):
         launch whose blocks wait for each other.
         """
         run = self.program.run
-        # After an error, the launch ends within seconds, and the optimiser would use up its time.
+        # After an error, the launch ends within seconds, and the optimiser would use up these seconds.
         if run.seconds > SECONDS and self.needs_no_explanation():
             self.optimise()
         self.state.call_began = 0

@@ -12,7 +12,7 @@ INDEX = "int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
 
 
 class Cases(dict):
-    """Kernels by name, each with its launch, functions, body, a part of a fix, edits and check."""
+    """A dictionary: name of a kernel -> (launch, functions, body, part of a fix, edits, check)."""
 
     def case(self, name, launch, body, says, edits, check, functions=""):
         """Add a kernel.
