@@ -39,7 +39,15 @@ def ignores_the_other_half(x, n):
             x[t] = other + n
 
 
-KERNELS = [(sums_in_half_a_warp, 1), (sums_in_the_second_half, 1), (ignores_the_other_half, 0)]
+@cuda.jit
+def maxima_in_half_a_warp(x, n):
+    t = cuda.threadIdx.x
+    if t % 32 < 16:
+        x[t] = max(x[t], cuda.shfl_down_sync(0xFFFFFFFF, x[t], 1))
+
+
+KERNELS = [(sums_in_half_a_warp, 1), (sums_in_the_second_half, 1), (maxima_in_half_a_warp, 1)]
+KERNELS += [(ignores_the_other_half, 0)]
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])

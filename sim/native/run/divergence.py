@@ -18,8 +18,9 @@ from sim.sites import thread_index
 # How a run that follows one side has ended: at a block-wide barrier, at a warp operation for which lanes of
 # the other side have not arrived, at the end of the kernel, or in another way.
 AT_BARRIER, AT_WARP, AT_END, UNKNOWN = range(4)
-# Two bytes that fill the values of lanes that have returned. They differ as integers and as floats.
-FILLS = 0x00, 0xFF
+# Bytes that fill the values of lanes that have returned: a large positive number, a large negative one and 0,
+# as integers and as floats. Each can have an effect that the others lack, such as the first one in a maximum.
+FILLS = 0x5A, 0xDA, 0x00
 
 
 class Side:
@@ -112,8 +113,9 @@ def undefined_reads(run, side=0):
     side: the side that waits at a warp operation for lanes of the other side, which have returned. It is 0 if
         the threads have not disagreed.
     """
-    first, second = (Side(run.again(side=side, absent_fill=1 + byte)) for byte in FILLS)
-    if not first.state.reader or first.run.effects == second.run.effects:
+    sides = (Side(run.again(side=side, absent_fill=1 + byte)) for byte in FILLS)
+    first = next(sides)
+    if not first.state.reader or all(other.run.effects == first.run.effects for other in sides):
         return []
     block = Threads(first)
     thread = block.threads[first.state.reader - 1]
