@@ -39,15 +39,21 @@ def report_rows_beyond(device, rows, nbytes, name):
         buffer = device.memory.find(starts[0])
         beyond = max(starts) + nbytes - buffer.end if buffer else 0
         if beyond > 0:
-            size = buffer.end - buffer.base
-            verdict = (
-                f"{name} accesses rows up to byte {size + beyond:,} of its {role}, {buffer}:"
-                f" {beyond:,} bytes too many"
-            )
+            accessed = f"rows up to byte {buffer.end - buffer.base + beyond:,}"
             fix = "pass a number of rows and pitches with which all rows lie within the allocation"
-            device.report("copy-out-of-bounds", "error", verdict, fix)
+            report_beyond(device, buffer, role, name, accessed, beyond, fix)
             return True
     return False
+
+
+def report_beyond(device, buffer, role, name, accessed, beyond, fix):
+    """Report a copy that accesses memory beyond a buffer.
+
+    accessed: the bytes or rows that it accesses, as a noun.
+    beyond: the number of bytes beyond the buffer.
+    """
+    verdict = f"{name} accesses {accessed} of its {role}, {buffer}: {beyond:,} bytes too many"
+    device.report("copy-out-of-bounds", "error", verdict, fix)
 
 
 def report_unwritten(device, origin, source, nbytes, name):

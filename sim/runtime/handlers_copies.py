@@ -12,7 +12,13 @@ import numpy as np
 
 from sim.events import LOAD, SPACE_SHIFT, STORE
 from sim.ptx.regions import ModuleKey
-from sim.runtime.copy_checks import report_overlap, report_reversed, report_rows_beyond, report_unwritten
+from sim.runtime.copy_checks import (
+    report_beyond,
+    report_overlap,
+    report_reversed,
+    report_rows_beyond,
+    report_unwritten,
+)
 from sim.runtime.errors import INVALID_DIRECTION, INVALID_SYMBOL, INVALID_VALUE, SUCCESS
 from sim.runtime.handlers_memory import write_pointer
 from sim.runtime.memory import DEVICE, PINNED, SYMBOL, DeviceBuffer, is_mapped
@@ -54,12 +60,9 @@ def side(device, address, nbytes, wanted, role, name):
         )
         return None
     if address + nbytes > buffer.end:
-        verdict = (
-            f"{name} accesses {nbytes:,} bytes at byte {address - buffer.base:,} of its {role},"
-            f" {buffer}: {address + nbytes - buffer.end:,} bytes too many"
-        )
+        accessed = f"{nbytes:,} bytes at byte {address - buffer.base:,}"
         fix = "pass the number of bytes, and not of elements, and at most the size of the allocation"
-        device.report("copy-out-of-bounds", "error", verdict, fix)
+        report_beyond(device, buffer, role, name, accessed, address + nbytes - buffer.end, fix)
         return None
     return buffer.root.ctypes.data + address - buffer.base, buffer
 
