@@ -443,7 +443,7 @@ def gradients(of_keys, without=None):
         )
     finally:
         conv_tensor_backward.gradient_kernel = package
-    return got, reports[0].findings
+    return got, [finding for report in reports for finding in report.findings]
 
 
 # %%

@@ -124,6 +124,16 @@ def test_without_the_compiler_a_solution_prints_the_same_but_for_what_it_says_of
         ), cell.source
 
 
+def test_lesson_18_shows_a_race_without_each_of_the_three_barriers():
+    """Read the stored output, which nbval compares with a new run."""
+    outputs = [
+        output for cell in code_cells(notebook("solutions", "18_fast_backward")) for output in cell.outputs
+    ]
+    text = "".join(output.get("text", "") for output in outputs)
+    found = re.findall(r"dQ and dW without (\w):\n(?:  .*\n)*  race-shared +(\w+)", text)
+    assert found == [("A", "s_tile"), ("B", "g_tile"), ("C", "s_tile")]
+
+
 def test_each_live_cell_has_a_recorded_run_with_its_gpu_and_date_and_no_other_has():
     sources = "".join(source.read_text(encoding="utf-8") for source in build.sources(ROOT))
     record = json.loads((RECORDED / "live.json").read_text(encoding="utf-8"))
