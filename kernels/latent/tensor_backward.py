@@ -58,22 +58,22 @@ from kernels.tensor_cores.tiles import (
     value_adder,
 )
 
-WARPS, COLUMN_BITS = 4, 5
+WARPS, COLUMN_BITS = 4, 5  # warps per block, and log2 of the columns per iteration
 COLUMNS = 1 << COLUMN_BITS
 REGISTERS = 168  # per thread, so that three blocks are resident on a multiprocessor
 PIECES = 1  # tiles of 16 rows per warp; with 2, the spills cost 7 % of the time
 
 
 @cache
-def latent_gradient_kernel(width, kind, of_keys, band_only, pieces):
+def latent_gradient_kernel(width, kind, of_keys, band_only, warps, pieces):
     """Return the kernel for rows of `width` elements.
 
     of_keys: rows are keys and columns are queries.
     band_only: compute only the sums of the reciprocal term.
-    pieces: tiles of 16 rows per warp.
+    warps, pieces: warps per block, and tiles of 16 rows per warp.
     """
     pack, scaled = ARITHMETIC[kind].pack, kind == "float16"
-    rows, threads, pitch = WARPS * pieces * 16, WARPS * 32, width + PADDING
+    rows, threads, pitch = warps * pieces * 16, warps * 32, width + PADDING
     n_tiles, d_tiles, depth, two_steps = COLUMNS // 8, width // 8, width // 16, 2 * COLUMNS
     numbers, sum_numbers = pieces * n_tiles * 4, pieces * d_tiles * 4
     second_numbers = 1 if band_only else sum_numbers
@@ -424,7 +424,7 @@ def sums_of(q, width, shared, run, rows, of_keys=False, band_only=False):
         *numbers,
     )
     if run is not None or not relaunch(key, tensors):
-        kernel = latent_gradient_kernel(width, kind_of(q), of_keys, band_only, PIECES)
+        kernel = latent_gradient_kernel(width, kind_of(q), of_keys, band_only, WARPS, PIECES)
         second = torch.int64 if of_keys or band_only else torch.int32
         grid = (batch * heads, -(-rows // (WARPS * PIECES * 16)))
         arguments = (

@@ -11,6 +11,8 @@ import torch
 
 from kernels import LatentAttention, latent_attention, latent_attention_decode, reference
 from kernels.cases.latent import SHAPES, TINY, Shape, inputs
+from kernels.common.launch import RUNNERS
+from kernels.latent import tensor_backward, tensor_forward
 from kernels.latent.forward import latent_forward
 from kernels.reference.latent import latent_scores
 from kernels.tensor_cores.launch import aligned, operand
@@ -18,6 +20,17 @@ from runners import checked
 
 gpu = pytest.mark.gpu
 DTYPES = torch.bfloat16, torch.float16
+
+
+@pytest.fixture
+def two_warps(monkeypatch):
+    """Launch forward and backward kernels with two warps per block instead of four.
+
+    A simulated launch takes time in proportion to its threads, and most of these shapes fill one or two
+    warps. The tests without this fixture run four warps.
+    """
+    for module in (tensor_forward, tensor_backward):
+        monkeypatch.setattr(module, "WARPS", 2)
 
 
 def relative(got, wanted):
@@ -54,6 +67,7 @@ def is_right(shape, dtype, device="cpu", scale=None, run=None):
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("two_warps")
 def test_forward(shape, dtype, scale):
     is_right(shape, dtype, scale=scale, run=checked)
 
@@ -94,6 +108,7 @@ def test_decode_on_a_gpu(dtype, heads, d, latent, keys, window):
 SMALL = Shape(1, 1, 0, 3, 4, 2, 3, 0.5, 2)
 
 
+@pytest.mark.nightly  # This takes 14 s, and test_gradients compares the same gradients.
 def test_gradients_have_the_type_of_their_leaf():
     leaves = [x.bfloat16().requires_grad_() for x in inputs(SMALL)[:5]]
     leaves.append(torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True))
@@ -127,8 +142,8 @@ def check_gradients(shape, dtype, scale=None, device="cpu"):
     exact = gradients(reference.latent_attention, tensors, terms, torch.float64)
     of_eager = gradients(reference.latent_attention, tensors, terms, dtype)
     got = gradients(latent_attention, tensors, terms, dtype)
+    assert all(g.dtype == dtype and g.shape == x.shape for g, x in zip(got, exact, strict=True))
     for g, e, x in zip(got[:-1], of_eager, exact):
-        assert g.dtype == dtype and g.shape == x.shape
         # without a window, the gradient of the queries before is exactly 0
         assert torch.equal(g.double(), x) or relative(g, x) <= max(1.5 * relative(e, x), 1e-6)
     assert (got[-1] - exact[-1]).abs() <= 0.06 * max(1, exact[-1].abs())
@@ -150,6 +165,7 @@ def check_gradients(shape, dtype, scale=None, device="cpu"):
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("two_warps")
 def test_gradients(shape, dtype, scale):
     check_gradients(shape, dtype, scale)
 
@@ -215,10 +231,19 @@ def test_tokens_of_a_layer_under_autocast():
     assert relative(rows, by_eager(layer, x)) <= 0.02
 
 
-def test_alpha_has_a_type_of_its_own():
-    """Pass alpha with another dtype than q, as in a bfloat16 layer under float16 autocast."""
+def test_alpha_has_a_type_of_its_own(monkeypatch):
+    """Pass alpha with another dtype than q, as in a bfloat16 layer under float16 autocast.
+
+    Launches of the same kernel with equal arguments have equal results, so no launch is simulated.
+    """
+    launches = []
+    monkeypatch.setitem(RUNNERS, "cpu", lambda *launch: launches.append(launch))
     tensors, alpha = [x.half() for x in inputs(SMALL)[:5]], torch.tensor(0.5, dtype=torch.bfloat16)
-    assert torch.equal(latent_attention(*tensors, alpha, 2), latent_attention(*tensors, 0.5, 2))
+    for value in (alpha, 0.5):
+        latent_attention(*tensors, value, 2)
+    first, second = launches
+    assert first[:3] == second[:3]  # kernel, grid and block
+    torch.testing.assert_close(first[3:], second[3:], rtol=0, atol=0, equal_nan=True)
 
 
 def test_nan_goes_in_and_comes_out():
