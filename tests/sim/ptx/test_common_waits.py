@@ -2,6 +2,7 @@
 
 The findings, values and counters are those of the interpreter, and correct kernels are compiled."""
 
+import functools
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,13 @@ import pytest
 
 from ptx.phase_corpus import CORPUS, KERNELS, PAIRS
 from ptx.phase_programs import KERNEL, RANDOM, STEPS, THREADS, random_program
-from sim import load_cuda, load_ptx, simulate
+from sim import load_ptx, simulate
 from sim.ptx.nvrtc import compile_ptx
 
 pytest.importorskip("cuda.bindings.nvrtc")
 pytest.importorskip("numba")
 CI = 12  # a CI run takes one of 12 planted bugs
+PIPELINE = Path(__file__).with_name("pipeline.cu")
 NAMES = [
     pytest.param(name, marks=[pytest.mark.nightly] * (name in PAIRS and place % CI > 0))
     for place, name in enumerate([*KERNELS, *PAIRS])
@@ -59,9 +61,15 @@ def test_compiled_code_marks_the_programs_with_races():
     assert 10 <= racy <= 35
 
 
+@functools.cache
+def pipeline_ptx():
+    """Return the PTX of pipeline.cu. Its headers take the compiler 2 s."""
+    return compile_ptx(PIPELINE.read_text(), PIPELINE.name)
+
+
 def run_pipeline(kernel, engine, blocks):
     """Return the Report of a launch of pipeline.cu, after checks of its findings and values."""
-    module = load_cuda(Path(__file__).with_name("pipeline.cu"))
+    module = load_ptx(pipeline_ptx(), PIPELINE.read_text())
     x, y = np.arange(5 * 64, dtype=np.float32).reshape(5, 64), np.zeros((blocks, 64), np.float32)
     report = simulate(module[kernel], engine=engine, on_finding="report")[blocks, 64](x, y, 5)
     assert [finding.kind for finding in report.findings] == ["race-shared"] * (kernel == "bug")
@@ -101,8 +109,7 @@ def test_a_fence_matters_only_if_it_orders_something(text, schedules):
 
 
 def test_the_counter_of_a_destructor_is_checked():
-    source = (Path(__file__).with_name("pipeline.cu")).read_text()
-    ptx = compile_ptx(source, "pipeline.cu")
+    ptx = pipeline_ptx()
     assert ptx.count("st.relaxed.cta.b32") == 2
     # Without the store that initialises the counter, its value is undefined.
     ptx = ptx.replace("st.relaxed.cta.b32", "// st.relaxed.cta.b32")
