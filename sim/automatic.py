@@ -10,6 +10,9 @@ the machine.
 If much work has been done and much is left, the kernel is compiled. The interpreted run is then abandoned,
 memory is restored, and compiled code runs the launch from its start. If the kernel cannot be compiled, the
 interpreted run continues.
+
+The work of a launch also counts for later launches of the same kernel. A program that has launched a kernel
+many times probably launches it again, so the kernel is compiled although each of these launches is short.
 """
 
 import copy
@@ -45,7 +48,9 @@ COMPILED_BEFORE = 16
 # The maximum number of bytes to copy before a launch is the sum of a constant and of a number per thread.
 BYTES, BYTES_OF_THREAD = 1 << 20, 1 << 14
 MOST_ENDED = 1 / 3  # the interpreter completes a launch of which a larger fraction of the blocks has ended
-NOTE = "begun in the interpreter, and started again in compiled code because the launch is long"
+# kernel -> the work of its launches in this process that were interpreted to their end without findings
+EARLIER_WORK: "weakref.WeakKeyDictionary[Any, float]" = weakref.WeakKeyDictionary()
+NOTE = "begun in the interpreter, and started again in compiled code because the kernel's launches take long"
 
 
 taken_over: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that this process has compiled
@@ -112,6 +117,7 @@ class WatchedGrid(Grid):
         # Counting the instructions of a Python kernel takes a few ms, so `next_limit` does it.
         needed = self.work_for(len(self.identity.body) if by_ptx else 0)
         self.limit = self.least / COMPILED_BEFORE if self.identity in taken_over else needed
+        self.earlier, self.counts = EARLIER_WORK.get(self.identity, 0.0), False
         self.total = 0.0  # the work of the whole launch, estimated when the first block has ended
         # `began`: the CPU clock at the start of the launch. `timed`: the CPU time since then, converted to
         # work. `next_reading`: the number of turns at which the CPU clock is read again.
@@ -120,6 +126,29 @@ class WatchedGrid(Grid):
         if self.may_be_compiled(launch):
             self.launch, self.before = with_own_observers(launch), Snapshot(self.arrays)
             self.enter_thread, self.scheduler.enter = self.scheduler.enter, self.enter
+            self.counts = True  # whether this launch counts for later launches
+
+    def run(self, *given):
+        super().run(*given)
+        self.count_for_later_launches()
+
+    def run_without_waiting(self):
+        super().run_without_waiting()
+        self.count_for_later_launches()
+
+    def count_for_later_launches(self):
+        """Add the work of this launch, which has ended, to that of earlier launches."""
+        if self.counts and not self.context.findings:
+            EARLIER_WORK[self.identity] = self.earlier + max(self.time_as_work(), self.counted())
+
+    def counted(self):
+        """Return the work of this launch until now."""
+        context = self.context
+        return TURN * context.entered + context.logged + len(context.log or ())
+
+    def time_as_work(self):
+        """Return the CPU time of this launch until now, converted to work."""
+        return self.least * (time.thread_time() - self.began) / SECONDS
 
     def may_be_compiled(self, launch):
         """Return whether compiled code would give the same findings, values and counters, and whether a copy
@@ -143,14 +172,14 @@ class WatchedGrid(Grid):
         """Make `thread` the current thread, unless compiled code can take over the launch."""
         context = self.context
         if context.entered >= self.next_reading:
-            self.timed = self.least * (time.thread_time() - self.began) / SECONDS
+            self.timed = self.time_as_work()
             self.next_reading = context.entered + min(context.entered, READING_INTERVAL)
-        counted = TURN * context.entered + context.logged + len(context.log or ())
+        counted = self.counted()
         if self.ended and not self.total:
             self.total = counted * self.blocks / self.ended
             if MOST_ENDED * self.total > self.limit:
                 self.limit = 0
-        work = max(self.timed, counted)
+        work = self.earlier + max(self.timed, counted)
         if work > self.limit:
             self.limit = self.next_limit(work)
             if self.limit == inf:
@@ -164,7 +193,10 @@ class WatchedGrid(Grid):
 
     def next_limit(self, work):
         """Return the work after which to call this method again, or infinity if the interpreter completes the
-        launch. Raise TakenOver if compiled code takes over."""
+        launch. Raise TakenOver if compiled code takes over.
+
+        work: the work of this launch until now, and of earlier launches.
+        """
         if self.context.findings or self.ended > MOST_ENDED * self.blocks:
             return inf
         # Lowering and the import of Numba take about a third of the time to compile.
@@ -184,16 +216,22 @@ class WatchedGrid(Grid):
         needed = self.work_to_compile(attempt) if attempt else inf
         if needed <= self.work_after(work) and native.compile(attempt):
             taken_over.add(self.identity)
+            EARLIER_WORK.pop(self.identity, None)
             raise TakenOver(attempt)
         now.restore()
         self.context.runs_compiled = False
         self.context.loops.restart()
-        return needed if needed > work else inf
+        if work < needed < inf:
+            return needed
+        # The kernel cannot be compiled. The next attempt has to wait for the work of further launches.
+        EARLIER_WORK.pop(self.identity, None)
+        self.counts = False
+        return inf
 
     def work_after(self, work):
-        """Return an estimate of the work of the launch after `work`, which has been done.
+        """Return an estimate of the work after `work`, which this launch and earlier ones have done.
 
-        Before the first block has ended, a launch is expected to last as long again as it has taken.
+        Before the first block has ended, it is expected to take as long again.
         """
         return max(work, MOST_ENDED * self.total)
 

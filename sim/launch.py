@@ -82,7 +82,7 @@ def simulate(
     engine: "fibers" interprets each CUDA thread, usually as a greenlet. "threads" runs each in an
         operating-system thread, one at a time, in the same order and with the same results. "native" compiles
         the kernel for the CPU with Numba (sim/native). "auto" (the default) begins like "fibers", and
-        compiles the kernel if the launch is long (sim/automatic.py).
+        compiles the kernel if its launches take long (sim/automatic.py).
     seed: determines the order in which threads and blocks are resumed. Equal seeds give equal runs.
     on_finding: "raise" raises KernelBug at the end of a launch in which an observer found an error; "report"
         only reports it. Warnings never raise.

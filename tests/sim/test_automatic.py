@@ -104,6 +104,45 @@ def test_a_short_launch_is_interpreted():
     assert (report.engine, report.notes) == ("fibers", ())
 
 
+def engines_of_launches(kernel, count, **options):
+    """Return the engine of each of `count` launches, of 3,200 units of work each."""
+    return [simulate(kernel, **options)[10, 32](np.zeros(321)).engine for _ in range(count)]
+
+
+@pytest.fixture
+def after_three(monkeypatch):
+    """Let "auto" compile a kernel after three launches of 3,200 units, whatever their CPU time."""
+    monkeypatch.setattr(automatic, "SECONDS", 1e9)
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=10_000))
+
+
+def test_the_work_of_earlier_launches_counts(after_three):
+    def kernel(x):
+        x[cuda.grid(1)] += 1
+
+    assert engines_of_launches(kernel, 5) == ["fibers"] * 3 + ["native"] * 2
+
+
+def test_launches_with_findings_do_not_count(after_three):
+    def kernel(x):
+        x[cuda.grid(1) + 2] += 1  # is outside for the last thread
+
+    assert engines_of_launches(kernel, 5, on_finding="report") == ["fibers"] * 5
+
+
+def test_a_kernel_that_cannot_be_compiled_is_tried_again_after_further_launches(after_three, monkeypatch):
+    def kernel(x):
+        x[cuda.grid(1)] += 1
+        if x.size == 0:
+            print("empty")
+
+    number, attempts, native = 0, [], launch.native_engine()
+    monkeypatch.setattr(native, "lower", lambda launch: attempts.append(number))
+    for number in range(1, 10):
+        assert engines_of_launches(kernel, 1) == ["fibers"]
+    assert attempts == [4, 8]
+
+
 def test_a_launch_of_many_blocks_is_compiled_after_its_first_block(monkeypatch):
     def kernel(x):
         x[cuda.grid(1)] += 1
