@@ -159,10 +159,10 @@ class WatchedGrid(Grid):
         counting = () if isinstance(launch.function, Kernel) else COUNTERS
         observed = all(each in counting or observer_class(each) in DEFAULT for each in launch.observers)
         # Threads that act on the results of atomics, or wait for other blocks, depend on the order of blocks.
-        # Waits at mbarriers do not depend on it if all threads of a block wait together, which `next_limit`
-        # tests after lowering.
+        # Fences, and loops that wait at mbarriers, do not depend on it by themselves.
         ordered = self.context.synchronizes or self.scheduler.atomics_yield
-        ordered = ordered and not self.context.mbarriers
+        if self.context.mbarriers:
+            ordered = self.context.needs_schedules
         # A copy of large arrays takes longer than many a launch.
         most_bytes = BYTES + BYTES_OF_THREAD * launch.blocks * launch.threads
         small = sum(array.size for array in self.arrays) <= most_bytes
@@ -211,8 +211,6 @@ class WatchedGrid(Grid):
         self.before.restore()
         self.context.runs_compiled = True  # the watchdog does not end a compiler
         attempt = native.lower(self.launch)
-        if attempt is not None and attempt.program.lowered.synchronizes:
-            attempt = None
         needed = self.work_to_compile(attempt) if attempt else inf
         if needed <= self.work_after(work) and native.compile(attempt):
             taken_over.add(self.identity)

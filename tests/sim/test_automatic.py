@@ -180,6 +180,48 @@ def test_variables_of_a_module_are_restored(early):
     assert (out == 1).all() and module.variable["launches"] == 320
 
 
+TICKETS = """
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry tickets(.param .u64 out)
+{
+    .reg .pred %p; .reg .b32 %r<4>; .reg .b64 %d<6>; .shared .align 8 .b64 phase;
+    ld.param.u64 %d1, [out];
+    mov.u32 %r1, %tid.x;
+    setp.ne.u32 %p, %r1, 0;
+    @%p bra READY;
+    mbarrier.init.shared.b64 [phase], 32;
+READY:
+    bar.sync 0;
+    TAKE
+    mul.wide.u32 %d2, %r2, 4;
+    add.s64 %d3, %d1, %d2;
+    st.global.u32 [%d3+4], %r1;
+    mbarrier.arrive.shared.b64 %d4, [phase];
+WAIT:
+    mbarrier.test_wait.shared.b64 %p, [phase], %d4;
+    @!%p bra WAIT;
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "take, attempts",
+    [("atom.global.add.u32 %r2, [%d1], 1;", 0), ("mov.u32 %r3, %ctaid.x; mad.lo.u32 %r2, %r3, 32, %r1;", 1)],
+    ids=["by an atomic", "by the index"],
+)
+def test_a_kernel_with_mbarriers_is_not_lowered_if_it_acts_on_atomics(take, attempts, early, monkeypatch):
+    lowered, native = [], launch.native_engine()
+    lower = native.lower
+    monkeypatch.setattr(native, "lower", lambda launch: lowered.append(launch) or lower(launch))
+    kernel, out = load_ptx(TICKETS.replace("TAKE", take))["tickets"], np.zeros(65, np.uint32)
+    report = simulate(kernel)[2, 32](out)
+    assert not report.findings and len(lowered) == attempts
+    assert sorted(out[1:]) == sorted([*range(32)] * 2)
+
+
 INTERPRETED = {
     "prints": (printing, dict),
     "acts on atomics": (counting, dict),
