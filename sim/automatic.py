@@ -11,8 +11,9 @@ If much work has been done and much is left, the kernel is compiled. The interpr
 memory is restored, and compiled code runs the launch from its start. If the kernel cannot be compiled, the
 interpreted run continues.
 
-The work of a launch also counts for later launches of the same kernel. A program that has launched a kernel
-many times probably launches it again, so the kernel is compiled although each of these launches is short.
+The work of a launch, and its CPU time, also count for later launches of the same kernel. A program that has
+launched a kernel many times probably launches it again, so the kernel is compiled although each of these
+launches is short. Launches with findings do not count.
 """
 
 import copy
