@@ -11,8 +11,9 @@ pytest.importorskip("numba")
 
 from numba import cuda, float32
 
-from sim import load_ptx, simulate
+from sim import empty, load_ptx, simulate
 from sim.errors import ThreadError
+from sim.native.codegen.cache import MachineCodeCache
 from sim.native.codegen.tiers import TieredFunction
 from sim.native.run import launch
 from test_automatic import COUNT
@@ -49,6 +50,8 @@ def optimised(monkeypatch):
     each function is optimised after its first block."""
     functions, optimise = [], TieredFunction.optimise
     monkeypatch.setattr(launch, "SECONDS", 0.0)
+    # The cache contains optimised code if this test has run before.
+    monkeypatch.setattr(MachineCodeCache, "load_optimised", lambda self, signature: None)
     monkeypatch.setattr(TieredFunction, "optimise", lambda self: functions.append(self) or optimise(self))
     return functions
 
@@ -80,6 +83,23 @@ def test_optimised_code_raises_exceptions(optimised):
     assert optimised
 
 
+@pytest.mark.usefixtures("optimised")
+def test_optimised_code_has_the_checks_of_its_launch():
+    """Check that a launch with checks does not run code that was optimised for a launch without checks."""
+
+    @cuda.jit
+    def share(x):
+        tile = cuda.shared.array(32, float32)
+        tile[cuda.threadIdx.x] = x[cuda.grid(1)]
+        x[cuda.grid(1)] = tile[31 - cuda.threadIdx.x]
+
+    kinds = []
+    for x, options in [(np.zeros(640), {"observers": ()}), (np.zeros(640), {}), (empty(640, np.float64), {})]:
+        report = simulate(share, engine="native", on_finding="report", **options)[20, 32](x)
+        kinds.append({finding.kind for finding in report.findings})
+    assert kinds == [set(), {"race-shared"}, {"race-shared", "uninitialized-read"}]
+
+
 def test_short_launches_run_quick_code(monkeypatch):
     monkeypatch.setattr(TieredFunction, "optimise", lambda self: pytest.fail("optimised"))
     launched(rotate, "native", 1, 3)
@@ -90,6 +110,7 @@ import sys
 import numpy as np
 from numba import cuda
 from sim import simulate
+from sim.native.codegen.cache import MachineCodeCache
 from sim.native.codegen.tiers import TieredFunction
 from sim.native.run import launch
 

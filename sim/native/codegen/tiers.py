@@ -24,37 +24,34 @@ SUFFIX = ".optimised"
 
 
 class TieredFunction:
-    """A grid function that has quick machine code, and later optimised machine code as well.
+    """A grid function for one signature. It has quick machine code, and later optimised machine code as well.
 
-    dispatcher: its Numba dispatcher, which has one signature.
+    dispatcher: its Numba dispatcher, which may have further signatures: the checks of an array are a part of
+        its type.
     """
 
     def __init__(self, dispatcher):
         self.dispatcher, self.typeof_pyval = dispatcher, dispatcher.typeof_pyval
+        self.result = None  # Numba's CompileResult of the quick code, or None
         self.optimised = None  # the function that runs optimised code, or None
         self.seconds = 0.0  # the CPU time spent in quick code
 
     @property
     def is_compiled(self):
-        return bool(self.dispatcher.overloads)
+        return self.result is not None
 
     def compile(self, numba_types):
         """Generate quick machine code or load it from the cache. Load optimised code if the cache contains
         it."""
         with failures_forgotten(self.dispatcher):
             self.dispatcher.compile(numba_types)
+        self.result = self.dispatcher.overloads[numba_types]
         state = self.dispatcher._cache.load_optimised(self.result.signature)
         if state:
             self.optimised = entry_point(self.result, self.codegen.unserialize_library(state))
 
     def __call__(self, *arguments):
         (self.optimised or self.dispatcher)(*arguments)
-
-    @property
-    def result(self):
-        """Numba's CompileResult of the quick code."""
-        (result,) = self.dispatcher.overloads.values()
-        return result
 
     @property
     def codegen(self):

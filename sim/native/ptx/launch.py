@@ -60,6 +60,11 @@ class PtxAttempt(Attempt):
         """The number of instructions of the kernel."""
         return len(self.launch.function.function.body)
 
+    @property
+    def checks(self):
+        """Nothing, because the table of memory regions contains the checks."""
+        return ()
+
     def lay_out(self):
         """Allocate memory and bind the parameters. The interpreter's code does this, so that both engines use
         the same simulated addresses."""

@@ -9,7 +9,6 @@ from sim.isa.ptx_types import FLOATS
 from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import Like
 from sim.native.codegen import cache
-from sim.native.codegen.tiers import TieredFunction
 from sim.native.lower.module import CannotLower
 from sim.native.ptx.common_waits import uses_phases, without_loops
 from sim.native.ptx.runs import SPECIAL
@@ -365,6 +364,4 @@ def compile_kernel(kernel, records=False):
     module = cache.load(path, text)
     effects = source.needs_schedules, source.stores
     whole = Lowered(made.module, made.parameters, made.statements, set(), (), *effects)
-    return source, CompiledKernel(
-        whole, text, TieredFunction(getattr(module, f"{name}_grid")), module.SPILLED
-    )
+    return source, CompiledKernel(whole, text, getattr(module, f"{name}_grid"), module.SPILLED)

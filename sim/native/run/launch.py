@@ -101,6 +101,7 @@ class Attempt(Memory):
         if launch.max_steps:
             self.lift_time_limit()
         self.compiled_arguments, self.spill_buffer = self.arguments(), self.spill_address()
+        self.grid_function = self.program.run_with(self.checks)
 
     def prepare(self):
         """Lower the kernel, determine which arrays it may write, and allocate shadow memory."""
@@ -202,13 +203,13 @@ class Attempt(Memory):
     @property
     def is_compiled(self):
         """True if this process has compiled the kernel for these argument types."""
-        return self.program.run.is_compiled
+        return self.grid_function.is_compiled
 
     @global_compiler_lock  # Numba's registries are not thread-safe
     @few_refreshes()
     def compile(self):
         """Compile the grid function to machine code, unless that has been done for these argument types."""
-        run = self.program.run
+        run = self.grid_function
         if self.is_compiled:
             return
         numba_types = tuple(map(run.typeof_pyval, self.run_arguments(0, 0, self.spill_buffer)))
@@ -268,7 +269,7 @@ class Attempt(Memory):
         Quick code runs the blocks before `end`. Optimised code runs all blocks before `stop`, and so does a
         launch whose blocks wait for each other.
         """
-        run = self.program.run
+        run = self.grid_function
         # After an error, the launch ends within seconds, and the optimiser would use up these seconds.
         if run.seconds > SECONDS and self.needs_no_explanation():
             self.optimise()
@@ -285,12 +286,12 @@ class Attempt(Memory):
         """Replace quick machine code with optimised code. The time that this takes does not count as time of
         the launch."""
         began = time.process_time()
-        self.program.run.optimise()
+        self.grid_function.optimise()
         self.began += time.process_time() - began
 
     def run_blocks(self, *given):
         """Run blocks in compiled code. The parameters are those of `run_arguments`."""
-        self.program.run(*self.run_arguments(*given))
+        self.grid_function(*self.run_arguments(*given))
 
     def replay_log(self):
         """Replay the access log to the observers, and empty it.

@@ -25,6 +25,8 @@ class Memory:
 
     def __init__(self, launch):
         self.launch, self.watched, self.state = launch, bool(launch.observers), State(launch.block)
+        # name -> (kind of check, address of shadow memory), for arguments that need more than bounds checks
+        self.shadows = {}
         self.references = []  # compiled code has the raw addresses of these objects, so keep them alive
         self.block_memory = []  # the arrays whose contents belong to the current block
 
@@ -46,6 +48,11 @@ class Memory:
         form = Referenced if argument.is_record else Guarded
         watch, shadow = self.shadows.get(argument.name, (INPUT if self.watched else BARE, 0))
         return form(argument.array, watch, shadow, self.state)
+
+    @property
+    def checks(self):
+        """The checks of the arrays, which are a part of the types of the compiled arguments."""
+        return self.watched, tuple((name, watch) for name, (watch, _) in self.shadows.items())
 
     def shadows_of_arguments(self):
         """Return {name: (kind of check, address of shadow memory)} for the arrays that need more than bounds

@@ -5,7 +5,7 @@ import ast
 import copy
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numba
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
@@ -92,15 +92,20 @@ class Lowered:
 class CompiledKernel:
     """A compiled kernel.
 
-    `run` is the grid function, which runs consecutive blocks: `run(first_position, end_position, grid, block,
-    while_limit, for_limit, state, spill_buffer, *arrays, *declared, *arguments)`. In this signature, `arrays`
-    are global arrays, and `declared` are the kernel's shared and local arrays.
+    `dispatcher` is the grid function, which runs consecutive blocks: `dispatcher(first_position,
+    end_position, grid, block, while_limit, for_limit, state, spill_buffer, *arrays, *declared, *arguments)`.
+    In this signature, `arrays` are global arrays, and `declared` are the kernel's shared and local arrays.
     """
 
     lowered: Lowered
     text: str
-    run: TieredFunction
+    dispatcher: object
     spill_count: int  # the number of spilled variables
+    runs: dict = field(default_factory=dict)  # checks of the arrays -> TieredFunction
+
+    def run_with(self, checks):
+        """Return the TieredFunction for arrays with these checks, which are a part of its signature."""
+        return self.runs.setdefault(checks, TieredFunction(self.dispatcher))
 
 
 def lower_kernel(function, dtypes=(), logs=False):
@@ -204,7 +209,7 @@ def compile_kernel(lowered, name, numba_types):
         text = kernel_text(module, name, parameters, split)
         cache.write(path, text)
     made = cache.load(path, text)
-    return CompiledKernel(lowered, text, TieredFunction(getattr(made, f"{name}_grid")), made.SPILLED)
+    return CompiledKernel(lowered, text, getattr(made, f"{name}_grid"), made.SPILLED)
 
 
 def sizes_of(declared):
