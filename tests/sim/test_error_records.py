@@ -9,6 +9,7 @@ from numba import cuda, float32, int32
 from ptx.test_language import HEAD
 from sim import empty, load_ptx, simulate
 from sim.native.run import explain, launch
+from sim.native.run.recorded_run import RecordedRun
 
 
 @cuda.jit
@@ -317,6 +318,30 @@ def test_the_interpreter_gets_less_time_for_blocks_that_take_long(monkeypatch, s
     monkeypatch.setattr(explain, "FIRST_EXPLAIN_SECONDS", -1)
     report = report_of(races_in_shared, "native", 2)
     assert (explain.UNEXPLAINED not in report.notes) == reached and report.errors
+
+
+def checks_of_recorded_runs(monkeypatch):
+    """Return a list that receives, for each recorded run, whether it checks races and unwritten memory."""
+    found, begin = [], RecordedRun.__init__
+
+    def noted(self, *given, **options):
+        begin(self, *given, **options)
+        found.append(self.checks)
+
+    monkeypatch.setattr(RecordedRun, "__init__", noted)
+    return found
+
+
+def test_runs_that_follow_a_side_check_no_accesses(monkeypatch):
+    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
+    checks = checks_of_recorded_runs(monkeypatch)
+    assert report_of(meets_at_different_barriers, "native", 2).errors and checks == [False, False]
+
+
+def test_the_interpreter_does_not_search_for_threads_that_disagree_late(monkeypatch):
+    monkeypatch.setattr(explain, "SLOWDOWN", 10**9)
+    monkeypatch.setattr(explain, "explain_by_interpreter", lambda *given: pytest.fail("interpreted"))
+    assert report_of(meets_at_different_barriers, "native", 2).errors
 
 
 # Threads from 40 on do not reach the first barrier.

@@ -80,15 +80,20 @@ class RecordedRun:
     last_barrier: the index of the barrier at which the block stops, among those after the disagreement.
     absent_fill: 1 + the byte that fills the values of the threads of the other side, which count as returned;
         or 0, if a warp operation waits for them.
+    checks: whether races and reads of unwritten memory are checked. A run that only follows a side takes less
+        time without these checks. Without them, `flipped` has no effect.
     """
 
-    def __init__(self, attempt, position, trap=None, flipped=0, side=0, last_barrier=NEVER, absent_fill=0):
+    def __init__(
+        self, attempt, position, trap=None, flipped=0, side=0, last_barrier=NEVER, absent_fill=0, checks=True
+    ):
         attempt.restore()
         self.launch = replace(
             attempt.launch,
             observers=tuple(each for each in attempt.launch.observers if observer_class(each) in DEFAULT),
         )
-        self.attempt = again = type(attempt)(self.launch, records=True)
+        unwatched = replace(self.launch, observers=())
+        self.attempt = again = type(attempt)(self.launch if checks else unwatched, records=True)
         again.while_limit, again.seconds_per_block = attempt.while_limit, attempt.seconds_per_block
         again.compile()
         self.space, homes = again.homes()
@@ -112,11 +117,11 @@ class RecordedRun:
         newest = range(max(0, state.record_count - ROOM), state.record_count)
         columns = [rows[number % ROOM].tolist() for number in newest]
         self.rows = [Row(each, self.simulated(each[ENTRY] & ADDRESS_MASK)) for each in columns]
-        self.trap = trap
+        self.original, self.checks, self.trap = attempt, checks, trap
 
     def again(self, **given):
         """Return a run of the same blocks. `given` are further arguments of the constructor."""
-        return RecordedRun(self.attempt, self.position, **given)
+        return RecordedRun(self.original, self.position, checks=self.checks, **given)
 
     def prepared(self):
         """Return a new (Context, Grid) of the interpreter for the launch, with new observers."""
