@@ -296,8 +296,10 @@ def is_debugged(kernel):
 
 
 def is_raised_by_kernel(error):
-    """Return whether the thread ended on a line that contains `raise` or `assert`."""
-    return bool(re.search(r"\b(raise|assert)\b", error.access.site.source))
+    """Return whether the thread ended on a line that contains `raise` or `assert`. If the line is unknown,
+    the exception comes from compiled code, and return True."""
+    site = error.access.site
+    return site is None or bool(re.search(r"\b(raise|assert)\b", site.source))
 
 
 def exception_report(kernel, options, configuration, error):

@@ -7,7 +7,7 @@ import pytest
 from numba import cuda, float32, int32
 
 from ptx.test_language import HEAD
-from sim import empty, load_ptx, simulate
+from sim import ThreadError, empty, load_ptx, simulate
 from sim.native.run import explain, launch
 from sim.native.run.recorded_run import RecordedRun
 
@@ -342,6 +342,20 @@ def test_the_interpreter_does_not_search_for_threads_that_disagree_late(monkeypa
     monkeypatch.setattr(explain, "SLOWDOWN", 10**9)
     monkeypatch.setattr(explain, "explain_by_interpreter", lambda *given: pytest.fail("interpreted"))
     assert report_of(meets_at_different_barriers, "native", 2).errors
+
+
+@cuda.jit
+def raises_an_exception(x):
+    x[cuda.grid(1)] = 1
+    cuda.syncthreads()
+    if cuda.grid(1) == 67:
+        raise ValueError("negative")
+
+
+def test_an_exception_that_the_interpreter_does_not_reach_names_its_thread(monkeypatch):
+    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
+    with pytest.raises(ThreadError, match="thread 3 of block 1 raised ValueError: negative"):
+        report_of(raises_an_exception, "native", 2)
 
 
 # Threads from 40 on do not reach the first barrier.

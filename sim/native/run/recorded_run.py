@@ -10,7 +10,8 @@ import numpy as np
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.engine.schedules import Seeded
-from sim.events import ATOMIC, LOAD, SITES
+from sim.errors import ThreadError
+from sim.events import ATOMIC, LOAD, SITES, Access, index_text
 from sim.hooks import observer_class
 from sim.interpreted import Interpreted
 from sim.native.codegen.access_log import SITE_SHIFT, SIZE_SHIFT
@@ -29,7 +30,9 @@ from sim.native.codegen.error_records import (
 from sim.native.codegen.int64 import CLOCKS_PER_SECOND
 from sim.native.codegen.shadow import BOUNDS, EPOCH_SHIFT, SEGMENT, THREAD, WARP
 from sim.native.codegen.tiers import SECONDS
+from sim.native.lower.module import CannotLower
 from sim.observers import DEFAULT
+from sim.sites import thread_index
 
 NEVER = 1 << 62  # the index of a barrier that no block reaches
 RECORDED_SECONDS = 1.0  # CPU seconds for which a block runs after its first error
@@ -109,7 +112,7 @@ class RecordedRun:
         again.begin()
         if attempt.seconds_per_block > SECONDS:
             again.optimise()
-        again.advance(position + 1)
+        self.run_blocks()
         self.errors = int(again.block_errors[position])
         # the results and the error flags of these blocks, which a comparison with other runs needs
         self.effects = [array.tobytes() for array in again.written_arrays()], again.block_errors.tolist()
@@ -118,6 +121,27 @@ class RecordedRun:
         columns = [rows[number % ROOM].tolist() for number in newest]
         self.rows = [Row(each, self.simulated(each[ENTRY] & ADDRESS_MASK)) for each in columns]
         self.original, self.checks, self.trap = attempt, checks, trap
+
+    def run_blocks(self):
+        """Run the blocks. Raise ThreadError if a thread raises an exception.
+
+        Compiled code does not know the line of the exception.
+        """
+        again = self.attempt
+        try:
+            again.advance(self.position + 1)
+        except CannotLower:
+            raise
+        except Exception as error:
+            if not again.may_raise:
+                raise
+            thread = thread_index(again.state.own_entry & THREAD, self.launch.block)
+            block, name = again.index_of(again.state.position), type(error).__name__
+            raised = ThreadError(
+                f"thread {index_text(thread)} of block {index_text(block)} raised {name}: {error}"
+            )
+            raised.access = Access(f"raised {name}", block, thread, None)
+            raise raised from error
 
     def again(self, **given):
         """Return a run of the same blocks. `given` are further arguments of the constructor."""
