@@ -177,7 +177,8 @@ class WatchedGrid(Grid):
             self.next_reading = context.entered + min(context.entered, READING_INTERVAL)
         counted = self.counted()
         if self.ended and not self.total:
-            self.total = counted * self.blocks / self.ended
+            # All blocks that have started have done a part of this work, for example up to a grid barrier.
+            self.total = counted * self.blocks / self.context.counters["blocks"]
             if MOST_ENDED * self.total > self.limit:
                 self.limit = 0
         work = self.earlier + max(self.timed, counted)

@@ -157,6 +157,13 @@ def test_a_launch_of_many_blocks_is_compiled_after_its_first_block(monkeypatch):
     assert ended == [1]
 
 
+def test_blocks_that_wait_for_each_other_do_not_count_as_one_block(monkeypatch):
+    # When the first block ends, the other blocks have done nearly all of their work.
+    monkeypatch.setattr(automatic, "taken_over", set())
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=40_000))
+    assert simulate(rotate)[10, 32](np.arange(320, dtype=np.float32)).engine == "fibers"
+
+
 def test_a_launch_with_long_loops_without_accesses_is_compiled(monkeypatch):
     def kernel(x):
         number = cuda.grid(1)
