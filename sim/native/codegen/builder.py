@@ -86,7 +86,11 @@ class CallingConvention(CPUCallConv):
         pointer = next((arg for arg in builder.function.args[1:2] if arg.name == "excinfo"), None)
         if attrs or pointer is None:
             return super().call_function(builder, callee, resty, argtys, args, attrs)
-        room = cgutils.alloca_once(builder, self.get_return_type(resty).pointee)
+        # A result is read at once, so all calls of a function whose results have one type share a slot.
+        rooms, of = vars(builder.function).setdefault("rooms", {}), self.get_return_type(resty).pointee
+        if of not in rooms:
+            rooms[of] = cgutils.alloca_once(builder, of)
+        room = rooms[of]
         given = self._get_arg_packer(argtys).as_arguments(builder, args)
         code = builder.call(callee, [room, pointer, *given])
 

@@ -3,8 +3,9 @@ advance, as they are for kernels in PTX.
 
 Numba takes about 60 ms per region, and a kernel with shuffles has dozens of regions. The translator supports
 assignments, `if`, `while`, `for` over `range(n)` or `range(m, n)`, `return`, integer arithmetic and
-comparisons, elements of arrays over threads, and calls of intrinsics. Numba still compiles the grid function,
-because Python calls it.
+comparisons, elements of arrays over threads, and calls of intrinsics. No function in PTX raises a Python
+exception, so callers do not test the status of a call. Numba still compiles the grid function, because Python
+calls it.
 """
 
 import ast
@@ -69,17 +70,18 @@ class Function:
 
         def code(context, builder, signature, codes):
             symbol = f"{self.function.__module__}.{self.function.__name__}"
-            return call_emitted(context, builder, symbol, signature, codes, emit)
+            return call_emitted(context, builder, symbol, signature, codes, emit, raises=False)
 
         return (int64 if returns else types.none)(*given), code
 
 
-def call_emitted(context, builder, symbol, signature, codes, emit, *attributes):
+def call_emitted(context, builder, symbol, signature, codes, emit, *attributes, raises=True):
     """Emit a call to the LLVM function `symbol`. Define the function in the current LLVM module if it is
     missing there.
 
     emit: a function (context, builder, signature, arguments) that emits the function's body.
     attributes: the function's LLVM attributes.
+    raises: whether the function can raise a Python exception. If not, its status is not tested.
     """
     convention, argument_types = context.call_conv, signature.args
     llvm_type = convention.get_function_type(signature.return_type, argument_types)
@@ -94,8 +96,9 @@ def call_emitted(context, builder, symbol, signature, codes, emit, *attributes):
     status, result = convention.call_function(builder, function, signature.return_type, argument_types, codes)
     # A function with Numba's calling convention returns a status. An error status must be passed on to the
     # caller.
-    with cgutils.if_unlikely(builder, status.is_error):
-        convention.return_status_propagate(builder, status)
+    if raises:
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
     return result
 
 
@@ -170,8 +173,11 @@ class Body:
             stored = self.cast(value, numba_type.dtype)
             Array(self.context, self.builder, numba_type, array).store(index, stored)
         else:
-            for position, (name, of) in enumerate(zip(target.elts, value[0].types, strict=True)):
-                self.assign_name(name.id, (of, self.builder.extract_value(value[1], position)))
+            codes = value[1]
+            if not isinstance(codes, tuple):
+                codes = [self.builder.extract_value(codes, position) for position in range(len(value[0]))]
+            for name, *part in zip(target.elts, value[0].types, codes, strict=True):
+                self.assign_name(name.id, part)
 
     def do_expr(self, node):
         self.value(node.value)
@@ -332,4 +338,6 @@ class Body:
             context.call_conv.return_value(builder, result)
 
         symbol = f"{self.function.function.__module__}.{name}.{signature}"
-        return call_emitted(self.context, self.builder, symbol, signature, codes, emit, "noinline")
+        return call_emitted(
+            self.context, self.builder, symbol, signature, codes, emit, "noinline", raises=False
+        )

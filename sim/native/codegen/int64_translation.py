@@ -11,6 +11,7 @@ As in C, integers wrap around, and division by zero is undefined.
 """
 
 import ast
+from collections import Counter
 from functools import reduce
 
 from llvmlite import ir
@@ -56,16 +57,29 @@ def emit_boolop(builder, node, test):
 
 
 class Body(ast.NodeVisitor):
-    """Translator of one helper's body. Every variable is a stack slot, which LLVM promotes to a register."""
+    """Translator of one helper's body.
+
+    A variable has a stack slot, which LLVM promotes to a register, unless its only assignment precedes and
+    dominates all reads. `cells` has the variables with a slot, and `values` those without. `depth` is the
+    number of enclosing `if` statements and loops.
+    """
 
     def __init__(self, module, function):
         self.function, self.callees = function, []
         code = function.declare(module)
         code.attributes.add("alwaysinline" if function.inline else "noinline")
         self.builder = ir.IRBuilder(code.append_basic_block("entry"))
-        self.cells = {}
+        self.cells, self.values, self.depth = {}, {}, -1
+        self.assigned = Counter(
+            part.id
+            for part in ast.walk(function.tree)
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+        )
         for name, value in zip(function.parameters, code.args):
-            self.builder.store(value, self.cell(name))
+            if self.assigned[name]:
+                self.builder.store(value, self.cell(name))
+            else:
+                self.values[name] = value
 
     def cell(self, name):
         """Return the stack slot of a variable. It is allocated on first use."""
@@ -84,8 +98,10 @@ class Body(ast.NodeVisitor):
         return self.callees
 
     def run(self, statements):
+        self.depth += 1
         for statement in statements:
             self.visit(statement)
+        self.depth -= 1
 
     def generic_visit(self, node):
         """Raise TypeError for syntax outside the subset."""
@@ -110,7 +126,11 @@ class Body(ast.NodeVisitor):
         # Evaluate all values before the first store, because `a, b = b, a` reads the variables that it
         # assigns.
         for target, value in [(target, self.int64_value(value)) for target, value in pairs]:
-            self.builder.store(value, self.pointer_to(target))
+            name = target.id if isinstance(target, ast.Name) else None
+            if self.depth == 0 and self.assigned[name] == 1 and name not in self.cells:
+                self.values[name] = value
+            else:
+                self.builder.store(value, self.pointer_to(target))
 
     def visit_AugAssign(self, node):
         self.visit_Assign(ast.Assign([node.target], ast.BinOp(node.target, node.op, node.value)))
@@ -165,6 +185,8 @@ class Body(ast.NodeVisitor):
         return (I1 if isinstance(node.value, bool) else I64)(int(node.value))
 
     def visit_Name(self, node):
+        if node.id in self.values:
+            return self.values[node.id]
         cell = self.cells.get(node.id)
         return I64(int(self.function.names[node.id])) if cell is None else self.builder.load(cell)
 

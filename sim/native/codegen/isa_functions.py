@@ -1,6 +1,7 @@
 """Compiled forms of the functions in sim.isa. A form converts its operands, calls the function declared for
 Numba by the entry, and converts the result."""
 
+import ast
 import functools
 import hashlib
 import operator
@@ -15,9 +16,11 @@ from numba.extending import intrinsic
 
 from sim.isa.functions import BITS, LLVM, SAME, VALUE, Function, LookupTable
 from sim.isa.promotion import INTEGRAL
+from sim.native.codegen.int64 import functions_of
 from sim.native.codegen.linking import inline_always, intrinsic_of
 from sim.native.codegen.scalars import convert, numba_type_of, scalar_of
 from sim.native.codegen.symbols import in_text, make_getattr
+from sim.native.codegen.translation import Source, make_intrinsic
 
 
 def compiles(entry):
@@ -107,13 +110,40 @@ def compiled_form(version, result):
     return OF_TWO.get(form, form)
 
 
-# --- compilation by Numba -----------------------------------------------------------------------------------
+# --- compilation of reference implementations ---------------------------------------------------------------
+
+
+class Reference(Source):
+    """A reference implementation, translated without Numba where possible.
+
+    function: the copy for compiled code.
+    definition: its syntax tree.
+    names: the values of its global and captured names.
+    symbol: a name that depends on the function's definition, not on the process, because several processes
+        share the machine code of kernels.
+    """
+
+    def __init__(self, function, definition, names, symbol):
+        super().__init__(function)
+        self.definition, self.names, self.symbol = definition, names, symbol
+        self.by_numba, self.attributes = inline_always(function), ("alwaysinline",)
+
+    def tree(self):
+        """Return the syntax tree. Keyword-only parameters become positional ones, as in the function."""
+        of, given = self.definition, self.definition.args
+        return ast.FunctionDef(
+            of.name, ast.arguments([], given.args + given.kwonlyargs, None, [], [], None, []), of.body, []
+        )
+
+    def symbol_of(self, given):
+        """Return the name in LLVM code of a new translation for arguments of these types."""
+        return f"{self.symbol}.{given}"
 
 
 @functools.cache
 def compiled_copy(function):
-    """Return a copy of a Python function for Numba, in which each called function is replaced by its compiled
-    form.
+    """Return a copy of a Python function for compiled code, in which each called function is replaced by its
+    compiled form.
 
     Numba does not support keyword-only parameters, so they become positional parameters at the end.
     """
@@ -122,7 +152,13 @@ def compiled_copy(function):
     used = [name for name in code.co_names if name in function.__globals__]
     names = function.__globals__ | {name: compiled_value(function.__globals__[name]) for name in used}
     cells = tuple(CellType(compiled_value(cell.cell_contents)) for cell in function.__closure__ or ())
-    return inline_always(FunctionType(code, names, function.__name__, function.__defaults__, cells))
+    copied = FunctionType(code, names, function.__name__, function.__defaults__, cells)
+    tree = functions_of(code.co_filename).get(code.co_firstlineno)
+    if tree is None or copied.__defaults__:  # a lambda expression, or optional parameters
+        return inline_always(copied)
+    names = names | {name: cell.cell_contents for name, cell in zip(code.co_freevars, cells)}
+    symbol = f"{function.__module__}.{function.__qualname__}.{hash_of(describe(function))}"
+    return make_intrinsic(Reference(copied, tree, names, symbol))
 
 
 def compiled_value(value):
@@ -180,7 +216,13 @@ def reinterpreter(numba_type):
 def digest(entry):
     """Return a hash of everything that determines an entry's machine code."""
     facts = repr([describe(getattr(entry, fact.name)) for fact in fields(entry)])
-    anywhere = re.sub(" at 0x[0-9a-f]+", "", facts)  # the addresses of objects differ between processes
+    return hash_of(facts)
+
+
+def hash_of(facts):
+    """Return a hash of the text of some facts, without the addresses of objects, which differ between
+    processes."""
+    anywhere = re.sub(" at 0x[0-9a-f]+", "", str(facts))
     return hashlib.sha256(anywhere.encode()).hexdigest()[:16]
 
 

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from numba import boolean, types
 from numba.core.errors import NumbaError
+from numba.cpython.builtins import cast_int
 
 from sim.frontend.tree import OPERATORS
 from sim.native.codegen.arrays import GuardedType, ReferenceType
@@ -30,6 +31,7 @@ VALUES = (
     FromEnd,
 )
 LOOPS = types.RangeType, types.UniTuple  # the types of values over which a `for` loop can iterate
+REAL = types.Integer, types.Boolean, types.Float
 CALLABLE = types.Function, types.Dispatcher, types.NumberClass
 MISSING = object()
 
@@ -369,5 +371,12 @@ class Inference:
         else:
             callee = self.typing.resolve_value_type(called)
         given = tuple(map(self.value, node.args))
+        if (
+            called is int
+            and len(given) == 1
+            and isinstance(given[0], (types.Integer, types.Boolean, types.Float))
+        ):
+            # Numba would compile a function that calls `cast_int`.
+            callee, given = self.typing.resolve_value_type(cast_int), (types.unliteral(given[0]),)
         named = {keyword.arg: self.value(keyword.value) for keyword in node.keywords}
         return self.resolve_call(node, 0, callee, given, named)

@@ -21,18 +21,36 @@ from sim.native.codegen.node_types import MISSING, Inference, Untranslatable, fo
 def translated(function):
     """Turn a generated function into an intrinsic, which only compiled code can call. Use it as a
     decorator."""
-    source = Source(function)
-    made = intrinsic_of(function.__name__, [*inspect.signature(function).parameters], source.typed)
+    made = make_intrinsic(Source(function))
     made.py_func = function
     return made
 
 
+def make_intrinsic(source):
+    """Return the intrinsic of a Source."""
+    parameters = [*inspect.signature(source.function).parameters]
+    return intrinsic_of(source.function.__name__, parameters, source.typed)
+
+
 class Source:
-    """A generated function, and its translation for each tuple of argument types."""
+    """A function, and its translation for each tuple of argument types.
+
+    Subclasses may change these attributes:
+
+    names: {name: value} for the names that the function does not assign.
+    symbol: the first part of the names of its translations in LLVM code.
+    by_numba: the dispatcher that compiles the function if the translator does not support it.
+    attributes: the LLVM attributes of the translations.
+    """
 
     def __init__(self, function):
         self.function, self.forms = function, {}
-        self.by_numba = compiled(function)
+        self.names, self.symbol = function.__globals__, f"{function.__module__}.{function.__name__}"
+        self.by_numba, self.attributes = compiled(function), ()
+
+    def tree(self):
+        """Return the syntax tree of the function."""
+        return functions_of(self.function.__code__.co_filename)[self.function.__name__]
 
     def typed(self, typing, *given):
         """Return (signature, code generator) for arguments of these Numba types."""
@@ -42,21 +60,24 @@ class Source:
         return self.forms[given]
 
     def form(self, typing, given):
-        function = self.function
-        tree = functions_of(function.__code__.co_filename)[function.__name__]
         try:
-            inferred = Inference(tree, function.__globals__, typing, given)
+            tree = self.tree()
+            inferred = Inference(tree, self.names, typing, given)
         except Untranslatable:
             return numba_form(typing, self.by_numba, given)
-        symbol = f"{function.__module__}.{function.__name__}.{len(self.forms)}"
+        symbol = self.symbol_of(given)
 
         def emit(context, builder, signature, codes):
             Translation(tree, inferred, context, builder, signature).emit(codes)
 
         def code(context, builder, signature, codes):
-            return call_emitted(context, builder, symbol, signature, codes, emit)
+            return call_emitted(context, builder, symbol, signature, codes, emit, *self.attributes)
 
         return inferred.result(*given), code
+
+    def symbol_of(self, given):
+        """Return the name in LLVM code of a new translation for arguments of these types."""
+        return f"{self.symbol}.{len(self.forms)}"
 
 
 def numba_form(typing, function, given):

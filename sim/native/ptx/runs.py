@@ -50,6 +50,9 @@ def ptx_run(name, inputs, outputs, calls, text):
     """Return the intrinsic that executes a run. It takes the inputs, and returns the outputs as one value, a
     tuple, or None.
 
+    Only directly translated code can call it (sim.native.codegen.direct), because the emitter returns several
+    outputs as a tuple of LLVM values. Each member of an LLVM tuple would take an instruction.
+
     name: the intrinsic's name.
     inputs, outputs: {variable: PTX type}. A type is f32, f64, pred, or an integer type such as u32.
     calls: {function that accesses memory: (operation, *arguments)}. If `calls` is not empty, the first
@@ -71,9 +74,7 @@ def ptx_run(name, inputs, outputs, calls, text):
         # Between runs, integers of all widths are passed as int64.
         ptx_types = {key: ptx_type if ptx_type in NUMBA else "b64" for key, ptx_type in outputs.items()}
         found = [run.code_of(run.names[key], ptx_type) for key, ptx_type in ptx_types.items()]
-        if len(found) == 1:
-            return found[0]
-        return context.make_tuple(builder, result_type, found) if found else context.get_dummy_value()
+        return found[0] if len(found) == 1 else tuple(found) if found else context.get_dummy_value()
 
     return intrinsic_of(name, [*first, *inputs], lambda typing, *given: (signature, code))
 

@@ -59,19 +59,13 @@ class Fission(Regions):
         # A return after the last synchronisation point affects no other thread.
         last = max((i for i, node in enumerate(self.statements) if sync_level(node) > THREAD), default=-1)
         self.ends = module.records or has(ast.Module(self.statements[: last + 1], []), ast.Return)
-        # The first pass finds the variables whose live range crosses a region boundary. The second spills
-        # them.
-        for _ in range(2):
-            self.clear()
-            self.lines = self.lower_sequence(self.statements, BLOCK, 0)
-            self.spilled = {
-                variable: self.dtype(variable)
-                for variable in sorted(
-                    (self.needed & names_assigned(self.statements))
-                    - self.loops
-                    - (set(self.rematerialized) - self.sync_operands)
-                )
-            }
+        # The first pass finds the variables whose live range crosses a region boundary, and generates no
+        # functions. The second spills these variables.
+        self.lower_sequence(self.statements, BLOCK, 0)
+        crossing = self.needed & names_assigned(self.statements)
+        crossing -= self.loops | (set(self.rematerialized) - self.sync_operands)
+        self.spill({variable: self.dtype(variable) for variable in sorted(crossing)})
+        self.lines = self.lower_sequence(self.statements, BLOCK, 0)
 
     def dtype(self, variable):
         """Return the name of a spilled variable's dtype. Raise CannotLower if the variable is not numeric."""

@@ -25,7 +25,8 @@ class Regions(Rematerializer):
 
     `functions` contains the definition of each region, as a list of lines. `spilled` maps each spilled
     variable to the name of its dtype, and `needed` contains the variables that must be spilled if they live
-    across a region boundary: those that a region reads before it assigns them.
+    across a region boundary: those that a region reads before it assigns them. `generates` is false until
+    `spill` is called. Until then, `needed` is collected, and no function is generated.
 
     name: the kernel's name, the prefix of all region names.
     """
@@ -37,11 +38,12 @@ class Regions(Rematerializer):
         self.name, self.suffix, self.spilled = name, "_of", {}
         while any(known.endswith(self.suffix) for known in module.taken):
             self.suffix += "_"
-        self.clear()
+        self.functions, self.needed, self.generates = [], set(), False
 
-    def clear(self):
-        """Remove all regions, and assign a spill array to each variable in `spilled`."""
-        self.functions, self.needed = [], set()
+    def spill(self, dtypes):
+        """Assign a spill array to each variable in {variable: name of its dtype}. Generate functions from now
+        on."""
+        self.spilled, self.generates = dtypes, True
         self.spill_positions = {
             self.spill_name(variable): (position, dtype)
             for position, (variable, dtype) in enumerate(self.spilled.items())
@@ -60,6 +62,8 @@ class Regions(Rematerializer):
         # variable, load its old value first.
         needed = wanted | changed - certain_assignments(group)
         self.needed |= wanted
+        if not self.generates:
+            return ""
         loads = [v for v in self.spilled if v in needed]
         stores = [self.spill_call("store", v, v) for v in self.spilled if v in changed]
         exits = escaping_exits(group)
@@ -87,6 +91,8 @@ class Regions(Rematerializer):
 
         body: the lines of the function's body.
         """
+        if not self.generates:
+            return ""
         tree = ast.parse("\n".join(["def f():", *indent(body)]))
         names, local = names_read(tree), names_assigned([tree])
         for called in sorted(filter(home_of, names)):
