@@ -59,13 +59,14 @@ def simulated(kernel, grid, *arguments, num_warps, compiled=None, options=(), **
     compiled: the function that returns the PTX, `ptx_of` by default.
     options: a dict of options for sim.simulate.
 
-    If several threads hold the same element of a tile, Triton lets all of them store it. Such equal writes
-    are not reported as races.
+    If several threads hold the same element of a tile, Triton lets all of them load and store it. Such
+    replicated accesses (sim.observers.replicas) are not reported as races.
     """
     from sim import load_ptx, simulate
-    from sim.observers import Bounds, Misuse, Races, Uninitialized
+    from sim.observers import Bounds, Misuse, Uninitialized
+    from sim.triton_host.session import FOR_TRITON
 
-    tools = Bounds, Races(allow_equal_writes=True), Uninitialized, Misuse
+    tools = Bounds, FOR_TRITON, Uninitialized, Misuse
 
     types = tuple(type_of(argument) for argument in arguments)
     ptx, shared = (compiled or ptx_of)(kernel, types, num_warps, **constants)

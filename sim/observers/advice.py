@@ -134,10 +134,15 @@ def is_claim(facts):
 
 
 def is_update(facts):
-    """Return whether several threads read, modify and write one element. Without an outline of the source,
-    compare the line numbers."""
+    """Return whether several threads read, modify and write one element.
+
+    A thread that reads the element in a statement such as `x[0] = x[0] + v` also writes it, unless the launch
+    ends first. Without an outline of the source, compare the line numbers.
+    """
     if facts.update:
-        return facts.colliding or ATOMIC in facts.actions
+        line, _, read = facts.update
+        in_one_statement = facts.same_line and line == read
+        return facts.colliding or ATOMIC in facts.actions or in_one_statement
     return facts.colliding and facts.outline is None and (facts.same_line or reads_before(facts))
 
 

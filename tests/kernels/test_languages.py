@@ -4,7 +4,6 @@ They run in the simulator, with fresh and with recorded PTX, in Triton's interpr
 shape. Planted races must be found in both languages, with the correct line.
 """
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -266,5 +265,3 @@ def test_a_sum_without_an_atomic_is_found(tmp_path):
     message = first_finding(call, of="d_w[0, 0, 0, 0]")
     assert f"conv_backward.py line {line}" in message
     assert "tl.atomic_add" in message
-    # Other versions of Triton lay out tiles differently.
-    assert shown(message) or not importlib.metadata.version("triton").startswith("3.6"), message

@@ -15,7 +15,7 @@ from corpus_cases import CASES, launched
 from sim import load_cuda, simulate
 from sim.events import SITES, Site
 from sim.frontend.outline import of_cpp, of_python
-from sim.observers.advice import PATTERNS
+from sim.observers.advice import PATTERNS, is_update
 from sim.observers.cells import Row
 from sim.observers.facts import Facts
 from sim.observers.statements import assignment, find_extreme, statements
@@ -386,6 +386,12 @@ def test_a_comparison_is_no_assignment():
 def test_an_update_of_one_element(store, read, operand):
     facts = of_sources(store, read or store)
     assert facts.update[1].value == operand
+
+
+def test_an_update_is_one_although_the_launch_ends_before_the_second_write():
+    facts = of_sources("x[0] += a", "x[0] += a")
+    assert not facts.colliding and is_update(facts)
+    assert not is_update(of_sources("x[0] = k + a", "k = x[0]"))
 
 
 @pytest.mark.parametrize(
