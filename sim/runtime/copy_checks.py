@@ -3,9 +3,10 @@
 import numpy as np
 
 from sim.runtime.footprints import first_common, merged
-from sim.runtime.memory import DEVICE, SYMBOL, is_mapped
+from sim.runtime.memory import DEVICE, SYMBOL, WORD, is_mapped
 
 PADDING_LIMIT = 8  # bytes; the largest alignment of a C++ type without vectors
+LARGE = 1024  # bytes
 
 
 def report_reversed(device, destination, source, to_device, name):
@@ -57,25 +58,48 @@ def report_beyond(device, buffer, role, name, accessed, beyond, fix):
 
 
 def report_unwritten(device, origin, source, nbytes, name):
-    """Report bytes that a copy passes to the host although nothing has written them.
+    """Report bytes that a copy passes to the host although nothing has written them. Return whether there are
+    any.
 
-    Fewer than PADDING_LIMIT consecutive bytes may be the padding of a structure, and are not reported.
+    Gaps that may be the padding of a structure are not reported.
     """
     if origin is None or origin.unwritten is None or not nbytes:
-        return
+        return False
     start = source - origin.base
-    unwritten = origin.unwritten[start : start + nbytes]
+    gaps = find_gaps(origin.unwritten[start : start + nbytes]) + start
+    reported = gaps[~may_be_padding(gaps, nbytes)]
+    if not reported.size:
+        return False
+    count = int((gaps[:, 1] - gaps[:, 0]).sum())
+    verdict = (
+        f"{name} copies {count:,} of {nbytes:,} bytes that nothing has written, the first at byte"
+        f" {reported[0, 0]:,} of {origin}"
+    )
+    fix = "check the grid and the bound of the kernel that fills it, or copy only the bytes that it fills"
+    device.report("uninitialized-copy", "warning", verdict, fix)
+    return True
+
+
+def find_gaps(unwritten):
+    """Return the runs of unwritten bytes, each as a row (first, end)."""
     # A list of the unwritten bytes would take 8 times the memory of the buffer.
     bounds = np.concatenate([[0], np.flatnonzero(unwritten[1:] != unwritten[:-1]) + 1, [unwritten.size]])
-    first = 0 if unwritten[0] else 1  # runs of written and unwritten bytes alternate
-    runs = np.diff(bounds)[first::2]
-    if runs.size and runs.max() >= PADDING_LIMIT:
-        verdict = (
-            f"{name} copies {int(runs.sum()):,} of {nbytes:,} bytes that nothing has written, the first at"
-            f" byte {start + int(bounds[first]):,} of {origin}"
-        )
-        fix = "check the grid and the bound of the kernel that fills it, or copy only the bytes that it fills"
-        device.report("uninitialized-copy", "warning", verdict, fix)
+    bounds = bounds[0 if unwritten[0] else 1 :]  # runs of written and unwritten bytes alternate
+    return bounds[: len(bounds) // 2 * 2].reshape(-1, 2)
+
+
+def may_be_padding(gaps, nbytes):
+    """Return for each gap whether it may be the padding of a structure.
+
+    Padding of at least a word is not at the start of an allocation, and is followed by an address that is a
+    multiple of PADDING_LIMIT. A copy of LARGE bytes with a single gap is regarded as an array. A gap smaller
+    than a word may consist of written bytes that have the fill value.
+
+    gaps: rows (first, end), as offsets in the allocation.
+    """
+    sizes = gaps[:, 1] - gaps[:, 0]
+    fits = (sizes < PADDING_LIMIT) & (gaps[:, 0] > 0) & (gaps[:, 1] % PADDING_LIMIT == 0)
+    return (sizes < WORD) | fits & (len(gaps) > 1 or nbytes < LARGE)
 
 
 def report_overlap(device, pieces, nbytes, name):

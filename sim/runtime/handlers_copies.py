@@ -92,6 +92,10 @@ def copy_pieces(device, pieces, nbytes, kind, name, pending=False):
     for destination, source in pieces:
         if code := copy_piece(device, destination, source, nbytes, KINDS[kind], name, pending):
             return code
+    for destination, source in pieces:
+        to, origin = map(device.memory.find, (destination, source))
+        if (to is None or to.kind == PINNED) and report_unwritten(device, origin, source, nbytes, name):
+            break
     report_overlap(device, pieces, nbytes, name)
     return SUCCESS
 
@@ -108,8 +112,6 @@ def copy_piece(device, destination, source, nbytes, sides, name, pending):
     ctypes.memmove(to[0], origin[0], nbytes)
     if to[1] is not None:
         mark_copied(to[1], destination, origin[1], source, nbytes)
-    if to[1] is None or to[1].kind == PINNED:
-        report_unwritten(device, origin[1], source, nbytes, name)
     if pending:
         for (at, buffer), writes in ((to, True), (origin, False)):
             if buffer is not None and buffer.kind == PINNED:

@@ -212,13 +212,14 @@ class Program:
         if buffer is None:
             report_unchecked(device)  # because the fault ends the program, often as a consequence
             return 0
-        use = f"was freed at {buffer.freed}" if buffer.freed else "is device memory"
-        device.report(
+        kind, fix = (
             "host-access",
-            "error",
-            f"the host accesses {address:#x}, in {buffer}, which {use}",
             "copy it to host memory with cudaMemcpy, or allocate it with cudaMallocManaged",
         )
+        if buffer.freed:
+            kind, fix = "use-after-free", "free it after its last use"
+        use = f"was freed at {buffer.freed}" if buffer.freed else "is device memory"
+        device.report(kind, "error", f"the host accesses {address:#x}, in {buffer}, which {use}", fix)
         self.finish(early=True)
         return 0
 

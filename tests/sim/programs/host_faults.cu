@@ -40,6 +40,10 @@ int main(int argc, char **argv) {
     case 24: cudaMemcpy2D(p, 4, p + 1, 4, 4, 3, cudaMemcpyDeviceToDevice); break;
     case 25: cudaMemcpy(p, p, 16, cudaMemcpyDeviceToDevice), cudaMemcpy(p, p + 2, 8, cudaMemcpyDeviceToDevice),
         cudaMemcpy2D(p, 8, p + 1, 8, 4, 2, cudaMemcpyDeviceToDevice); break;
+    case 28: cudaMalloc(&q, 12), cudaMemset(q, 0, 8), cudaMemcpy(h, q, 12, cudaMemcpyDeviceToHost), cudaFree(q); break;
+    case 29: cudaMalloc(&q, 48), cudaMemset2D(q, 16, 0, 4, 3);
+        cudaMemcpy2D(h, 9, q, 16, 9, 3, cudaMemcpyDeviceToHost), cudaFree(q); break;
+    case 27: cudaMallocManaged(&q, 16), q[0] = 1, cudaFree(q), printf("%d\n", q[0]); break;
     case 26: cudaMemcpy2D(h, 8, p, 8, 8, 3, cudaMemcpyDeviceToHost); break;
     }
     if (argc > 2) printf("%s\n", cudaGetErrorName(cudaGetLastError()));
