@@ -27,6 +27,8 @@ from sim.observers.statements import (
 )
 from sim.observers.words import CPP
 
+# A call that arrives at an mbarrier or waits for it, in C++, inline PTX or Python.
+MBARRIER = re.compile(r"mbarrier[._](?:arrive|\w*wait)|(?:\.|->)(?:arrive\w*|wait\w*)\s*\(")
 NAMED_BARRIER = re.compile(r"\bbar(?:rier)?(?:\.cta)?\.(?:sync|arrive)")
 
 
@@ -165,6 +167,17 @@ class AccessPair:
     def branch(self):
         """The branch with the two accesses in different arms, or None."""
         return self.outline and self.outline.branch(self.one.line, self.other.line)
+
+    @cached_property
+    def mbarrier_in_arms(self):
+        """True if both arms of the `branch` contain a call that arrives at an mbarrier or waits for it."""
+        arms = (
+            [self.outline.part(self.branch, site.line) for site in (self.one, self.other)]
+            if self.branch
+            else []
+        )
+        texts = ["\n".join(text for _, text in self.outline.text(arm)) for arm in arms]
+        return bool(arms) and all(map(MBARRIER.search, texts))
 
     @cached_property
     def block_barriers(self):

@@ -164,9 +164,11 @@ def is_pass_of_grid(facts):
 def needs_wait(facts):
     """Return whether a thread has to wait for a message from another thread.
 
-    A block barrier suffices for shared memory, unless the lines are inside a branch.
+    A block barrier suffices for shared memory, unless the lines are inside a branch. If the writer executes a
+    fence, it already sends a message to other blocks.
     """
-    without_barriers = not facts.block_barriers and facts.space == "global"
+    sent = facts.several_blocks and facts.fenced
+    without_barriers = (sent or not facts.block_barriers) and facts.space == "global"
     return facts.synchronizes and (without_barriers or facts.branch) and not facts.in_cluster
 
 
@@ -179,10 +181,19 @@ def is_in_phases(facts):
         return False
     if facts.branch or facts.one.function != facts.other.function:
         return False
-    waits = facts.synchronizes and not facts.block_barriers
+    waits = facts.synchronizes and (facts.fenced or not facts.block_barriers)
     loop = facts.loop
     again = loop and any(loop.first <= line <= loop.last for line in facts.block_barriers)
     return not waits and (facts.one.line < facts.other.line or again)
+
+
+def is_in_loop_with_grid_barrier(facts):
+    """Return whether blocks write data that other blocks read, on another line of the same loop, and the loop
+    contains a grid barrier."""
+    fits = facts.several_blocks and not facts.colliding and facts.actions == {STORE, LOAD}
+    if not fits or facts.branch or facts.same_line or not facts.in_one_function or facts.loop is None:
+        return False
+    return bool(facts.barriers_in_loop)
 
 
 def is_in_one_statement(facts):
@@ -388,9 +399,16 @@ PATTERNS = (
         ),
         steps=lambda facts: fixes.insertion_after_line(facts, facts.one.line, "barrier"),
     ),
+    Pattern(
+        "loop with a grid barrier",
+        is_in_loop_with_grid_barrier,
+        fixes.fix_of_loop_with_grid_barrier,
+        steps=fixes.steps_of_usual,
+    ),
     Pattern("phases of blocks", is_in_phases, fixes.fix_of_phases, steps=fixes.steps_of_usual),
     Pattern("message", needs_wait, fixes.fix_of_waiting),
     Pattern("two blocks", lambda facts: facts.several_blocks, fixes.general_fix, steps=fixes.steps_of_usual),
+    Pattern("arms with an mbarrier", lambda facts: facts.mbarrier_in_arms, fixes.fix_of_mbarrier_in_arms),
     Pattern("opposite arms", lambda facts: facts.branch, fixes.fix_of_arms, steps=fixes.steps_of_arms),
     Pattern("one statement", is_in_one_statement, fixes.fix_of_statement, steps=fixes.steps_of_statement),
     Pattern("barrier", lambda facts: True, fixes.fix_of_barrier, steps=fixes.steps_of_barrier),

@@ -70,9 +70,29 @@ class Bounds(Observer):
             poison=UNTYPED_POISON,
         )
 
+    def unnamed_finding(self, access, array, index):
+        """Return the finding for an access outside memory of a whole program that no parameter points to."""
+        size = array.shape[0] * array.itemsize
+        limit = ">= 0" if index < 0 else "below the number of elements"
+        return Finding(
+            "out-of-bounds",
+            "error",
+            f"byte {index * array.itemsize:,} is {access.what}, outside {array.name}",
+            (access,),
+            array.name,
+            (index,),
+            reason="It lies before the first byte." if index < 0 else f"It must be below {size:,}.",
+            fix=f"guard the access: the index must be {limit}",
+            undefined=access.what != "written",
+            poison=UNTYPED_POISON,
+        )
+
     def finding(self, access, array, index, shape):
-        if array.name == LOCAL_VARIABLE and len(index) == 1 and not array.wraps:
-            return self.local_finding(access, array, *index)
+        if len(index) == 1 and not array.wraps:
+            if array.name == LOCAL_VARIABLE:
+                return self.local_finding(access, array, *index)
+            if " allocated at " in array.name:
+                return self.unnamed_finding(access, array, *index)
         element, size = Element(array.name, index), " x ".join(map(str, shape)) or "a scalar's"
         name, called = names(access, array)
         origins = self.origins(access.site, name) if access.site and name else frozenset()

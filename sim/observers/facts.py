@@ -25,6 +25,8 @@ from sim.observers.statements import (
 from sim.observers.words import CPP
 
 ALL_LANES = 0xFFFFFFFF
+# A loop of C++ on one line whose condition tests a variable, and whose body accesses memory.
+ONE_LINE_LOOP = re.compile(r"while\s*\(\s*!?\s*(\w+)\s*(?:[!=]=\s*(?:nullptr|NULL|0)\s*)?\)(?=.*(?:->|\[))")
 WARP_MASK = re.compile(r"syncwarp\(\s*(0[xX][0-9a-fA-F]+|\d+)[uU]?\s*\)")
 
 
@@ -250,9 +252,16 @@ class Facts(AccessPair):
         for site in map(SITES.__getitem__, self.sites):
             outline = self.outlines[0] if site.function == self.one.function else None
             loop = outline and outline.headed(site.line)
-            if loop and re.match(r"\W*while\b", site.source) and site.action != "store":
+            polls = re.match(r"\W*while\b", site.source) and not self.is_in_body(site)
+            if loop and polls and site.action != "store":
                 return site
         return None
+
+    def is_in_body(self, site):
+        """Return whether the access is in the body of a loop on one line, such as `while (p) p = p->next;`,
+        because the condition tests a variable that is not the accessed one."""
+        tested = ONE_LINE_LOOP.match(site.source)
+        return tested is not None and tested[1] != self.array
 
     @property
     def fences_of_release(self):

@@ -83,6 +83,19 @@ def fix_of_phases(facts):
     )
 
 
+def fix_of_loop_with_grid_barrier(facts):
+    """Return the fix for a loop that has a grid barrier on one of the two ways between the two lines."""
+    low, high = facts.low, facts.high
+    outside = sorted(line for line in facts.barriers_in_loop if not low < line < high)
+    if not has_barrier_between(facts):
+        place = f"between lines {low} and {high}{branch_advice(facts)}"
+    elif outside:
+        return f"let every thread of the grid reach {{grid_barrier}} on line {outside[0]} in each iteration"
+    else:
+        place = f"after line {high} and before the loop returns to line {low}"
+    return f"one more {{grid_barrier}}, which every thread of the grid has to reach, {place}"
+
+
 def fix_of_phases_in_line(facts):
     """Return the fix for a statement in a loop in which a block reads what other blocks write."""
     line = facts.low
@@ -197,6 +210,13 @@ def fix_of_arms(facts):
     )
 
 
+def fix_of_mbarrier_in_arms(facts):
+    return (
+        "let the arm that must come first arrive at the mbarrier only after its access, and let the other arm"
+        f" wait for this phase before its own (lines {facts.low} and {facts.high})"
+    )
+
+
 def fix_of_statements(facts):
     line = f"put the statements of line {facts.low} on lines of their own"
     known = all(map(facts.statement, (facts.one, facts.other)))
@@ -248,6 +268,8 @@ def steps_of_alternation(facts):
 
 def fix_of_waiting(facts):
     last = "; or end the kernel and launch a second one for what comes after" if facts.several_blocks else ""
+    if not facts.several_blocks and facts.in_one_function and not facts.same_line and not facts.branch:
+        last = f"; or {fix_of_barrier(facts)}"
     return (
         "let one thread execute an atomic after its access and {fence}, and let the other thread wait for"
         f" this atomic before its own access; or let both threads hold the same lock{last}"

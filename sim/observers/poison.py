@@ -152,10 +152,11 @@ def with_cause(finding, cause, is_consequence, is_root):
         )
     site = cause.accesses[0].site
     where = f" on line {site.line} of {site.function}" if site else ""
+    first = f"line {site.line} of {site.function} first" if site else "its cause first"
     return replace(
         finding,
         reason=f"{subject(finding)} comes from an undefined value{where}: {cause.verdict}.",
-        fix=f"initialise that value; this access needs no other guard: {cause.fix}",
+        fix=f"correct {first}: {cause.fix}; this access then needs no change of its own",
         follows=True,
     )
 

@@ -73,8 +73,10 @@ OF_LIBRARIES = {
     },
     "cuda::barrier": {
         "(mbarrier.try_wait)": "(wait of the cuda::barrier)",
+        "(mbarrier.try_wait.parity, with the parity of this phase)": "(wait of the cuda::barrier)",
         "(mbarrier.init)": "(init(&barrier, count))",
     },
+    "pipeline_shared_state": {"(mbarrier.try_wait)": "(consumer_wait of the cuda::pipeline)"},
     "cuda::thread_scope": {
         ": .gpu, or the function without _block in its name": ", cuda::thread_scope_device",
         "its own block (.cta)": "its own block (cuda::thread_scope_block)",

@@ -267,6 +267,28 @@ def jacobi(a, b, n):
         cuda.syncthreads()
 
 
+@case("loop with a grid barrier", (2, 32), lambda: (np.arange(64, dtype=F), np.zeros(64, F), 3), relaxed)
+def jacobi_without_the_last_barrier(a, b, n):
+    i = cuda.grid(1)
+    for k in range(n):
+        if 0 < i < 63:
+            b[i] = (a[i - 1] + a[i + 1]) / 2
+        cuda.cg.this_grid().sync()
+        if 0 < i < 63:
+            a[i] = b[i]
+
+
+@case("loop with a grid barrier", (2, 32), lambda: (np.arange(64, dtype=F), np.zeros(64, F), 3), relaxed)
+def jacobi_without_the_first_barrier(a, b, n):
+    i = cuda.grid(1)
+    for k in range(n):
+        if 0 < i < 63:
+            b[i] = (a[i - 1] + a[i + 1]) / 2
+        if 0 < i < 63:
+            a[i] = b[i]
+        cuda.cg.this_grid().sync()
+
+
 @case("two blocks", (2, 32), lambda: (X64(), 4), lambda x, n: {"x": np.roll(x, -4)})
 def rotate_many_blocks(x, n):
     i = cuda.grid(1)

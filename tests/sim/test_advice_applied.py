@@ -53,6 +53,21 @@ def test_phases_of_blocks_have_two_fixes(name):
     assert all("launch a second one" in f.fix and "cuda.cg.this_grid().sync()" in f.fix for f in findings)
 
 
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("jacobi_without_the_last_barrier", "after line 8 and before the loop returns to line 5"),
+        ("jacobi_without_the_first_barrier", "between lines 5 and 7"),
+    ],
+)
+def test_a_loop_needs_one_more_grid_barrier(name, place):
+    (finding,) = launched(CASES[name], CASES[name]["kernel"])[0]
+    assert (
+        finding.fix.startswith("one more cuda.cg.this_grid().sync(), which every thread")
+        and place in finding.fix
+    )
+
+
 @pytest.mark.parametrize("name", ["odd_even_sort", "odd_even_min_max"])
 def test_no_atomic_exchanges_two_elements(name):
     findings, _ = launched(CASES[name], CASES[name]["kernel"])

@@ -55,7 +55,10 @@ def test_the_cause_comes_first(kernel, arguments, kind, line, engine):
         f"comes from an undefined value on line {line} of {kernel.__name__}: {cause.verdict}"
         in consequence.reason
     )
-    assert consequence.fix.endswith(cause.fix) and "Index -" in consequence.reason
+    assert consequence.fix.startswith(
+        f"correct line {line} of {kernel.__name__} first: {cause.fix}; this access"
+    )
+    assert "Index -" in consequence.reason
 
 
 def test_without_a_tool_that_knows_the_cause():

@@ -123,10 +123,12 @@ HOST_FAULTS = {
     5: rf"use-after-free: the source of cudaMemcpy \(DeviceToHost\) is {OF_P}, which was freed at host_faults.cu:19",
     6: r"refused-launch: block.x is 2,000; the device takes 1 to 1,024\n  at host_faults.cu:20",
     7: rf"host-access: the host accesses 0x\w+, in {OF_P}, which is device memory\n  at host_faults.cu:21",
+    27: (r"use-after-free: the host accesses 0x\w+, in the managed memory allocated at host_faults.cu:46 \(16 bytes\),"
+         r" which was freed at host_faults.cu:46\n  at host_faults.cu:46\n  Likely fix: free it after its last use"),
     8: rf"(?s)out-of-bounds: .*It is in {OF_P}, freed at host_faults.cu:22.*Launched from host_faults.cu:22: fill",
     12: r"refused-launch: fill asks for 100,000 bytes of dynamic shared memory; without cudaFuncSetAttribute",
     13: rf"invalid-pointer: cudaFreeHost is given a pointer to {OF_P}",
-    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:52\n  at host_faults.cu:53",
+    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:56\n  at host_faults.cu:57",
     14: r"invalid-pointer: the source of cudaMemcpy \(DeviceToDevice\) is a null pointer\n  at host_faults.cu:28",
     22: rf"copy-direction: the destination of cudaMemcpy \(DeviceToHost\) is {OF_P}, and the source is on the host\n",
     23: rf"copy-overlap: the source and the destination of cudaMemcpyAsync .* overlap, from byte 4 of {OF_P}",
@@ -243,13 +245,40 @@ def test_a_copy_of_unwritten_memory_is_a_warning(run, built):
     assert status == 0
 
 
+@needs_nvcc
+@pytest.mark.parametrize(("which", "bytes_"), [(28, "4 of 12"), (29, "5 of 9")])
+def test_a_small_gap_is_reported_once(run, built, which, bytes_):
+    _, _, err = run(built("host_faults"), which, options=["--engine", "fibers"])
+    assert f"copies {bytes_} bytes that nothing has written" in err and "1 finding (1 uninit" in err, err
+
+
 def test_padding_may_be_unwritten():
-    for first, count, reported in ((4, 4, 0), (4, 8, 1), (0, 16, 1), (0, 0, 0), (0, 7, 0)):
-        mask, seen = np.zeros(16, bool), []
+    for first, count, size, reported in (
+        (4, 4, 16, 0),
+        (4, 8, 16, 1),
+        (0, 16, 16, 1),
+        (0, 0, 16, 0),
+        (0, 4, 16, 1),  # no structure begins with padding
+        (8, 4, 16, 1),  # a member whose alignment is 8 cannot follow
+        (13, 3, 16, 0),
+        (14, 1, 15, 0),  # it may have been written, because the value of a byte is often the fill value
+        (8, 4, 12, 1),
+        (1020, 4, 1024, 1),
+        (1016, 4, 1020, 1),
+        (508, 4, 512, 0),
+    ):
+        mask, seen = np.zeros(size, bool), []
         mask[first : first + count] = True
         device = SimpleNamespace(report=lambda *finding: seen.append(finding))  # noqa: B023
-        report_unwritten(device, SimpleNamespace(unwritten=mask, base=0), 0, 16, "cudaMemcpy")
-        assert len(seen) == reported, (first, count)
+        report_unwritten(device, SimpleNamespace(unwritten=mask, base=0), 0, size, "cudaMemcpy")
+        assert len(seen) == reported, (first, count, size)
+
+
+def test_padding_of_several_structures_may_be_unwritten():
+    mask, seen = np.tile(np.repeat([False, True], [12, 4]), 100), []
+    device = SimpleNamespace(report=lambda *finding: seen.append(finding))
+    report_unwritten(device, SimpleNamespace(unwritten=mask, base=0), 0, mask.size, "cudaMemcpy")
+    assert not seen
 
 
 def test_a_check_for_unwritten_bytes_takes_little_memory():
@@ -547,6 +576,10 @@ KERNEL_FAULTS = {
     4: (
         "refused-launch: taps is constant memory that has not been set",
         "cudaMemcpyToSymbol(taps, source, 16)",
+    ),
+    7: (
+        "out-of-bounds: byte 256 is written, outside the device memory allocated at kernel_faults.cu:43",
+        "It must be below 256.\n  Likely fix: guard the access: the index must be below the number of elements.",
     ),
     6: ("uninitialized-read: x[32] is read, but no thread has written it", "31 more like it"),
 }

@@ -30,12 +30,21 @@ __global__ void count(int *x) {
     atomicAdd(x, 1);
 }
 
+struct Row {
+    double *data;
+};
+
+__global__ void in_structure(Row *row, int i) {
+    row->data[i] = 1;
+}
+
 int main(int argc, char **argv) {
     int *x, *y, h[64];
     cudaMalloc(&x, sizeof h);
     cudaMalloc(&y, sizeof h);
     int which = atoi(argv[1]);
     if (which != 2) cudaMemset(x, 0, which == 6 ? sizeof h / 2 : sizeof h);
+    cudaMemcpy(y, &x, sizeof x, cudaMemcpyHostToDevice);
     for (int repeat = 0; repeat < 2; repeat++) {
         if (which == 0) race<<<1, 64>>>(x, 64);
         if (which == 1) beyond<<<1, 128>>>(x, 64);
@@ -43,6 +52,7 @@ int main(int argc, char **argv) {
         if (which == 3) check<<<1, 64>>>(x);
         if (which == 4) filter<<<1, 4>>>((float *)y);
         if (which == 5) count<<<1, 64>>>(x);
+        if (which == 7) in_structure<<<1, 1>>>((Row *)y, sizeof h / sizeof(double));
     }
     printf("%s\n", cudaGetErrorName(cudaDeviceSynchronize()));
     cudaMemcpy(h, x, sizeof h, cudaMemcpyDeviceToHost);

@@ -34,6 +34,24 @@ extern "C" __global__ void kernel(const float *x, float *out) {
     }
 }
 """
+ARMS_WITH_AN_MBARRIER = """
+#include <cuda_awbarrier_primitives.h>
+extern "C" __global__ void kernel(const float *x, float *out) {
+    __shared__ float half[32];
+    __shared__ __mbarrier_t full;
+    int t = threadIdx.x;
+    if (t == 0) __mbarrier_init(&full, 64);
+    __syncthreads();
+    if (t < 32) {
+        __mbarrier_arrive(&full);
+        half[t] = x[t];
+    } else {
+        __mbarrier_token_t token = __mbarrier_arrive(&full);
+        while (!__mbarrier_test_wait(&full, token)) {}
+        out[t] = half[t - 32];
+    }
+}
+"""
 STATEMENT = """
 extern "C" __global__ void kernel(float *x, float *out) {
     int t = threadIdx.x;
@@ -64,6 +82,14 @@ CASES = {
         "__syncthreads() between the two arms of the branch at line 5",
         "} else {",
         "}\n    __syncthreads();\n    if (t >= 32) {",
+    ),
+    "arms with an mbarrier": (
+        ARMS_WITH_AN_MBARRIER,
+        "arms with an mbarrier",
+        "arrive at the mbarrier only after its access, and let the other arm wait for this phase before its"
+        " own (lines 11 and 15)",
+        "        __mbarrier_arrive(&full);\n        half[t] = x[t];",
+        "        half[t] = x[t];\n        __mbarrier_arrive(&full);",
     ),
     "statement": (
         STATEMENT,

@@ -160,6 +160,58 @@ case(
     HALVES.replace("INLINE", ""),
 )
 
+# --- messages -----------------------------------------------------------------------------------------------
+
+
+def sums_of_lists(x, out, n):
+    assert list(out[64:68]) == [x[i::4].sum() for i in range(4)]
+
+
+case(
+    "list without a barrier",
+    (1, 64),
+    """int t = threadIdx.x;
+out[t] = atomicExch(&n[t % 4], t + 1);
+if (t < 4) {
+    int s = 0, p = n[t];
+    while (p) { s += x[p - 1]; p = out[p - 1]; }
+    out[64 + t] = s;
+}
+""",
+    "or __syncthreads() between the two lines",
+    [("if (t < 4)", "__syncthreads();\nif (t < 4)")],
+    sums_of_lists,
+)
+
+
+def exchanged(x, out, n):
+    assert list(out[64:66]) == [2, 1]
+
+
+case(
+    "message that no thread waits for",
+    (2, 32),
+    """int t = threadIdx.x, b = blockIdx.x;
+if (t == 0) {
+    out[b] = b + 1;
+    __threadfence();
+    atomicExch(&n[b], 1);
+}
+__syncthreads();
+if (t == 0) {
+    out[64 + b] = out[1 - b];
+}
+""",
+    "let the other thread wait for this atomic before its own access",
+    [
+        (
+            "    out[64 + b] =",
+            "    while (atomicAdd(&n[1 - b], 0) == 0) {}\n    __threadfence();\n    out[64 + b] =",
+        )
+    ],
+    exchanged,
+)
+
 # --- barriers in branches -----------------------------------------------------------------------------------
 
 
