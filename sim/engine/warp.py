@@ -251,6 +251,9 @@ def divergence_finding(scheduler, block):
         "move the call to a line that all lanes of the mask reach, or use a mask of only the lanes that reach"
         " it (cuda.ballot_sync before the branch returns this mask)"
     )
+    if group.operation.mask == ALL:
+        reason = "The instruction requires all 32 lanes of the warp, but these lanes wait elsewhere."
+        fix = "move the call to a line that all 32 lanes of the warp reach"
     if other := block.lane_masks.elsewhere(scheduler.context, block, key[0], group, missing[0]):
         seen, fix = (*seen, other[0]), SAME_CALL
         reason = f"The mask {group.mask:#010x} contains them. {other[1]}"

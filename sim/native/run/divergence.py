@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from sim.engine import barrier, warp
 from sim.engine.lane_masks import LaneMasks
 from sim.events import Access
+from sim.isa.table import GIVEN
 from sim.native.codegen.launch_state import PASSED
 from sim.native.codegen.shadow import DIVERGED, EXHAUSTED, FULL
 from sim.native.codegen.sides import ABSENT
@@ -187,7 +188,8 @@ def missed_barrier(side, other=None):
 def missing_lanes(waiting, other):
     """Return the finding about lanes that wait in a warp operation for lanes of the other side."""
     block, number, mask = Threads(waiting, other), waiting.state.waiting_warp, waiting.state.waiting_mask
-    group = warp.Group(SimpleNamespace(name=waiting.operation), mask)
+    # Only operations that take a mask record the side that waits.
+    group = warp.Group(SimpleNamespace(name=waiting.operation, mask=GIVEN), mask)
     alive = 0
     for thread in block.threads[32 * number : 32 * number + 32]:
         alive |= (not thread.done) << thread.lane

@@ -274,11 +274,22 @@ PLANTED = {
 }  # fmt: skip
 
 
-def launched(body, threads):
+def reported(body, threads):
     kernel_ = load_ptx(f"{HEAD}{TILE}{body}\n    ret;\n}}")["k"]
     x, y = np.arange(256, dtype=np.float32).reshape(16, 16), np.zeros((16, 16), np.float32)
-    report = simulate(kernel_, on_finding="report")[1, threads](x, y)
+    return simulate(kernel_, on_finding="report")[1, threads](x, y), y, x
+
+
+def launched(body, threads):
+    report, y, x = reported(body, threads)
     return sorted({finding.kind for finding in report.errors}), y, x
+
+
+def test_the_advice_about_a_missing_lane_mentions_no_mask():
+    body = f"setp.eq.u32 %p2, %r0, 7; @%p2 bra END;{LOAD_C}{STORE}END: bar.warp.sync -1;"
+    finding = reported(body, 32)[0].errors[0]
+    assert finding.reason.startswith("The instruction requires all 32 lanes")
+    assert finding.fix == "move the call to a line that all 32 lanes of the warp reach"
 
 
 @pytest.mark.parametrize("name", PLANTED)
