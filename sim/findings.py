@@ -20,6 +20,12 @@ KINDS = tuple(
 # format).
 INTEGER_POISON, UNTYPED_POISON = 0xA5, 0xFF
 
+# The advice about a branch around a barrier, for findings of the engine and of observers.
+END_BEFORE_BARRIER = (
+    "end the branch before the barrier, and put the rest of its statements into a second branch with the same"
+    " condition, after the barrier"
+)
+
 
 def index_text(index: tuple[int, ...], least: int = 0) -> str:
     """Return the short form of a thread's or block's index: (3, 0, 0) is "3", and (3, 1, 0) is "(3, 1)".

@@ -5,6 +5,7 @@ differs between threads.
 """
 
 from sim.events import Advice, Step
+from sim.findings import END_BEFORE_BARRIER
 
 USUAL = (
     "move the barrier out of the branch (or the return after the barrier), so that every thread reaches it"
@@ -62,8 +63,9 @@ class Place:
             return self.out_of_branches()
         if leaves := self.early_exits("return", self.outline.function(self.line)):
             return (
-                f"let no thread return before {self.barrier} on line {self.line}: put what follows the return"
-                f" on line {leaves[0].first} into a branch, and {self.barrier} outside of it",
+                f"replace the return on line {leaves[0].first} with a branch around the statements after it,"
+                f" but keep {self.barrier} on line {self.line} outside of this branch, so that every thread"
+                " reaches it",
                 self.divided(),
             )
         for loop in self.loops[::-1]:
@@ -71,15 +73,16 @@ class Place:
                 text = self.outline.lines[leaves[0].first].strip()
                 word = "break" if "break" in text else "continue"
                 return (
-                    f"let no thread leave an iteration before {self.barrier} on line {self.line}: put what"
-                    f" follows the `{word}` on line {leaves[0].first} into a branch, and {self.barrier}"
-                    " outside of it",
+                    f"replace the `{word}` on line {leaves[0].first} with a branch around the statements"
+                    f" after it, but keep {self.barrier} on line {self.line} outside of this branch, so that"
+                    " every thread reaches it in every iteration",
                     None,
                 )
         if self.loops:
             return (
                 "let every thread of the block execute the same number of iterations of the loop at line"
-                f" {self.loops[-1].first}, and test inside the loop which threads have work",
+                f" {self.loops[-1].first}: if a thread has no work in an iteration, let it skip the work, but"
+                f" not {self.barrier}",
                 None,
             )
         return USUAL, None
@@ -89,15 +92,15 @@ class Place:
         inner = [loop.first for loop in self.loops if loop.first > lines[0]]
         if inner:
             return (
-                f"let every thread of the block execute the loop at line {inner[0]}, and test the condition"
-                f" of line {lines[0]} inside it, but not around {self.barrier} on line {self.line}",
+                f"move the branch at line {lines[0]} into the loop at line {inner[0]}, so that every thread"
+                f" of the block executes the loop, and keep {self.barrier} on line {self.line} outside of the"
+                " branch",
                 None,
             )
         several = len(lines) > 1
         named = f"branch{'es' * several} at line{'s' * several} {' and '.join(map(str, lines))}"
         return (
-            f"move {self.barrier} on line {self.line} out of the {named}: end the branch before it, and test"
-            " the condition again for what follows it",
+            f"move {self.barrier} on line {self.line} out of the {named}: {END_BEFORE_BARRIER}",
             self.divided(),
         )
 
@@ -125,6 +128,7 @@ def of_several(places):
     lines = " and ".join(str(place.line) for place in places)
     first = min(line for place in places for line in place.branches)
     return (
-        f"let all threads of the block reach one barrier: end the branch at line {first} before the barriers"
-        f" on lines {lines}, put one barrier there, and test the condition again for what follows it"
+        f"replace the barriers on lines {lines} with one barrier that every thread of the block reaches: end"
+        f" the branch at line {first}, put the barrier after it, and put the statements that followed the old"
+        " barriers into a second branch with the same condition"
     )

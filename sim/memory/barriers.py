@@ -70,10 +70,10 @@ class BarrierMemory:
         return Finding(
             "uninitialized-read",
             "error",
-            f"{self.name} takes {element}, where no barrier has been initialised",
+            f"{self.name} uses {element} as an mbarrier, but no mbarrier has been initialised there",
             (self.context.witness("changed", site),),
             *element,
-            reason="The meaning of the bytes there is undefined.",
+            reason="An operation on bytes that are not an initialised mbarrier is undefined.",
             fix="let one thread initialise it (mbarrier.init), then cuda.syncthreads()",
         )
 

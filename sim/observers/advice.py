@@ -220,7 +220,8 @@ PATTERNS = (
         "scope of a block",
         lambda facts: facts.scoped,
         "use the scope of the whole device: .gpu, or the function without _block in its name",
-        "One of the two has the scope of its own block (.cta), so for other blocks it is not atomic.",
+        "One of the two atomics has the scope of its own block (.cta): only threads of this block see it as"
+        " atomic, and the other access is in another block.",
     ),
     Pattern(
         "relaxed arrival",
@@ -231,9 +232,9 @@ PATTERNS = (
     Pattern(
         "atomics of two widths",
         are_all_atomic,
-        "let both use one array with one dtype, or let each use its own bytes",
-        "Each is atomic, but their elements overlap without being the same element. Two such atomics are not"
-        " atomic with respect to each other.",
+        "let both atomics use one array with one dtype, or let them access bytes that do not overlap",
+        "Both accesses are atomics, but their elements overlap and differ in address or size. A GPU may"
+        " interleave such atomics, so that an update is lost.",
     ),
     Pattern(
         "statements of one line",
@@ -347,8 +348,9 @@ PATTERNS = (
         "message handed on without a fence",
         lambda facts: facts.lacks_fence and facts.fenced,
         lambda facts: (
-            "{fence} in the threads that pass the message on, between the atomic that they wait for and"
-            f" their own: the writer has its fence{atomics.reach_note(facts)}"
+            "{fence} in each thread that passes the message on, between the atomic that it waits for and the"
+            " atomic with which it signals the next thread; the writer already has a"
+            f" fence{atomics.reach_note(facts)}"
         ),
         steps=lambda facts: tuple(
             Step("before", facts.one.function, line, "fence") for line in facts.forwarding_atomics

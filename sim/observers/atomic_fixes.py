@@ -37,7 +37,9 @@ def fix_of_fence(facts):
 
 
 def reach_note(facts):
-    return "; {fence_of_block} is for threads of one block only" if facts.near == 0 else ""
+    if facts.near != 0:
+        return ""
+    return "; {fence_of_block} is not enough, because it orders the write only for threads of the same block"
 
 
 def fix_of_lock(facts):
@@ -78,8 +80,8 @@ def fix_of_divided_update(facts):
     name = taken.name if taken else "the variable"
     atomic = extreme(facts, facts.extreme[0]) if facts.extreme else "{add}"
     return (
-        f"read and write {found.target} by one atomic, {atomic}, on line {read}, and leave out line {line}:"
-        f" {name} becomes the old value that it returns"
+        f"replace the read of {found.target} on line {read} and the write on line {line} with one atomic,"
+        f" {atomic}, on line {read}, and assign the old value that it returns to {name}"
     )
 
 
@@ -108,19 +110,21 @@ def steps_of_first_value(facts):
 
 def fix_of_ticket(facts):
     found = facts.ticket
-    where = f"make line {found.line} one atomic ({{add}})"
+    where = f"in place of line {found.line}"
     if found.first < found.line:
-        where = f"one atomic ({{add}}) before line {found.first} in place of line {found.line}"
-    uses = ", and ".join(use_of_old_value(facts.outline.lines[line], line, found) for line in found.reads)
-    return f"{where}; {uses}, not read {found.element}"
+        where = f"before line {found.first}, and delete line {found.line}"
+    uses = "; ".join(use_of_old_value(facts.outline.lines[line], line, found) for line in found.reads)
+    return f"execute one atomic ({{add}}), which returns the old value, {where}; {uses}"
 
 
 def use_of_old_value(text, line, found):
     """Return the advice for a line that reads the counter of a ticket."""
     taken_back = tickets.text_before_addition(found.element, *found.added.split(" ", 1))
     if line > found.line and taken_back in text:
-        return f"line {line} must use the old value that it returns in place of {taken_back}"
-    return f"line {line} must use the old value that it returns{f' {found.added}' * (line > found.line)}"
+        return f"on line {line}, replace {taken_back} with the old value"
+    return (
+        f"on line {line}, replace {found.element} with the old value{f' {found.added}' * (line > found.line)}"
+    )
 
 
 def steps_of_ticket(facts):
@@ -164,26 +168,23 @@ def fix_of_claim_by_calls(facts):
 
 def fix_of_exchange(facts):
     found = facts.swapped
-    place = f"read and write {found.element} by one atomic, {{exchange}}"
+    atomic = "one atomic, {exchange}, "
+    use = "and assign the old value that it returns to "
+    use += found.old or f"a variable, which replaces {found.element}"
     if found.read == found.line:
-        return f"{place}, on line {found.line}: {found.old} becomes the old value that it returns"
-    if found.old and found.early:
-        return (
-            f"{place}, on line {found.read}, and leave out line {found.line}: {found.old} becomes the old"
-            " value that it returns"
-        )
-    use = f"{found.old} becomes" if found.old else f"in place of {found.element}, use"
-    where = f"in place of lines {found.read} and {found.line}"
-    if not found.old:
-        where = f"before line {found.read}, and leave out line {found.line}"
-    if not found.early:
-        where = f"on line {found.line}, and leave out the read on line {found.read}"
-    return f"{place}, {where}: {use} the old value that it returns"
+        return f"read and write {found.element} with {atomic}on line {found.line}, {use}"
+    place = f"on line {found.line}"
+    if found.value_is_known:
+        place = f"on line {found.read}" if found.old else f"before line {found.read}"
+    return (
+        f"replace the read of {found.element} on line {found.read} and the write on line {found.line} with"
+        f" {atomic}{place}, {use}"
+    )
 
 
 def steps_of_exchange(facts):
     found = facts.swapped
-    if not found.early or facts.language != NUMBA:
+    if not found.value_is_known or facts.language != NUMBA:
         return ()
     return (Step("atomic", facts.one.function, found.line, "exchange", found.read, found.element),)
 

@@ -17,7 +17,7 @@ class Exchange:
     """A read of `element` on line `read`, and the store of `value` on line `line`.
 
     old: the variable that gets the old value, or None if the line uses it in another way.
-    early: whether the new value is known before the line of the read.
+    value_is_known: whether `value` is computed before line `read`, so that an exchange can take place there.
     """
 
     line: int
@@ -25,7 +25,7 @@ class Exchange:
     element: str
     value: str
     old: str | None
-    early: bool
+    value_is_known: bool
 
 
 def find_exchange(facts):
@@ -54,8 +54,8 @@ def find_exchange(facts):
         return None
     taken = assignment(outline.lines[read])
     copied = taken is not None and not taken.is_element and taken.value.strip("()") == found.target
-    early = is_unchanged(outline, read, store.line, found.value)
-    return Exchange(store.line, read, found.target, found.value, taken.name if copied else None, early)
+    known = is_unchanged(outline, read, store.line, found.value)
+    return Exchange(store.line, read, found.target, found.value, taken.name if copied else None, known)
 
 
 def follows(outline, read, line):

@@ -2,6 +2,7 @@
 sim.observers.words."""
 
 from sim.events import LOAD, STORE, Step
+from sim.findings import END_BEFORE_BARRIER
 from sim.observers.access_pair import NAMED_BARRIER
 from sim.observers.call_lines import fix_between_functions
 from sim.observers.statements import assignment, atomic_target
@@ -100,15 +101,14 @@ def fix_of_phases_in_line(facts):
     """Return the fix for a statement in a loop in which a block reads what other blocks write."""
     line = facts.low
     sync = (
-        f"split line {line}: read into a variable, then {{grid_barrier}}, then write, and {{grid_barrier}}"
-        f" again at the end of each iteration; or "
+        f"split line {line}: read into a variable, then {{grid_barrier}}, then write; add a second"
+        " {grid_barrier} at the end of each iteration; or "
     )
     if facts.language == TRITON:
         sync = ""
     return (
-        f"{sync}let line {line} write to another array than the one that it reads, exchange the two arrays in"
-        f" each iteration of the loop at line {facts.loop.first}, and launch the kernel again for each"
-        " iteration"
+        f"{sync}launch the kernel once for each iteration of the loop at line {facts.loop.first}, let line"
+        f" {line} read one array and write to another, and swap the two arrays between the launches"
     )
 
 
@@ -119,8 +119,8 @@ def branch_advice(facts):
     if node is None or facts.named or outline.all_reach_end(node):
         return ""
     if branch := outline.outermost(node):
-        return f"; end the branch at line {branch.first} before it, and test again after it"
-    return "; put what follows an earlier return into a branch instead"
+        return f" (outside of the branch at line {branch.first}: {END_BEFORE_BARRIER})"
+    return "; replace a return before it with a branch around the statements that the other threads execute"
 
 
 def fix_of_barrier(facts):
@@ -195,8 +195,8 @@ def fix_of_named_arms(facts):
             f" {facts.one.line} in the next iteration"
         )
     return (
-        "let the arm that must come first call {barrier} after its access, and let the other arm call it"
-        f" before its own (lines {facts.low} and {facts.high}): " + CALLERS.format(count) + " has to call it"
+        "in the arm whose access must come first, call {barrier} after the access; in the other arm, call it"
+        f" before the access (lines {facts.low} and {facts.high}). " + f"All {count} threads have to call it"
     )
 
 
@@ -204,9 +204,8 @@ def fix_of_arms(facts):
     if facts.named:
         return fix_of_named_arms(facts)
     return (
-        f"{{barrier}} between the two arms of the branch at line {facts.branch.first}, outside of both: end"
-        " the branch after the arm that must come first, let {everyone} reach the barrier, and"
-        " test again for the other arm"
+        f"divide the branch at line {facts.branch.first} into two branches: first the arm whose access must"
+        f" come first, then {{barrier}}, {EVERY}, then the other arm under its own condition"
     )
 
 
@@ -303,7 +302,7 @@ def fix_of_statement(facts):
     branch = facts.outline.outermost(node)
     held = ""
     if branch and not facts.named and branch.first != facts.one.line:
-        held = f" (end the branch at line {branch.first} before it, and test again after it)"
+        held = f" (outside of the branch at line {branch.first}: divide this branch at the barrier)"
     return f"split line {facts.one.line}: read into a variable, then {{barrier}}, {EVERY}{held}, then write"
 
 
@@ -320,7 +319,7 @@ def fix_of_missed_barrier(facts):
     branch = facts.outline.outermost(facts.outline.innermost(line))
     return (
         f"move {{barrier}} on line {line} out of the branch at line {branch.first}, so that every thread of"
-        " the block reaches it: end the branch before it, and test the condition again for what follows it"
+        f" the block reaches it: {END_BEFORE_BARRIER}"
     )
 
 

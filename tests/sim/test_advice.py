@@ -86,7 +86,7 @@ def test_the_exceptions_are_cases():
     "name, pattern, says",
     [
         ("patterns.ViewsOfDifferentLength", "overlapping views", "move places to byte 32 or later"),
-        ("patterns.OppositeArms", "opposite arms", "between the two arms of the branch at line 4"),
+        ("patterns.OppositeArms", "opposite arms", "divide the branch at line 4 into two branches"),
         ("patterns.ShiftInOneStatement", "one statement", "split line 3: read into a variable"),
         ("patterns.UpSweepWithoutBarrier", "barrier", "cuda.syncthreads() between the passes"),
         ("patterns.BitonicSortOfAGrid", "passes of the grid", "end the kernel after each iteration"),
@@ -102,7 +102,7 @@ def test_the_exceptions_are_cases():
             "release by a plain store",
             "cuda.atomic.exch in place of the plain store on line 5",
         ),
-        ("messages.RelayOfThreeBlocks", "message handed on without a fence", "that pass the message on"),
+        ("messages.RelayOfThreeBlocks", "message handed on without a fence", "that passes the message on"),
         ("messages.MessageWithoutFence", "message without a fence", "between this write and the atomic"),
         ("fences.SpinLockWithoutFence", "lock without fences", "after the atomic that takes the lock"),
         ("shared_counts.EveryoneAddsToOneTotal", "update", "cuda.atomic (cuda.atomic.add for +=)"),
@@ -210,7 +210,7 @@ RECORD = np.dtype([("weight", np.float32), ("count", np.int32)])
 # expected values of the count and of the sorted elements of `out`
 LINES = [
     (ticket_of_two_lines, "ticket", "cuda.atomic.add", 16, range(1, 17)),
-    (ticket_by_a_variable, "ticket", "must use the old value that it returns + 1", 16, range(1, 17)),
+    (ticket_by_a_variable, "ticket", "with the old value + 1", 16, range(1, 17)),
     (ticket_on_one_line, "statements of one line", "on lines of their own", 16, range(1, 17)),
     (two_statements, "statements of one line", "with cuda.syncthreads() between", 0, range(1, 17)),
     (smallest, "update", "one atomic, cuda.atomic.min", -10, [0] * 16),

@@ -121,7 +121,12 @@ def four_chains(x, out, n):
     assert sorted(seen) == list(range(1, 65))
 
 
-@case("exchange", (2, 32), "cuda.atomic.exch, on line 4, and leave out line 5: old becomes", four_chains)
+@case(
+    "exchange",
+    (2, 32),
+    "cuda.atomic.exch, on line 4, and assign the old value that it returns to old",
+    four_chains,
+)
 def exchange_by_a_variable(x, out, n):
     i = cuda.grid(1)
     c = x[i] % 4
@@ -130,7 +135,12 @@ def exchange_by_a_variable(x, out, n):
     out[i] = old
 
 
-@case("exchange", (2, 32), "before line 4, and leave out line 5: in place of n[c], use", four_chains)
+@case(
+    "exchange",
+    (2, 32),
+    "before line 4, and assign the old value that it returns to a variable, which",
+    four_chains,
+)
 def exchange_without_a_variable(x, out, n):
     i = cuda.grid(1)
     c = x[i] % 4
@@ -138,7 +148,12 @@ def exchange_without_a_variable(x, out, n):
     n[c] = i + 1
 
 
-@case("exchange", (2, 32), "cuda.atomic.exch, on line 5: mine becomes the old value", four_chains)
+@case(
+    "exchange",
+    (2, 32),
+    "cuda.atomic.exch, on line 5, and assign the old value that it returns to mine",
+    four_chains,
+)
 def exchange_in_one_statement(x, out, n):
     i = cuda.grid(1)
     c = x[i] % 4
@@ -151,7 +166,12 @@ def first_of_four(x, out, n):
     assert list(out[:4]) == list(n[:4]) == [1, 1, 1, 1]
 
 
-@case("exchange", (2, 32), "on line 4, and leave out line 5: seen becomes the old value", first_of_four)
+@case(
+    "exchange",
+    (2, 32),
+    "on line 4 and the write on line 5 with one atomic, cuda.atomic.exch, on line 4",
+    first_of_four,
+)
 def first_visit(x, out, n):
     i = cuda.grid(1)
     c = x[i] % 4
@@ -168,7 +188,12 @@ def push(heads, c, i):
     return old
 
 
-@case("exchange", (2, 32), "read and write heads[c] by one atomic, cuda.atomic.exch", four_chains)
+@case(
+    "exchange",
+    (2, 32),
+    "replace the read of heads[c] on line 2 and the write on line 3 with one atomic",
+    four_chains,
+)
 def exchange_in_a_function(x, out, n):
     i = cuda.grid(1)
     out[i] = push(n, x[i] % 4, i + 1)
@@ -181,7 +206,7 @@ def all_positions(x, out, n):
     assert n[0] == 64 and sorted(out[:64]) == list(range(64))
 
 
-@case("update", (2, 32), "on line 3, and leave out line 4: k becomes the old value", all_positions)
+@case("update", (2, 32), "on line 3, and assign the old value that it returns to k", all_positions)
 def position_by_a_variable(x, out, n):
     i = cuda.grid(1)
     k = n[0]
@@ -193,7 +218,7 @@ def positions_of_several(x, out, n):
     assert n[0] == 64 - 1 and np.bincount(out[:63], minlength=64).tolist() == [i % 3 for i in range(64)]
 
 
-@case("update", (2, 32), "on line 4, and leave out line 5: k becomes the old value", positions_of_several)
+@case("update", (2, 32), "on line 4, and assign the old value that it returns to k", positions_of_several)
 def positions_of_runs(x, out, n):
     i = cuda.grid(1)
     m = x[i] % 3
@@ -210,7 +235,7 @@ def take(count):
     return k
 
 
-@case("update", (2, 32), "on line 2, and leave out line 3: k becomes the old value", all_positions)
+@case("update", (2, 32), "on line 2, and assign the old value that it returns to k", all_positions)
 def position_in_a_function(x, out, n):
     out[take(n)] = cuda.grid(1)
 

@@ -84,7 +84,9 @@ def barrier_in_two_branches(x, out, n):
             out[t] = s[39 - t]
 
 
-@case(None, (1, 64), "let no thread return before the barrier on line 7", reversed_forty)
+@case(
+    None, (1, 64), "replace the return on line 5 with a branch around the statements after it", reversed_forty
+)
 def barrier_after_a_return(x, out, n):
     s = cuda.shared.array(64, int32)
     t = cuda.threadIdx.x
@@ -141,10 +143,10 @@ def test_a_loop_with_different_numbers_of_iterations():
 
     says = {
         kernel: "execute the same number of iterations of the loop at line 3",
-        leaves: "let no thread leave an iteration before the barrier on line 6: put what follows the"
-        " `continue` on line 5 into a branch",
-        around: "let every thread of the block execute the loop at line 3, and test the condition of line 2"
-        " inside it",
+        leaves: "replace the `continue` on line 5 with a branch around the statements after it, but keep the"
+        " barrier on line 6 outside of this branch",
+        around: "move the branch at line 2 into the loop at line 3, so that every thread of the block executes"
+        " the loop, and keep the barrier on line 4 outside",
     }
     for function, text in says.items():
         (finding,) = launched(function, (1, 64))[0]

@@ -176,7 +176,7 @@ def test_barrier_behind_a_return():
           thread 0 of block 1 waits     kernel line 6  cuda.syncthreads()
           thread 2 of block 1 returned
           cuda.syncthreads() opens only when every thread of the block has reached the same call.
-          Likely fix: let no thread return before the barrier on line 6: put what follows the return on line 4 into a branch, and the barrier outside of it.
+          Likely fix: replace the return on line 4 with a branch around the statements after it, but keep the barrier on line 6 outside of this branch, so that every thread reaches it.
           → barrier-divergence
         """)
 
@@ -193,7 +193,7 @@ def test_two_barriers():
           thread 0 of block 0 waits  kernel line 5  cuda.syncthreads()
           thread 1 of block 0 waits  kernel line 3  cuda.syncthreads()
           cuda.syncthreads() opens only when every thread of the block has reached the same call.
-          Likely fix: let all threads of the block reach one barrier: end the branch at line 2 before the barriers on lines 3 and 5, put one barrier there, and test the condition again for what follows it.
+          Likely fix: replace the barriers on lines 3 and 5 with one barrier that every thread of the block reaches: end the branch at line 2, put the barrier after it, and put the statements that followed the old barriers into a second branch with the same condition.
           → barrier-divergence
         """)
 
@@ -383,8 +383,8 @@ def test_what_is_read_and_then_written_by_all_wants_an_atomic():
         n[0] += slot
 
     fixes = {
-        two_lines: "read and write n[0] by one atomic, cuda.atomic.add, on line 2, and leave out line 3: old"
-        " becomes the old value that it returns",
+        two_lines: "replace the read of n[0] on line 2 and the write on line 3 with one atomic, cuda.atomic.add,"
+        " on line 2, and assign the old value that it returns to old",
         beside_a_queue: "cuda.atomic (cuda.atomic.add for +=), or let each thread write an element of its own,"
         " or let one thread do it for all, or let all threads hold the same lock",
     }

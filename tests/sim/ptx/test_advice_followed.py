@@ -101,7 +101,7 @@ case(
     "exchange",
     (2, 32),
     f"{INDEX}int old = n[x[i] % 4];\nn[x[i] % 4] = i + 1;\nout[i] = old;\n",
-    "read and write n[x[i] % 4] by one atomic, atomicExch, on line 3, and leave out line 4: old becomes",
+    "on line 4 with one atomic, atomicExch, on line 3, and assign the old value that it returns to old",
     [("old = n[x[i] % 4];", "old = atomicExch(&n[x[i] % 4], i + 1);"), ("\nn[x[i] % 4] = i + 1;", "")],
     chains,
 )
@@ -109,7 +109,7 @@ case(
     "exchange by a pointer",
     (2, 32),
     f"{INDEX}out[i] = push(n + x[i] % 4, i + 1);\n",
-    "read and write *head by one atomic, atomicExch, on line 2, and leave out line 3: old becomes",
+    "replace the read of *head on line 2 and the write on line 3 with one atomic, atomicExch, on line 2, and",
     [("old = *head;", "old = atomicExch(head, i);"), ("    *head = i;\n", "")],
     chains,
     "__device__ int push(int *head, int i) {\n    int old = *head;\n    *head = i;\n    return old;\n}\n",
@@ -118,7 +118,7 @@ case(
     "counter by a pointer",
     (2, 32),
     f"{INDEX}out[*n] = i;\n*n += 1;\n",
-    "one atomic (atomicAdd) before line 3 in place of line 4; line 3 must use the old value that it returns",
+    "before line 3, and delete line 4; on line 3, replace *n with the old value",
     [("out[*n] = i;\n*n += 1;", "int k = atomicAdd(n, 1);\nout[k] = i;")],
     positions,
 )
@@ -126,7 +126,7 @@ case(
     "counter in a variable",
     (2, 32),
     f"{INDEX}int k = *n;\n*n = k + 1;\nout[k] = i;\n",
-    "read and write *n by one atomic, atomicAdd, on line 3, and leave out line 4: k becomes the old value",
+    "on line 4 with one atomic, atomicAdd, on line 3, and assign the old value that it returns to k",
     [("k = *n;\n*n = k + 1;", "k = atomicAdd(n, 1);")],
     positions,
 )

@@ -79,7 +79,8 @@ CASES = {
     "arms": (
         ARMS,
         "opposite arms",
-        "__syncthreads() between the two arms of the branch at line 5",
+        "divide the branch at line 5 into two branches: first the arm whose access must come first, then"
+        " __syncthreads(), where every thread of the block reaches it, then the other arm",
         "} else {",
         "}\n    __syncthreads();\n    if (t >= 32) {",
     ),
@@ -155,7 +156,8 @@ MORE = {
     if (last && threadIdx.x == 0) out[0] = 7;
 """,
         "ticket",
-        "make line 4 one atomic (atomicAdd); line 5 must use the old value that it returns + 1",
+        "execute one atomic (atomicAdd), which returns the old value, in place of line 4; on line 5, replace"
+        " n[0] with the old value + 1",
         [("n[0] += 1;", "int old = atomicAdd(&n[0], 1);"), ("n[0] == gridDim", "old + 1 == gridDim")],
         {"n": [4], "out": [7]},
     ),
@@ -168,7 +170,7 @@ MORE = {
     }
 """,
         "ticket",
-        "line 4 must use the old value that it returns + 1",
+        "on line 4, replace n[0] with the old value + 1",
         [("atomicAdd(n, 1);", "int old = atomicAdd(n, 1);"), ("n[0] == gridDim", "old + 1 == gridDim")],
         {"n": [4], "out": [7]},
     ),
@@ -183,7 +185,7 @@ MORE = {
     }
 """,
         "ticket",
-        "one atomic (atomicAdd) before line 4 in place of line 5; line 4 must use the old value",
+        "before line 4, and delete line 5; on line 4, replace n[0] with the old value",
         [("= n[0];", "= atomicAdd(&n[0], 1);"), ("        n[0] += 1;\n", "")],
         {"n": [58], "out": np.repeat([1, 0], [58, 6])},
     ),
@@ -252,7 +254,7 @@ MORE = {
     }
 """,
         "one statement",
-        "(end the branch at line 3 before it, and test again after it)",
+        "(outside of the branch at line 3: divide this branch at the barrier)",
         [
             ("    if (t < 30) {\n", "    float taken;\n    if (t < 30) {\n"),
             (

@@ -86,8 +86,8 @@ else
     out[t - 32] = s[63 - t];
 wait(1, 64);
 """,
-    "let the arm that must come first call bar.sync 1, 64 (as on line 7) after its access, and let the other"
-    " arm call it before its own (lines 9 and 11)",
+    "in the arm whose access must come first, call bar.sync 1, 64 (as on line 7) after the access; in the"
+    " other arm, call it before the access (lines 9 and 11). All 64 threads have to call it",
     [
         ("    s[t] = 4 * x[t] + 6;", "    { s[t] = 4 * x[t] + 6; wait(1, 64); }"),
         ("    out[t - 32] = s[63 - t];", "    { wait(1, 64); out[t - 32] = s[63 - t]; }"),
@@ -230,7 +230,7 @@ if (t < 40) {
     out[t] = s[39 - t];
 }
 """,
-    "move the call with the barrier on line 9 out of the branch at line 7: end the branch before it",
+    "move the call with the barrier on line 9 out of the branch at line 7: end the branch before",
     [("    meet();\n", "}\nmeet();\nif (t < 40) {\n")],
     forty,
     "__device__ __forceinline__ void meet() {\n    __syncthreads();\n}\n",
