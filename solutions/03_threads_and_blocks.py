@@ -171,11 +171,10 @@ print(out)
 # %% [markdown]
 # Now take ten elements, as in the picture, still in blocks of 4. Two blocks are not enough, so you need three. The general formula is `(elements + block - 1) // block`, a division that rounds up. Three blocks have twelve threads.
 #
-# **Predict.** What do threads 10 and 11 do?
-#
-# - ( ) nothing
-# - ( ) they start again at element 0
-# - ( ) something bad
+# **Predict.** What do threads 10 and 11 do: nothing, start again at element 0, or cause an error? `___`
+
+# %% tags=["guess"]
+guess("03 threads without an element", threads_10_and_11=...)
 
 # %%
 x = np.arange(10, 20).astype(float32)
@@ -255,11 +254,10 @@ class SharedMemory:
 
 
 # %% [markdown]
-# **Predict.** We run the four threads of one block one after another, as before. `syncthreads` does nothing, because a thread that runs alone has nobody to wait for. The input is 10, 20, 30, 40. What does the output look like?
-#
-# - ( ) 40 30 20 10
-# - ( ) nan nan nan nan
-# - ( ) half and half
+# **Predict.** We run the four threads of one block one after another, as before. `syncthreads` does nothing, because a thread that runs alone has nobody to wait for. The input is 10, 20, 30, 40. Which of the four elements of `out` will be `nan`? Write their indices: `___`
+
+# %% tags=["guess"]
+guess("03 one after another", nan_at=...)
 
 # %%
 x = np.array([10, 20, 30, 40], dtype=float32)
@@ -284,8 +282,10 @@ print(out)
 #
 # `threading.Thread(target=f, args=(...))` prepares a call, `.start()` runs it concurrently with everything else, and `.join()` waits for its end. In a `threading.Barrier(3)`, every thread that calls `.wait()` waits until the third one has called it.
 #
-# **Predict.** Three threads append to one list, "arrives" before a barrier and "leaves"
-# after it. In which orders can the list come out?
+# **Predict.** Three threads append to one list, "arrives" before a barrier and "leaves" after it. How many different lists are possible? `___`
+
+# %% tags=["guess"]
+guess("03 barrier", lists=...)
 
 # %%
 barrier = threading.Barrier(3)

@@ -54,6 +54,35 @@ def test_rounding_to_float32_is_named(name, answer):
     assert ROUNDED in message(getattr(check, name), answer)
 
 
+def softmax_of_a_large_exponent(pairs):
+    m, l, o = -math.inf, 0.0, 0.0
+    for score, value in pairs:
+        m, old = max(m, score), m
+        factor = 1 / math.exp(m - old) if l else 1.0
+        l, o = l * factor + math.exp(score - m), o * factor + math.exp(score - m) * value
+    return m, l, o
+
+
+def test_an_overflow_of_exp_gets_a_hint():
+    said = message(check.ex01_1, softmax_of_a_large_exponent)
+    assert "OverflowError: math range error" in said
+    assert "exp received a large positive number. Subtract the maximum first" in said
+
+
+@pytest.mark.parametrize(
+    "name, answer, said",
+    [
+        ("ex22_5", {"a": {}, "c": {}, "d": {}}, "the dictionary has no value for 'b': it needs the fixes of"),
+        ("ex22_5", {letter: {} for letter in "abcde"}, "the dictionary has a value for 'e'"),
+        ("ex22_5", [("a", {})], "the result must be a dictionary with the fixes of a, b, c and d"),
+        ("ex22_1", dict.fromkeys("abdefg", 0), "the dictionary has no value for 'c', 'h'"),
+    ],
+)
+def test_a_missing_or_unknown_key_is_named(name, answer, said):
+    found = message(getattr(check, name), lambda: answer)
+    assert said in found and ("got" in found) is not isinstance(answer, dict)
+
+
 def forgets_the_last(x, y, out):
     i = cuda.grid(1)
     if i < x.size - 1:

@@ -4,6 +4,7 @@ An error in a thread that still runs would be printed later, below another cell.
 """
 
 import threading
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -41,3 +42,11 @@ def test_another_error_than_the_first_one_of_a_thread_is_named():
     wanted = "wanted Mishap: a kernel may raise anything      got ExceptionGroup: errors (1 sub-exception)"
     assert wanted in str(failed.value)
     assert failed.value.__context__ is None  # IPython would show the traceback of the group
+
+
+def test_arguments_that_are_not_unpacked_get_a_hint():
+    def launch(kernel, grid, block, *args):
+        FunctionType(kernel.__code__, kernel.__globals__)(args)
+
+    with pytest.raises(CheckFailed, match=r"Unpack it with a star: kernel\(\*args\), not kernel\(args\)"):
+        lesson03.ex03_2(launch, seed=1)

@@ -32,6 +32,7 @@ from course.check.words import (
     array,
     brief,
     compare,
+    dictionary,
     explained,
     fail,
     indented,
@@ -52,6 +53,7 @@ __all__ = [
     "array",
     "NotChecked",
     "compare",
+    "dictionary",
     "exercise",
     "explained",
     "fail",
@@ -130,14 +132,15 @@ PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def explain(error):
-    """Describe an exception in the learner's code: the failing line, the exception, and the call that caused
-    it."""
+    """Describe an exception in the learner's code: the failing line, the exception, the call that caused it,
+    and the hints that the check has added to it as notes."""
     ours, theirs = steps_of(error)
     said = f"{type(error).__name__}: {error}"
     if not theirs:
         return "\n".join(["the check cannot use your answer", *indented(4, said, source(*ours[-1]))])
     call = f"called by  {source(*ours[-1])}"
-    return "\n".join([*failing_line(theirs), *indented(4, said, call, arguments(theirs[0][0]))])
+    hints = indented(2, *getattr(error, "__notes__", ()))
+    return "\n".join([*failing_line(theirs), *indented(4, said, call, arguments(theirs[0][0])), *hints])
 
 
 def describe_position(stop, how):

@@ -32,6 +32,12 @@ SLIPS = [
 RATIO = "Each term was exp(score - 1) and must become exp(score - 2). What is the ratio of the two?"
 
 
+OVERFLOW = (
+    "exp received a large positive number. Subtract the maximum first: the weight exp(score - new m) and the"
+    " factor exp(old m - new m) are never above 1."
+)
+
+
 def is_about(number, wanted, tolerance=0.01):
     return abs(number - wanted) <= tolerance
 
@@ -59,7 +65,11 @@ def ex01_1(online_softmax, rng):
     for what, pairs, hint in streams(rng):
         copies = [(score, np.copy(value)) for score, value in pairs]
         call = f"online_softmax({brief(pairs)})"
-        state = online_softmax(ReadOnce(pairs))
+        try:
+            state = online_softmax(ReadOnce(pairs))
+        except OverflowError as error:
+            error.add_note(OVERFLOW)
+            raise
         wanted = softmax_state(copies)
         if len(pairs) < LONG:  # the error of a longer stream may be small without any rounding
             hint = explained(state, {}, hint, wanted=wanted)

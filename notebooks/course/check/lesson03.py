@@ -100,6 +100,10 @@ def every_thread_runs_once(launch, grid, block, fallen):
 
 
 TIMEOUT = "Keep the barrier's timeout=10: it ends the wait for a thread that has returned."
+NOT_UNPACKED = (
+    "the kernel received the whole tuple `args` as one argument. Unpack it with a star: kernel(*args), not"
+    " kernel(args)"
+)
 ARGUMENTS = "(A Thread's args are a tuple, with a comma even for one: args=(thread_index,).)"
 
 
@@ -270,6 +274,8 @@ print_no_failure_of_our_kernels()
 
 
 def roll_call(seen):
+    if isinstance(seen, tuple):
+        raise TypeError(NOT_UNPACKED)
     cuda.syncthreads()  # all threads of the block must be there at once
     seen.append((tuple(cuda.gridDim), tuple(cuda.blockDim), tuple(cuda.blockIdx), tuple(cuda.threadIdx)))
 

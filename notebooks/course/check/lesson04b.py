@@ -4,7 +4,7 @@ import numpy as np
 from numpy import float32
 
 from course.check.contract import Contract
-from course.check.harness import exercise, fail
+from course.check.harness import dictionary, exercise, fail
 from course.check.lesson04 import OWN, THROUGH_SHARED, Case, numbers, one_array, parts, verify, with_zeros
 from course.check.six_kernels import KERNELS, launches
 from course.check.unaided import without_launches
@@ -135,9 +135,8 @@ HALVING = "Fix the kernel above: each iteration still halves the interval, each 
 def ex04_10(names, rng):
     with without_launches("Answer from the source. sim launches all six in this check."):
         said = names()
-    if not isinstance(said, dict) or said.keys() != KERNELS.keys():
-        wanted = "{'a': ..., 'b': ..., 'c': ..., 'd': ..., 'e': ..., 'f': ...}"
-        fail("return a dictionary with one kind of bug for each of a to f", wanted=wanted, got=repr(said))
+    wanted = "{'a': ..., 'b': ..., 'c': ..., 'd': ..., 'e': ..., 'f': ...}"
+    dictionary(said, KERNELS, what="one kind of bug for each of a to f", wanted=wanted)
     for name, kind in said.items():
         if kind not in (*KINDS, NO_BUG):
             wanted = f"one of {', '.join(KINDS)}, or {NO_BUG}"

@@ -10,7 +10,7 @@ from numpy import float32
 
 from course.check import cuda_kernels, inputs, kernels, lesson05
 from course.check.contract import Contract
-from course.check.harness import NotChecked, agree, exercise, fail, instance
+from course.check.harness import NotChecked, agree, dictionary, exercise, fail, instance
 from course.check.inputs import normal
 from course.progress_bar import progress_bar
 from sim import LaunchError, load_ptx, simulate
@@ -34,8 +34,7 @@ EXPLAINED = {
 @exercise("22.1", "expressions")
 def ex22_1(expressions, rng):
     said = expressions()
-    if not isinstance(said, dict) or said.keys() != EXPLAINED.keys():
-        fail("the result must be a dictionary with a value for each of a to h", got=repr(said))
+    dictionary(said, EXPLAINED, what="a value for each of a to h", wanted="{'a': ..., 'b': ..., ...}")
     out = np.full(8, np.nan, float32)
     simulate(compiled(cuda_kernels.EXPRESSIONS, "expressions.cu", "expressions"))[1, 1](*VALUES, out)
     for letter, right in zip(EXPLAINED, out):

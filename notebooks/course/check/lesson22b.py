@@ -7,7 +7,7 @@ from numpy import float32
 
 from course.check import cuda_kernels, inputs, kernels
 from course.check.contract import Contract
-from course.check.harness import NotChecked, agree, exercise, fail
+from course.check.harness import NotChecked, agree, dictionary, exercise, fail
 from course.check.inputs import normal
 from course.check.lesson22 import compiled
 from sim import simulate
@@ -110,9 +110,8 @@ def hunted(letter, n, d=5):
 def ex22_5(fixes, rng):
     record_common_fixes()
     said = fixes()
-    if not isinstance(said, dict) or said.keys() != NAMES.keys():
-        wanted = '{"a": {"wrong line": "right line"}, "b": ..., "c": ..., "d": ...}'
-        fail("the result must be a dictionary with the fixes of a, b, c and d", wanted=wanted, got=repr(said))
+    wanted = '{"a": {"wrong line": "right line"}, "b": ..., "c": ..., "d": ...}'
+    dictionary(said, NAMES, what="the fixes of a, b, c and d", wanted=wanted)
     missing = {}
     for letter, name in NAMES.items():
         try:

@@ -2,7 +2,7 @@
 
 import random
 
-from course.check.harness import fail
+from course.check.harness import dictionary, fail
 from course.progress_bar import quiet
 
 
@@ -38,14 +38,8 @@ def redrawn_after_guesses(truth):
 
 def judge(answer, truth, hint):
     """Reject an assignment {letter: name} that differs from `truth`, without saying which letter is wrong."""
-    letters = ", ".join(truth)
-    if not isinstance(answer, dict) or answer.keys() != truth.keys():
-        wanted = "{" + ", ".join(f"{letter!r}: ..." for letter in truth) + "}"
-        fail(
-            f"the result must be a dictionary with a name for each of {letters}",
-            wanted=wanted,
-            got=repr(answer),
-        )
+    wanted = "{" + ", ".join(f"{letter!r}: ..." for letter in truth) + "}"
+    dictionary(answer, truth, what=f"a name for each of {', '.join(truth)}", wanted=wanted)
     for letter, name in answer.items():
         if name not in truth.values():
             names = "one of " + ", ".join(sorted(truth.values()))

@@ -82,6 +82,24 @@ def instance(got, kinds, *, what, call=None, hint=None):
         fail(f"wanted {what}, got a {type(got).__name__}", call=call, got=brief(got), hint=hint)
 
 
+def dictionary(said, keys, *, what, wanted):
+    """Reject `said` unless it is a dictionary with exactly these keys. Name the keys that are missing or
+    unknown.
+
+    what: the values that it has to contain.
+    wanted: an example of the whole dictionary.
+    """
+    if not isinstance(said, dict):
+        fail(f"the result must be a dictionary with {what}", wanted=wanted, got=brief(said))
+    for problem, found in [
+        ("has no value for", [key for key in keys if key not in said]),
+        ("has a value for", [key for key in said if key not in keys]),
+    ]:
+        if found:
+            named = ", ".join(map(repr, found))
+            fail(f"the dictionary {problem} {named}: it needs {what}", wanted=wanted)
+
+
 FEW = 6  # Arrays with more elements than this are not shown in full; only their first difference is.
 
 
