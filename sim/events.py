@@ -157,7 +157,7 @@ class Column:
     meaning: str = ""
 
     @property
-    def counted(self) -> tuple[str, ...]:
+    def all_names(self) -> tuple[str, ...]:
         """Return the names of all counters in the column."""
         return (*self.names, self.detail) if self.detail else self.names
 

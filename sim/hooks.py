@@ -14,7 +14,7 @@ def check_names(observers):
     owners = {}
     for observer in observers:
         own_class = type(observer)
-        for name in [name for column in observer.columns for name in column.counted]:
+        for name in [name for column in observer.columns for name in column.all_names]:
             owner = owners.setdefault(name, own_class)
             if owner is not own_class:
                 raise LaunchError(

@@ -305,7 +305,7 @@ def launch_only(names):
     """Launch each kernel once on the GPU, at its counted size if it has one."""
     for name in names:
         case = CASES[name]
-        case.call(*case.tensors(case.counted or case.sizes[0], device="cuda"), run=on_gpu)
+        case.call(*case.tensors(case.counter_size or case.sizes[0], device="cuda"), run=on_gpu)
     torch.cuda.synchronize()
 
 

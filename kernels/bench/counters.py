@@ -87,8 +87,8 @@ class Count(NamedTuple):
         return "equal" if self.predicted == self.measured else "explained" if self.why else "DIFFERENT"
 
 
-def counted():
-    return [case for case in CASES.values() if case.counted]
+def counted_cases():
+    return [case for case in CASES.values() if case.counter_size]
 
 
 def predicted(case):
@@ -97,7 +97,7 @@ def predicted(case):
     from sim.observers import Banks, Coalescing, Traffic
 
     coalescing, banks = Coalescing(), Banks()
-    (launched,) = case.launches(case.counted)
+    (launched,) = case.launches(case.counter_size)
     report = simulated(
         launched.kernel,
         launched.grid,
@@ -130,7 +130,7 @@ def measured():
 
     Raise RuntimeError with ncu's message if it fails.
     """
-    names = [case.name for case in counted()]
+    names = [case.name for case in counted_cases()]
     # Numba prefixes the name of a kernel with its module
     command = [
         "ncu",
@@ -177,7 +177,7 @@ def launches_of(output):
 def counts(progress):
     """Return a Count for every counter of every counted case, predicted and measured."""
     hardware, rows = measured(), []
-    for case in progress(counted()):
+    for case in progress(counted_cases()):
         for counter, number in predicted(case).items():
             rows.append(compared_count(case.name, counter, number, hardware[case.name][counter]))
     return rows

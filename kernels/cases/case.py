@@ -24,7 +24,7 @@ class Case:
     sizes: tuple[dict, ...]  # small sizes, which every engine runs
     # one size for each kernel variant that the host code can choose; if empty, `sizes` is used
     compiled: tuple[dict, ...] = ()
-    counted: dict | None = None  # the size at which the simulator's counters are compared with the hardware's
+    counter_size: dict | None = None  # the size at which counters of the simulator and the GPU are compared
     shared: Callable = lambda **size: (0,)  # (**size) -> bytes of static shared memory
     # (**size) -> for each launch, whether a local array is in local memory rather than in registers
     spills: Callable = lambda **size: (False,)

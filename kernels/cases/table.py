@@ -100,7 +100,7 @@ def transposing(kernel, shared=0, previous=None):
         lambda a: (a.T,),
         "exact",
         sizes=(dict(rows=33, columns=20),),
-        counted=dict(rows=128, columns=96),
+        counter_size=dict(rows=128, columns=96),
         shared=lambda **_: (shared,),
         previous=previous,
     )
@@ -148,7 +148,7 @@ ALL = (
         lambda x: (x,),
         "exact",
         sizes=(dict(n=300),),
-        counted=dict(n=4096),
+        counter_size=dict(n=4096),
     ),
     Case(
         "strided_copy",
@@ -157,7 +157,7 @@ ALL = (
         lambda x: (x[::STRIDE],),
         "exact",
         sizes=(dict(n=1200),),
-        counted=dict(n=16384),
+        counter_size=dict(n=16384),
     ),
     transposing(memory_patterns.transpose_naive),
     transposing(
@@ -175,7 +175,7 @@ ALL = (
         lambda a, b: (a @ b,),
         "matmul",
         sizes=(dict(m=33, k=40, n=20),),
-        counted=dict(m=64, k=64, n=64),
+        counter_size=dict(m=64, k=64, n=64),
         shared=lambda **_: (2 * TILE * TILE * 4,),
     ),
     *(
@@ -186,7 +186,7 @@ ALL = (
             registers_of_matrices,
             "exact",
             sizes=(dict(tiles=2),),
-            counted=dict(tiles=3),
+            counter_size=dict(tiles=3),
             shared=lambda pitch=pitch, **_: (matrix_patterns.ROWS * pitch * 2,),
             oldest=(8, 0),
         )
@@ -196,7 +196,7 @@ ALL = (
         "flash_forward",
         call=flash_forward,
         sizes=(dict(heads=2, n=70, d=16), dict(heads=1, n=33, d=64)),
-        counted=dict(heads=1, n=128, d=32),
+        counter_size=dict(heads=1, n=128, d=32),
         shared=lambda d, **_: (2 * KEYS * d * 4,),
         previous=tile_by_tile,
         **ATTENTION,

@@ -38,7 +38,7 @@ from kernels.common.launch import launch, output, repeated, width_for
 from kernels.common.strips import MOST_REGISTERS, STRIP, TAPS, add_tap_gradients, load_taps
 from kernels.common.tiles import GROUP
 from kernels.conv.backward_tiles import recompute_tile, score_gradients, store_strips
-from kernels.conv.banded_backward import conv_banded_backward, suits
+from kernels.conv.banded_backward import conv_banded_backward, supports
 from kernels.conv.tensor_backward import conv_tensor_backward
 from kernels.conv.tensor_parts import conv_parts_backward
 from kernels.conv.tiles import (
@@ -282,7 +282,7 @@ def backward(
         key = backward, q.shape, w.shape, q.dtype, w.dtype, q.device, causal, scale, *wanted
         found = repeated(key, given, log_sum) if run is None else None
         if found is None:
-            of_halves = conv_banded_backward if suits(q, w, causal) else conv_tensor_backward
+            of_halves = conv_banded_backward if supports(q, w, causal) else conv_tensor_backward
             found = of_halves(*given, *options, run, key=key)
         return found if all(wanted) else tuple(x if want else None for x, want in zip(found, wanted))
     (batch, heads, n, d), keys = q.shape, k.shape[2]

@@ -88,14 +88,14 @@ def time_of_band(sequences, lengths, slots):
     return max(ends)
 
 
-def suits(q, w, causal):
+def supports(q, w, causal):
     """Return whether this pass is faster than `conv_tensor_backward` for queries q and taps w."""
     return q.is_cuda and suits_shape(q.device, q.shape, w.shape, bool(causal))
 
 
 @functools.cache
 def suits_shape(device, q_shape, w_shape, causal):
-    """Return the result of `suits` for tensors of these shapes on a GPU."""
+    """Return the result of `supports` for tensors of these shapes on a GPU."""
     if capability(device) != HOPPER:
         return False
     (batch, heads, n, _), processors = q_shape, multiprocessors(device)
@@ -205,7 +205,7 @@ class Pass:
         w, log_sum = self.tensors[W], self.tensors[LOG_SUM]
         taps, bits = taps_operand(w, self.tensors[Q])
         options = self.width, self.kind, *self.taps
-        if self.plan.warps == banded_wgmma.WARPS and banded_wgmma.suits(self.width, *self.taps):
+        if self.plan.warps == banded_wgmma.WARPS and banded_wgmma.supports(self.width, *self.taps):
             kernel = banded_wgmma.wgmma_score_gradient_kernel(*options, bits)
         else:
             kernel = score_gradient_kernel(*options, self.plan.warps, bits)

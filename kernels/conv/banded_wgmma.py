@@ -16,7 +16,7 @@ limits S0 and dT, and makes the gradients of the rows that depend on such a row 
     grid    (B · H, tiles of the band), owned = 128 - 2 · (c_q - 1) queries per tile; those with the most keys
             first
     block   128 threads
-    shared  see `suits`
+    shared  see `supports`
     cost    multiply-adds per score, before halos: 2 · d, 8 · (c_q + 1) · (window + 1) for each of T and dS,
             and 128 · window for dW; window is 2, or 3 for more than nine column taps
 """
@@ -68,7 +68,7 @@ WARPS = 4
 SHARED, RESERVED = 228 * 1024, 1024  # bytes per multiprocessor, and bytes that the GPU adds to each block
 
 
-def suits(width, c_q, c_k):
+def supports(width, c_q, c_k):
     """Return whether the shared memory of a multiprocessor holds two blocks. With only one block, this kernel
     is slower than the kernel of `banded_scores`."""
     tiles = (2 * PARITIES * ROWS + 2 * COLUMNS) * width * 2

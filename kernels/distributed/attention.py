@@ -189,7 +189,7 @@ class Sharded(torch.autograd.Function):
         wait()
         d_parts = d_packed.split(plan.packed(ring.rank), 2)
         like = d_packed.new_empty(*packed.shape[:2], sum(lengths), packed.shape[3])
-        d_q = ring.give_back(d_queries, plan, plan.query_halo, like)
-        d_k = ring.give_back(d_parts[::2], plan, plan.key_halo, like)
+        d_q = ring.return_gradients(d_queries, plan, plan.query_halo, like)
+        d_k = ring.return_gradients(d_parts[::2], plan, plan.key_halo, like)
         d_q, d_k, d_v = (x.to(dtype) for x in (d_q, d_k, torch.cat(d_parts[1::2], 2)))
         return d_q, d_k, d_v, ring.total(d_w).to(w.dtype), *(None,) * 5

@@ -153,7 +153,7 @@ class Ring:
             chunks.append(torch.cat(parts, 2))
         return chunks
 
-    def give_back(self, gradients, plan, halo, like):
+    def return_gradients(self, gradients, plan, halo, like):
         """Send the gradients of the chunks to the owners of the rows. Return the gradient of x in `fetch`.
 
         The gradients of all chunks that contain a row are summed. `like` has the shape of x.

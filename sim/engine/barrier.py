@@ -143,7 +143,7 @@ def fix_of_places(scheduler, seen):
     seen: the Accesses of the threads.
     """
     sites = {access.site for access in seen if access.site}
-    return barrier_places.of_barriers(scheduler.context, sorted(sites, key=lambda site: site.line))
+    return barrier_places.advice_for_barriers(scheduler.context, sorted(sites, key=lambda site: site.line))
 
 
 def counted(threads):

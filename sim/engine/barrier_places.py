@@ -13,7 +13,7 @@ USUAL = (
 PATTERN = "barrier that some threads miss"
 
 
-def of_barriers(context, sites):
+def advice_for_barriers(context, sites):
     """Return (fix, Advice or None) for barriers at which only some threads of a block wait.
 
     sites: the Sites of the barriers.
@@ -23,7 +23,7 @@ def of_barriers(context, sites):
         return USUAL, None
     inside = [place for place in places if place.branches]
     if len(places) > 1 and len(inside) == len(places):
-        return of_several(sorted(places, key=lambda place: place.line)), None
+        return fix_of_several_barriers(sorted(places, key=lambda place: place.line)), None
     chosen = min(inside or places, key=lambda place: place.line, default=None)
     return (USUAL, None) if chosen is None or len(places) > 2 else chosen.advice()
 
@@ -123,7 +123,7 @@ class Place:
         return sorted(found, key=lambda node: node.first)
 
 
-def of_several(places):
+def fix_of_several_barriers(places):
     """Return the fix for barriers in different branches, or in different arms of a branch."""
     lines = " and ".join(str(place.line) for place in places)
     first = min(line for place in places for line in place.branches)

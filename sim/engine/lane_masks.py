@@ -70,7 +70,7 @@ class LaneMasks:
         """
         for lane in range(32) if missing else ():
             mask = self.last.get((warp, lane), (None, 0))[1]
-            places = missing >> lane & 1 and self.other_arm(context, warp, group, lane)
+            places = missing >> lane & 1 and self.sites_in_two_arms(context, warp, group, lane)
             if places and mask != group.mask:
                 here, there = (SITES[site] for site in places)
                 outline = context.outline(here)
@@ -102,7 +102,7 @@ class LaneMasks:
             ),
         )
 
-    def other_arm(self, context, warp, group, lane):
+    def sites_in_two_arms(self, context, warp, group, lane):
         """Return the sites of a group and of the last call of a lane that does not participate, if the lane
         made it in another arm of the same branch, or None.
 
@@ -116,13 +116,13 @@ class LaneMasks:
         same = outline is not None and SITES[here].function == SITES[site].function
         return (here, site) if same and outline.branch(SITES[here].line, SITES[site].line) else None
 
-    def elsewhere(self, context, block, warp, group, lane):
+    def call_of_absent_lane(self, context, block, warp, group, lane):
         """Return (an Access, a sentence) about the call of a lane that does not participate in an operation,
         if the lane made it in another arm of the same branch, or None.
 
         group: the Group of the lanes that participate.
         """
-        places = self.other_arm(context, warp, group, lane)
+        places = self.sites_in_two_arms(context, warp, group, lane)
         if places is None:
             return None
         mask = self.last[warp, lane][1]

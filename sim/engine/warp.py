@@ -184,7 +184,7 @@ def absent_lane_findings(context, block, group, payloads):
     for lane, of in reads_from_absent_lanes(operation, payloads):
         thread = group.threads[lane]
         calls = context.witness("calls", context.sites.of_frame(thread.frame, "call"), thread)
-        other = block.lane_masks.elsewhere(context, block, thread.warp, group, of)
+        other = block.lane_masks.call_of_absent_lane(context, block, thread.warp, group, of)
         yield absent_lane_finding(operation.name, calls, lane, of, other)
 
 
@@ -254,7 +254,7 @@ def divergence_finding(scheduler, block):
     if group.operation.mask == ALL:
         reason = "The instruction requires all 32 lanes of the warp, but these lanes wait elsewhere."
         fix = "move the call to a line that all 32 lanes of the warp reach"
-    if other := block.lane_masks.elsewhere(scheduler.context, block, key[0], group, missing[0]):
+    if other := block.lane_masks.call_of_absent_lane(scheduler.context, block, key[0], group, missing[0]):
         seen, fix = (*seen, other[0]), SAME_CALL
         reason = f"The mask {group.mask:#010x} contains them. {other[1]}"
     return Finding(

@@ -31,9 +31,9 @@ from sim.frontend.types import (
     is_float,
     is_numpys,
     is_signed,
+    item_type,
     join,
     natural,
-    part,
     signed,
     type_of_value,
     widen,
@@ -104,7 +104,7 @@ class Types(CallTypes):
         if how == "parameter":
             return self.parameters.get(version.name, ANY)
         found = self.of_iteration(node) if how == "element" else self.of(node)
-        return functools.reduce(part, positions, found)
+        return functools.reduce(item_type, positions, found)
 
     def result(self):
         """Return the type of the function's result."""
@@ -121,7 +121,7 @@ class Types(CallTypes):
             return count, self.of_iteration(node.args[0])
         if name == "zip":
             return tuple(map(self.of_iteration, node.args))
-        return part(self.of(node), None)
+        return item_type(self.of(node), None)
 
     def of_range(self, given):
         if UNKNOWN in given:
@@ -187,7 +187,7 @@ class Types(CallTypes):
             return UNKNOWN if held is UNKNOWN else field(held, node.slice.value)
         if isinstance(held, ArrayType | View):
             return self.of_part(held, indices_of(node))
-        return part(held, node.slice.value if isinstance(node.slice, ast.Constant) else None)
+        return item_type(held, node.slice.value if isinstance(node.slice, ast.Constant) else None)
 
     def of_part(self, array, indices):
         """Return the type of `array[indices]`: an element, or an array with an axis for each slice and each

@@ -260,7 +260,7 @@ def general(type_):
     return Number(type_.scalar) if few is None else (natural if type_.low >= 0 else signed)(type_.scalar, few)
 
 
-def part(type_, position):
+def item_type(type_, position):
     """Return the type of the element at `position` of a tuple or an array. If position is None, return a type
     to which every element belongs."""
     if type_ is UNKNOWN:

@@ -152,8 +152,8 @@ class Host:
             yield kernel, "launch", lambda kernel, *rest: host.launch(kernel, kernel.argument_types, *rest)
         else:
             yield decorators, "_have_nvjitlink", lambda: False
-            yield dispatch, "compile", keep_signature
-            yield dispatch, "compile_device", keep_signature
+            yield dispatch, "compile", register_signature
+            yield dispatch, "compile_device", register_signature
             yield dispatch, "call", lambda kernel, arguments, how: host.call(kernel, arguments, how)
 
     # --- launches -------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Host:
         types."""
         retr = []  # callbacks that copy results back to the host; Numba extensions append theirs
         handle = stream_handle(stream)
-        uses = None if self.streams.is_plain(handle) else LaunchMemory(self.memory)
+        uses = None if self.streams.needs_no_record(handle) else LaunchMemory(self.memory)
         with self.record_refusals():
             pairs = zip(numba_types, arguments, strict=True)
             values = [self.prepare_argument(kernel, *pair, retr, uses) for pair in pairs]
@@ -354,7 +354,7 @@ def fits(given, wanted):
     return isinstance(given, NUMBER_TYPES) == isinstance(wanted, NUMBER_TYPES)
 
 
-def keep_signature(kernel, signature, return_type=None):
+def register_signature(kernel, signature, return_type=None):
     """Store a kernel's signature without compiling the kernel. This replaces `compile` and `compile_device`
     of Numba's dispatcher."""
     argument_types, stated = sigutils.normalize_signature(signature)

@@ -88,7 +88,7 @@ class HostStreams(StreamOrder):
         """Return whether there are streams besides the default stream."""
         return len(self.clocks) > 1
 
-    def is_plain(self, handle):
+    def needs_no_record(self, handle):
         """Return whether an operation need not be recorded: there are no other streams and no page-locked
         memory."""
         memory = self.memory
@@ -211,7 +211,7 @@ class HostStreams(StreamOrder):
         writes, reads: the memory as (start, end, whether it belongs to the host). `reads` can be None.
         waits: whether the host waits for the operation; None if it does for memory of the host only.
         """
-        if self.is_plain(handle):
+        if self.needs_no_record(handle):
             action()
             return
         sides = [(STORE, *writes)] + ([(LOAD, *reads)] if reads else [])

@@ -43,7 +43,7 @@ class AccessPair:
     replaced: bool  # whether one of the writing threads later overwrites the byte
     colliding: bool  # whether several threads write the byte
     sites: tuple[int, ...]  # the sites of all accesses that race on the byte
-    scoped: bool  # whether an atomic of block scope is one access, and another block makes the other access
+    exceeds_scope: bool  # whether an atomic of block scope races with an access by another block
     lacks_fence: bool  # whether fences before the atomics would order the accesses
     relaxed: bool  # whether only a relaxed arrival, or one of block scope, is between the accesses
     synchronizes: bool  # whether threads use the results of atomics, or execute fences

@@ -218,7 +218,7 @@ PATTERNS = (
     ),
     Pattern(
         "scope of a block",
-        lambda facts: facts.scoped,
+        lambda facts: facts.exceeds_scope,
         "use the scope of the whole device: .gpu, or the function without _block in its name",
         "One of the two atomics has the scope of its own block (.cta): only threads of this block see it as"
         " atomic, and the other access is in another block.",
@@ -313,10 +313,10 @@ PATTERNS = (
     ),
     Pattern(
         "compare-and-swap loop",
-        lambda facts: facts.taken_before,
+        lambda facts: facts.plain_read_before_swap,
         lambda facts: (
-            f"read the element on line {facts.taken_before.line} by an atomic ({{add}} of 0), because the"
-            " {swap} in the loop can change it at the same time"
+            f"read the element on line {facts.plain_read_before_swap.line} by an atomic ({{add}} of 0),"
+            " because the {swap} in the loop can change it at the same time"
         ),
         steps=atomics.steps_of_first_value,
     ),
@@ -378,7 +378,7 @@ PATTERNS = (
     ),
     Pattern(
         "arrays exchanged between blocks",
-        lambda facts: facts.alternates,
+        lambda facts: facts.exchanges_arrays,
         fixes.launch_per_iteration,
         "Each iteration reads what other blocks wrote in the previous one, and nothing makes a block wait for"
         " them.",

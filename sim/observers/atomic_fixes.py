@@ -66,7 +66,9 @@ def fix_of_update(facts):
     lock = ", or let all threads hold the same lock" if facts.synchronizes else ""
     if facts.is_one_atomic and facts.update[0] != facts.update[2]:
         return fix_of_divided_update(facts)
-    atomic = f"one atomic, {extreme(facts, facts.extreme[0])}" if facts.extreme else "{an_atomic}"
+    atomic = (
+        f"one atomic, {atomic_min_or_max(facts, facts.min_or_max[0])}" if facts.min_or_max else "{an_atomic}"
+    )
     place = atomic_target(facts.update[1].target) if facts.update and facts.language == NUMBA else None
     if place and place[0].endswith("]"):  # the element is a field of a record
         atomic += f" on {place[0]} at {place[1]}"
@@ -78,14 +80,14 @@ def fix_of_divided_update(facts):
     line, found, read = facts.update
     taken = assignment(facts.outline.lines[read]) if facts.outline else None
     name = taken.name if taken else "the variable"
-    atomic = extreme(facts, facts.extreme[0]) if facts.extreme else "{add}"
+    atomic = atomic_min_or_max(facts, facts.min_or_max[0]) if facts.min_or_max else "{add}"
     return (
         f"replace the read of {found.target} on line {read} and the write on line {line} with one atomic,"
         f" {atomic}, on line {read}, and assign the old value that it returns to {name}"
     )
 
 
-def extreme(facts, name):
+def atomic_min_or_max(facts, name):
     """Return the terms of an atomic minimum or maximum.
 
     name: "min" or "max".
@@ -103,7 +105,7 @@ def steps_of_update(facts):
 
 
 def steps_of_first_value(facts):
-    site = facts.taken_before
+    site = facts.plain_read_before_swap
     element = facts.element_at(site)
     return (Step("atomic", site.function, site.line, "read", element=element),) if element else ()
 
@@ -139,7 +141,7 @@ def steps_of_ticket(facts):
 
 def fix_of_claim(facts):
     found = facts.claim
-    how = "{swap}" if found.operation == "cas" else extreme(facts, found.operation)
+    how = "{swap}" if found.operation == "cas" else atomic_min_or_max(facts, found.operation)
     done = "" if found.line == found.header else f" and leave out line {found.line}"
     if found.copied:
         return (

@@ -74,7 +74,7 @@ class Facts(AccessPair):
         return any(is_sum_or_extreme(found.value, name) for name in names)
 
     @property
-    def extreme(self):
+    def min_or_max(self):
         """("min" or "max", the operand) if the `update` is a minimum or a maximum, else None."""
         if not self.update or self.update[1].operator:
             return None
@@ -131,7 +131,7 @@ class Facts(AccessPair):
         calls = self.calls if self.actions == {STORE, LOAD} else None
         if calls is None or tickets.HEADER.match(calls.outline.lines[calls.low].strip()) is None:
             return False
-        return tickets.headed_branch(calls.outline, calls.low, calls.high) is not None
+        return tickets.branch_with_header(calls.outline, calls.low, calls.high) is not None
 
     @cached_property
     def check(self):
@@ -212,7 +212,7 @@ class Facts(AccessPair):
         return (found[1], found[2]) if found else None
 
     @cached_property
-    def alternates(self):
+    def exchanges_arrays(self):
         """True if blocks read one array and write another one, and exchange the two arrays in each iteration.
 
         The statements of both accesses then access at least two common arrays.
@@ -239,7 +239,7 @@ class Facts(AccessPair):
         return (indices[0][2], indices[1][2]) if one == other else None
 
     @cached_property
-    def taken_before(self):
+    def plain_read_before_swap(self):
         """The plain read (a Site) of an element changed by a compare-and-swap loop, or None."""
         read, change = self.of_action(LOAD), self.of_action(ATOMIC)
         if read is None or change is None or self.outline is None or not CAS.search(change.source):

@@ -62,7 +62,7 @@ class PlainReleases:
         outline = self.outline(site)
         return bool(outline and outline.headed(site.line) and "while" in site.source)
 
-    def of(self, a, b, address):
+    def find(self, a, b, address):
         """Return the Release that should order two accesses (Row) to an address, or None."""
         if not len(self.stores):
             return None

@@ -365,7 +365,8 @@ class Races(OrderingObserver):
             replaced=stores_again(rows, a) or stores_again(rows, b),
             colliding=both_store(pairs),
             sites=tuple(sorted({site for pair in pairs for site in pair})),
-            scoped=a.block != b.block and not self.context.block_scoped.keys().isdisjoint((a.site, b.site)),
+            exceeds_scope=a.block != b.block
+            and not self.context.block_scoped.keys().isdisjoint((a.site, b.site)),
             lacks_fence=self.lacks_fence(a, b),
             relaxed=self.performed is not self.order and self.performed.orders(a, b),
             fenced=self.is_fenced(a),
@@ -386,7 +387,7 @@ class Races(OrderingObserver):
                 if access.site
                 for line in (access.site.line, *(line for chain in access.site.calls for line in chain))
             ),
-            release=self.plain_releases.of(a, b, address) if self.context.synchronizes else None,
+            release=self.plain_releases.find(a, b, address) if self.context.synchronizes else None,
             array=self.elements[address][0],
             strong=self.context.strong,
         )

@@ -176,7 +176,7 @@ def find_claim(facts):
     load = facts.of_action(LOAD)
     # Lines are numbered from the `def` of each function, and `outline` contains one function.
     headers = [read.line for read in ([load] if load else facts.reads) if read.function == store.function]
-    branches = (headed_branch(outline, line, store.line) for line in headers)
+    branches = (branch_with_header(outline, line, store.line) for line in headers)
     branch = next(filter(None, branches), None) or branch_on_copy(outline, found.target, headers, store.line)
     if branch is None:
         return None
@@ -227,7 +227,7 @@ def branch_on_copy(outline, element, lines, line):
     copied = copy_of(outline, lines, element)
     around = [node for node in outline.path(line) if node.kind == "branch"]
     fits = copied and around and mentions(outline.lines[around[-1].first], copied)
-    return headed_branch(outline, around[-1].first, line) if fits else None
+    return branch_with_header(outline, around[-1].first, line) if fits else None
 
 
 def conjuncts(line):
@@ -245,7 +245,7 @@ def conjuncts(line):
     return [part.strip() for part in re.split(r"\band\b|&&", text)]
 
 
-def headed_branch(outline, header, line):
+def branch_with_header(outline, header, line):
     """Return the branch whose header is on line `header` and whose first arm contains `line`, or such a
     `while` loop, or None."""
     for node in outline.path(line):
@@ -264,7 +264,7 @@ def find_check(facts):
     change = facts.of_action(ATOMIC) or facts.of_action(STORE)
     if outline is None or load is None or change is None:
         return None
-    inside = headed_branch(outline, load.line, change.line)
+    inside = branch_with_header(outline, load.line, change.line)
     names = {facts.called(row.site) for row in (facts.a, facts.b)}
     name = names.pop() if len(names) == 1 else None
     found = elements(" ".join(conjuncts(outline.lines[load.line])), name) if inside and name else []

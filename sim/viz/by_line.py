@@ -37,7 +37,7 @@ def by_line(
     """
     # A device function called at two sites has two code objects with the same source.
     parts = list(dict.fromkeys(map(listing, code)))
-    known = {name for column in declared for name in column.counted}
+    known = {name for column in declared for name in column.all_names}
     others = dict.fromkeys(name for counters in lines.values() for name in counters if name not in known)
     columns = [
         column for column in (*declared, *(Column(name, (name,)) for name in others)) if column.heading

@@ -14,7 +14,7 @@ from numpy import float32
 from kernels.cases import conv as conv_cases
 from kernels.cases.conv import SHAPES, TINY
 from kernels.conv import banded_backward
-from kernels.conv.banded_backward import BAND, Plan, conv_banded_backward, plan_for, suits
+from kernels.conv.banded_backward import BAND, Plan, conv_banded_backward, plan_for, supports
 from kernels.conv.banded_scores import owned_rows, parts_of
 from kernels.conv.forward import conv_forward
 from kernels.conv.tensor_backward import conv_tensor_backward
@@ -138,7 +138,7 @@ def test_other_gpus_and_long_sequences_of_few_heads_take_the_other_pass(monkeypa
         ("new", 8, 2**17, False),
     ):
         q = SimpleNamespace(is_cuda=True, device=device, shape=(1, heads, n, 64))
-        assert suits(q, w, True) == wanted
+        assert supports(q, w, True) == wanted
 
 
 # On a GPU ---------------------------------------------------------------------------------------------------

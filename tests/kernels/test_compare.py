@@ -204,7 +204,7 @@ def test_what_was_recorded_on_a_gpu_is_of_these_kernels(path):
     assert recorded["gpu"] and recorded["date"] and all(recorded["versions"].values())
     assert {row["verdict"] for row in recorded["rows"]} == {"PASS"}
     assert {row["case"] for row in recorded["rows"] if row["got"] == "GPU"} == set(CASES)
-    fresh = {case.name: counters.predicted(case) for case in counters.counted()}
+    fresh = {case.name: counters.predicted(case) for case in counters.counted_cases()}
     for count in recorded["counters"]:
         verdict = count.pop("verdict")
         again = counters.compared_count(

@@ -276,7 +276,7 @@ class Allocations(TorchDispatchMode):
 def test_a_repeated_backward_pass_launches_the_same_with_other_tensors(gpu, monkeypatch, banded, launches):
     """Compare the launches of two calls, with names in place of addresses."""
     monkeypatch.setitem(launching.RUNNERS, "cpu", on_gpu)
-    monkeypatch.setattr(backward, "suits", lambda *_: banded)
+    monkeypatch.setattr(backward, "supports", lambda *_: banded)
     monkeypatch.setattr(launching, "remembered", repeated := {})
     monkeypatch.setattr(launching, "raw_stream", lambda device: 7)
     monkeypatch.setattr(launching, "current_device", lambda: -1)

@@ -15,16 +15,16 @@ class Cases(dict):
     """A dictionary that maps the name of a kernel to (pattern of the advice, launch, part of a fix, check,
     kernel)."""
 
-    def case(self, pattern, launch, says, check):
+    def case(self, pattern, launch, fix_text, check):
         """Add a kernel.
 
         pattern: the pattern of one of its pieces of advice, or None for the advice about a barrier.
-        says: a part of a fix.
+        fix_text: a part of a fix.
         check(x, out, n): function that asserts that the values are correct.
         """
 
         def add(kernel):
-            self[kernel.__name__] = pattern, launch, says, check, kernel
+            self[kernel.__name__] = pattern, launch, fix_text, check, kernel
             return kernel
 
         return add
@@ -32,7 +32,7 @@ class Cases(dict):
     def follow(self, name, few):
         """Apply the steps of the advice about a kernel. No finding may be left, and the values must be
         correct."""
-        pattern, shape, says, check, kernel = self[name]
+        pattern, shape, fix_text, check, kernel = self[name]
 
         @functools.cache
         def launch(kernel, engine):
@@ -40,7 +40,7 @@ class Cases(dict):
 
         findings = launch(kernel, "fibers")[0]
         of_pattern = [f for f in findings if f.advice and pattern in (None, f.advice.pattern)]
-        assert of_pattern and any(says in finding.fix for finding in of_pattern)
+        assert of_pattern and any(fix_text in finding.fix for finding in of_pattern)
         kernel, lines = applied.improved(kernel, lambda kernel: launch(kernel, "fibers")[0])
         print("\n".join(lines))
         for engine in few(["fibers", "native"], 1 + (list(self).index(name) % 4 == 0)):
