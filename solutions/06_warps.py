@@ -530,7 +530,7 @@ for lane in (0, 5, 31):
 # %% [markdown]
 # ## 7. One warp, one query
 #
-# Now put everything together. In lesson 05 one thread had a query, and had to read all the keys. Here a whole warp has a query. Lane `t` reads the keys `t`, `t + 32`, `t + 64`, … and runs the online softmax of lesson 01 on them, in registers, independently of the other lanes. Then comes one call of `merge_lanes`, and the output is `o / l`. There is no shared memory and no barrier.
+# Now put everything together. In lesson 05, each thread processed one query and read all the keys. Here a whole warp processes one query. Lane `t` reads the keys `t`, `t + 32`, `t + 64`, … and runs the online softmax of lesson 01 on them, in registers, independently of the other lanes. Then comes one call of `merge_lanes`, and the output is `o / l`. There is no shared memory and no barrier.
 #
 # With 70 keys:
 #

@@ -327,8 +327,8 @@ for first, count in [(-2, 4), (3, 4), (7, 2)]:
 # <details><summary>Hint 2: the convolution</summary>
 #
 # In lesson 09 you padded with zeros. Here the neighbours are already loaded, so there is nothing to pad.
-# `conv2d(s0[None, None], w[None, None])[0, 0]` lays the taps where they fit entirely inside, and that is
-# exactly the part that the tile owns.
+# `conv2d(s0[None, None], w[None, None])[0, 0]` computes only the positions at which all taps are inside
+# `s0`. These are exactly the positions that the tile owns.
 # </details>
 #
 # <details><summary>Hint 3: the second mask</summary>

@@ -53,8 +53,10 @@ def convolve_strip(strip, place, tile, taps, i, j, c_q, c_k):
 
 @cuda.jit(device=True)
 def add_group(strip, place, window, tile, taps, i, j, a, b):
-    """strip[place + x] += Σ_y taps[a, b + y] · tile[i + a, j + x + b + y] for y < GROUP; window then holds
-    STRIP columns from j + b + GROUP on."""
+    """Add strip[place + x] += Σ_y taps[a, b + y] · tile[i + a, j + x + b + y] for y < GROUP.
+
+    Afterwards, `window` contains the STRIP columns that begin at column j + b + GROUP.
+    """
     for x in range(GROUP):
         window[STRIP + x] = tile[i + a, ((j + b) & INDEX) + STRIP + x]
     for y in range(GROUP):

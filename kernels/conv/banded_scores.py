@@ -54,7 +54,7 @@ from kernels.tensor_cores.tiles import ARITHMETIC, LOG2E, clamped, window_of
 from kernels.tensor_cores.warpgroup import fence_proxy_async, matrix_descriptor, wgmma_wait_0
 from kernels.tensor_cores.warpgroup_tiles import PATTERN, SWIZZLE, generated
 
-CLEARED = 8  # parts of 32 columns after a tile's last column, which the products may read
+CLEARED = 8  # groups of 32 columns after a tile's last column; they contain 0, because products may read them
 
 
 def owned_rows(c_q, warps):

@@ -164,7 +164,7 @@ def conv_hopper_kernel(width, kind, block, c_q, c_k, bits=False, parts=False):
     q_shape, k_shape = (PARITIES, pieces, ROWS, COLUMNS), (pieces * keys, COLUMNS)
     v_shape, scores_shape = (V_SLOTS, *k_shape), (keys // 8, PARITIES * PLACES, 8)
     bands_shape, band_bytes = (steps, 2, PARITIES * n_out, 8), PARITIES * n_out * 16
-    # steps in a descriptor
+    # offsets to add to a descriptor, in its units of 16 bytes
     q_step, v_step = pieces * ROWS * SWIZZLE // 16, pieces * keys * SWIZZLE // 16
     part_step, v_part_step = part_keys // 8 * PARITIES * PLACES, part_keys * SWIZZLE // 16
     margin = PLACES - ROWS

@@ -190,7 +190,7 @@ def latent_gradient_kernel(width, kind, of_keys, band_only, warps, pieces):
 
     @cuda.jit(device=True, forceinline=True)
     def differentiate(s, d_s, row_numbers, column_numbers, place, factor):
-        """Replace S by P, and dP in d_s by dS."""
+        """Replace the scores in `s` by the probabilities P, and the gradients dP in `d_s` by dS."""
         for z in range(numbers):
             if of_keys:
                 at = place + column_of(z)

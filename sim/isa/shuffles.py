@@ -62,7 +62,7 @@ def has_invalid_width(c, clamp):
     c: the operand, as an unsigned number.
     clamp: the clamp that CUDA's functions pass, or -1 to consider only the segment mask.
     """
-    # If bits 5 to 7 are set, the operand does not come from CUDA's functions.
+    # CUDA's functions leave bits 5 to 7 of the operand clear. If they are set, use PTX's definition.
     complement = c >> 8 if c & 255 == clamp else c >> 8 & 31
     return complement > 31 or (32 - complement) & (31 - complement) != 0
 

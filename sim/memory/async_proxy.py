@@ -57,9 +57,9 @@ def issue_async(context, kind, reads, writes, load_site, store_site, **more):
 
 
 def finish_async(context, operations, sources=False):
-    """Report that the current thread has observed the end of operations.
+    """Report that the current thread has waited for asynchronous operations.
 
-    sources: whether they have only read their sources (wait_group.read).
+    sources: whether the operations have only read their sources so far (wait_group.read).
     """
     if operations:
         context.announce_ordering("async_done", list(operations), sources)

@@ -99,7 +99,8 @@ class AddressMemory(Memory):
         if region is None:
             return None
         allocation = region.allocation
-        # Local memory belongs to a thread, and a thread can free heap memory.
+        # Regions of local and heap memory are not cached, because a local region belongs to one thread, and a
+        # thread can free a heap region.
         if allocation.space in ("global", "shared") and allocation.writable:
             self.recent[where] = block, region.base, region.end, allocation.alignment, region
         return region

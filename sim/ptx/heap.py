@@ -30,7 +30,7 @@ FUNCTIONS |= dict.fromkeys(("_ZdlPvm", "_ZdaPvm"), "free_sized")
 MAX_STALE_BYTES = 1 << 26  # the maximum number of bytes of freed memory that keep their values
 MAX_FREED_PIECES = 1 << 10  # the maximum number of freed allocations remembered for later launches
 MAX_LOGGED_BYTES = 1 << 16  # the maximum number of bytes logged as stores when an allocation is freed
-LOG_SHIFT = 4  # log2 of the number of bytes in one log entry when memory is freed
+LOG_SHIFT = 4  # log2 of the bytes per logged store; freeing an allocation is logged as such stores
 # Findings that end threads early. Memory not freed by these threads is not reported as a leak.
 STOPPED = {"deadlock", "no-progress", "undecided", "barrier-divergence", "warp-divergence"}
 # A source line that allocates memory. The groups are the variable, the type of a cast before malloc, and the

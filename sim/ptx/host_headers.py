@@ -99,8 +99,9 @@ DEFINED = {name for line in TEXT.splitlines() for name in re.findall(r"\w+", lin
 
 
 def help_after(log):
-    """Return whether the stand-ins can fix an error of NVRTC: it did not find a header that has a stand-in,
-    or a name that the stand-ins define.
+    """Return whether the stand-ins can fix the error that NVRTC reports.
+
+    They can if NVRTC did not find a header that has a stand-in, or a name that the stand-ins define.
 
     log: NVRTC's messages.
     """

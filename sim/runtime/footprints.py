@@ -41,8 +41,12 @@ class Footprint(Observer):
             self.merge()
 
     def add_granules(self, action: int, address: int, nbytes: int, mask: np.ndarray) -> None:
-        """Add the accesses of compiled code: the granules of `nbytes` bytes, the first one at an address, for
-        which a mask is True."""
+        """Add the granules that compiled code has accessed.
+
+        address: the address of the first granule.
+        nbytes: the size of a granule in bytes.
+        mask: a boolean for each granule, True if it was accessed.
+        """
         start = address + np.flatnonzero(mask) * nbytes
         self.add_rows(action, np.stack([start, start + nbytes], 1))
 

@@ -14,7 +14,7 @@ ROOM = 1 << 10  # number of rows, a power of two; the newest rows overwrite the 
 MOST_AXES = 3  # the maximum number of dimensions of an array whose refused accesses are recorded
 ADDRESS_MASK = (1 << SIZE_SHIFT) - 1
 # Columns of a row:
-# ENTRY     the entry of the access in the access log; for a refused access, with the address of the array
+# ENTRY     the log entry of the access; for a refused access, it contains the address of the array instead
 # OWN       shadow entry of the thread
 # POSITION  linear index of the block
 # FLAGS     the error flags that the access has set, which no earlier access of the block had set

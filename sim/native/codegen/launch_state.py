@@ -22,7 +22,7 @@ FIELD_SIZES = {
     "own_entry": 1,  # shadow-memory entry of the current thread
     "block_start": 1,  # first epoch of the current block
     "resume_epoch": 1,  # epoch in which the current block began, or passed its last grid barrier
-    "phase_epoch": 1,  # first epoch after the last grid barrier, higher than all epochs before it
+    "phase_epoch": 1,  # first epoch after the last grid barrier; all earlier epochs have smaller numbers
     "while_left": 1,  # remaining iterations of `while` loops in the current block
     "for_left": 1,  # remaining iterations of `for` loops in the current block
     "errors_at_limit": 1,  # error flags of a block when it exceeded a limit of iterations

@@ -135,7 +135,10 @@ def choose_side(state, before, now, thread, warp):
 
 @inline_always
 def agree_on_span(state, before, now, thread, warp):
-    """Combine ranges like `agree_span`, and treat different ends of a range like different exit codes."""
+    """Combine ranges like `agree_span`, except that a run which follows a side chooses the end of its side.
+
+    It does so if only the ends of the two ranges differ.
+    """
     if is_other_end(state, before, now):
         return before[0], choose_end(state, before[1], now[1], thread, warp), before[2]
     return agree_span(state, before, now)
