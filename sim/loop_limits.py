@@ -2,10 +2,9 @@
 
 import sys
 import time
-from math import inf
 
 from sim.errors import Stuck
-from sim.forecast import SAMPLES, Forecast
+from sim.forecast import Forecast
 from sim.nouns import plural
 from sim.progress import EXHAUSTIVE, FIRST_LEAP, MAX_LEAP, MOST_STATES, ProgressCheck
 
@@ -13,8 +12,6 @@ DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress befor
 # CPU seconds without progress before threads are compared. The delay starts at FIRST_PATIENCE and doubles
 # after each comparison that finds a change. PATIENCE is the limit for a loop in which something changes.
 FIRST_PATIENCE, PATIENCE = 1.0, 8.0
-# The delay after a change if the launch only probes whether a loop ends, and the Forecast lacks samples.
-PROBE_PATIENCE = 0.25
 # A loop may run for PATIENCE_FACTOR * PATIENCE seconds, or until the log has MAX_LOGGED accesses, if a
 # Forecast predicts that it ends. The factor is SEARCH_FACTOR if the loop waits for no other thread and the
 # numbers that it compares both rise and fall. The log cannot be flushed within a loop.
@@ -40,7 +37,6 @@ class LoopLimits:
 
     def __init__(self, context):
         self.context = context
-        self.probes = False  # whether the launch ends as soon as a Forecast predicts that its loop ends
         self.restart()
 
     def restart(self):
@@ -169,15 +165,7 @@ class LoopLimits:
                 self.leap = min(self.leap << 10, 1 << MAX_LEAP)
             self.progress_check, self.steps, self.since = None, DEFAULT_STEPS, now
             self.steps_then = DEFAULT_STEPS
-            self.patience = self.next_patience()
-            if self.probes and self.forecast.seconds_left() < inf:
-                context.error_limit.end_after(0)
-
-    def next_patience(self):
-        """Return the CPU seconds before the next comparison, after one that has found a change."""
-        if self.probes and len(self.forecast.samples) < SAMPLES:
-            return min(PROBE_PATIENCE, first_patience())
-        return min(2 * max(self.patience, first_patience()), PATIENCE / 4)
+            self.patience = min(2 * self.patience, PATIENCE / 4)
 
     def most_states(self):
         """Return the number of distinct states that the next comparison may record.

@@ -624,49 +624,22 @@ def test_blocks_after_a_long_loop_are_not_lost(monkeypatch):
     assert (x == 2).all() and report.counters["blocks"] == 9
 
 
-def outcomes_of_probes(monkeypatch):
-    """Return a list that receives the Outcome of each run in which the interpreter explains blocks."""
-    interpret_blocks, outcomes = explain.interpret_blocks, []
-
-    def recorded(*given, **options):
-        outcomes.append(interpret_blocks(*given, **options))
-        return outcomes[-1]
-
-    monkeypatch.setattr(explain, "interpret_blocks", recorded)
-    return outcomes
-
-
 def test_a_long_loop_that_ends_is_compiled(monkeypatch):
     """Exceed the first limit of compiled code, at which the interpreter finds no endless loop."""
     monkeypatch.setattr(launch, "FIRST_LIMIT", 10_000)
     monkeypatch.setattr(explain, "PROBE_SECONDS", 0.1)
-    outcomes = outcomes_of_probes(monkeypatch)
+    interpret_blocks, outcomes = explain.interpret_blocks, []
+
+    def recorded(*given):
+        outcomes.append(interpret_blocks(*given))
+        return outcomes[-1]
+
+    monkeypatch.setattr(explain, "interpret_blocks", recorded)
     x = np.zeros(9 * 1024, np.int32)
     report = simulate(counts_to, engine="native")[9, 1024](x, 5_000)
     assert (x == 5_000).all() and report.notes == ("compiled",)
     (examined,) = outcomes  # The interpreter does not run the block to its end.
     assert any("0 of 9 blocks ran to the end" in note for note in examined.notes)
-
-
-@cuda.jit
-def waits_in_each_iteration(x, end):
-    i = 0
-    while i < end:
-        x[cuda.grid(1)] += 1
-        cuda.syncthreads()
-        i += 1
-
-
-def test_the_interpreter_examines_no_loop_whose_end_it_predicts(monkeypatch):
-    monkeypatch.setattr(launch, "FIRST_LIMIT", 10_000)
-    monkeypatch.setattr(explain, "PROBE_SECONDS", 10**9)
-    monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 0.01)
-    outcomes = outcomes_of_probes(monkeypatch)
-    x = np.zeros(2 * 64, np.int32)
-    report = simulate(waits_in_each_iteration, engine="native")[2, 64](x, 10_000)
-    assert (x == 10_000).all() and report.notes == ("compiled",)
-    (examined,) = outcomes
-    assert any("0 of 2 blocks ran to the end" in note for note in examined.notes)
 
 
 @cuda.jit

@@ -28,7 +28,7 @@ UNEXPLAINED = (
     " launch with shorter loops is described completely; simulate(kernel, max_steps=10**9) lets the"
     " interpreter continue"
 )
-PROBE_SECONDS = 4.5  # CPU seconds in which the interpreter has to find that a loop is endless
+PROBE_SECONDS = 4.0  # CPU seconds in which the interpreter has to find that a loop is endless
 ENDLESS_LOOP = {"no-progress", "undecided"}  # kinds of findings that end a launch
 INCOMPLETE = BOUNDS | DIVERGED  # the flags of blocks whose results in compiled code are incomplete
 
@@ -54,7 +54,7 @@ def find_endless_loop(attempt):
     blocks = [*range(attempt.launch.blocks)] if attempt.is_cooperative else [block]
     with results_kept(attempt):
         attempt.stop = blocks[-1] + 1
-        outcome = interpret_blocks(attempt, blocks, PROBE_SECONDS, probes=True)
+        outcome = interpret_blocks(attempt, blocks, PROBE_SECONDS)
     if not any(finding.kind in ENDLESS_LOOP for finding in outcome.findings):
         return None
     outcome.notes = f"compiled; block {block:,} is explained by the interpreter", *outcome.notes
@@ -176,18 +176,15 @@ class LimitedGrids:
 
     seconds: the CPU seconds, or None.
     make_grid: a function with Grid's parameters.
-    probes: whether the grid also ends as soon as a Forecast predicts that the current loop ends.
     """
 
-    def __init__(self, seconds, make_grid=Grid, probes=False):
-        self.seconds, self.make_grid, self.probes, self.grids = seconds, make_grid, probes, []
+    def __init__(self, seconds, make_grid=Grid):
+        self.seconds, self.make_grid, self.grids = seconds, make_grid, []
 
     def make(self, *given):
         self.grids.append(self.make_grid(*given))
         if self.seconds is not None and len(self.grids) == 1:
-            context = self.grids[0].context
-            context.error_limit.end_after(self.seconds)
-            context.loops.probes = self.probes
+            self.grids[0].context.error_limit.end_after(self.seconds)
         return self.grids[-1]
 
     @property
@@ -206,13 +203,12 @@ def passes_divergent_barrier(outcome):
     return any(f.kind == "barrier-divergence" and f.severity == "warning" for f in outcome.findings)
 
 
-def interpret_blocks(attempt, blocks, seconds=None, must_find=False, probes=False):
+def interpret_blocks(attempt, blocks, seconds=None, must_find=False):
     """Return the Outcome of a rerun in which the interpreter runs some blocks and compiled code all others.
 
     blocks: the linear indices of the blocks to interpret.
     seconds: CPU seconds after which the rerun ends, or None.
     must_find: whether to raise Unexplained if it ends in this way, and has found no error.
-    probes: whether the rerun also ends as soon as a Forecast predicts that the current loop ends.
     """
     launch = attempt.launch
     attempt.restore()
@@ -221,7 +217,7 @@ def interpret_blocks(attempt, blocks, seconds=None, must_find=False, probes=Fals
         launch,
         observers=tuple(observer for observer in launch.observers if observer_class(observer) in DEFAULT),
     )
-    grids = LimitedGrids(seconds, lambda *given: MixedGrid(attempt, blocks, not grids.grids, *given), probes)
+    grids = LimitedGrids(seconds, lambda *given: MixedGrid(attempt, blocks, not grids.grids, *given))
     outcome = Interpreted(Fiber).run(watching, grids.make)
     if must_find:
         grids.check(outcome)
