@@ -154,7 +154,8 @@ def compiled_copy(function):
     cells = tuple(CellType(compiled_value(cell.cell_contents)) for cell in function.__closure__ or ())
     copied = FunctionType(code, names, function.__name__, function.__defaults__, cells)
     tree = functions_of(code.co_filename).get(code.co_firstlineno)
-    if tree is None or copied.__defaults__:  # a lambda expression, or optional parameters
+    # A lambda expression in a decorator begins on the line of the decorated function.
+    if tree is None or tree.name != code.co_name or copied.__defaults__:
         return inline_always(copied)
     names = names | {name: cell.cell_contents for name, cell in zip(code.co_freevars, cells)}
     symbol = f"{function.__module__}.{function.__qualname__}.{hash_of(describe(function))}"
