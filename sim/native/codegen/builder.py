@@ -86,7 +86,7 @@ class CallingConvention(CPUCallConv):
         pointer = next((arg for arg in builder.function.args[1:2] if arg.name == "excinfo"), None)
         if attrs or pointer is None:
             return super().call_function(builder, callee, resty, argtys, args, attrs)
-        # A result is read at once, so all calls of a function whose results have one type share a slot.
+        # The caller reads each result before the next call, so all calls that return one type share a slot.
         rooms, of = vars(builder.function).setdefault("rooms", {}), self.get_return_type(resty).pointee
         if of not in rooms:
             rooms[of] = cgutils.alloca_once(builder, of)

@@ -154,7 +154,8 @@ def compiled_copy(function):
     cells = tuple(CellType(compiled_value(cell.cell_contents)) for cell in function.__closure__ or ())
     copied = FunctionType(code, names, function.__name__, function.__defaults__, cells)
     tree = functions_of(code.co_filename).get(code.co_firstlineno)
-    # A lambda expression in a decorator begins on the line of the decorated function.
+    # A lambda expression in a decorator can begin on the same line as the decorated function, so the line
+    # alone does not identify the definition.
     if tree is None or tree.name != code.co_name or copied.__defaults__:
         return inline_always(copied)
     names = names | {name: cell.cell_contents for name, cell in zip(code.co_freevars, cells)}
