@@ -56,35 +56,27 @@ class Bounds(Observer):
         size = array.shape[0] * array.itemsize
         distance = -index * array.itemsize if index < 0 else index * array.itemsize - size
         where = "before the start" if index < 0 else "past the end"
-        return Finding(
-            "out-of-bounds",
-            "error",
+        return untyped_finding(
+            access,
+            array,
+            index,
             f"an address {distance:,} bytes {where} of the function's local variables is {access.what}",
-            (access,),
-            array.name,
-            (index,),
-            reason=f"The function's local variables occupy {size:,} bytes together. An access outside its own"
-            " array that stays within these bytes is not found.",
-            fix="guard the access: each index must be within its own array",
-            undefined=access.what != "written",
-            poison=UNTYPED_POISON,
+            f"The function's local variables occupy {size:,} bytes together. An access outside its own array"
+            " that stays within these bytes is not found.",
+            "each index must be within its own array",
         )
 
     def unnamed_finding(self, access, array, index):
         """Return the finding for an access outside memory of a whole program that no parameter points to."""
         size = array.shape[0] * array.itemsize
         limit = ">= 0" if index < 0 else "below the number of elements"
-        return Finding(
-            "out-of-bounds",
-            "error",
+        return untyped_finding(
+            access,
+            array,
+            index,
             f"byte {index * array.itemsize:,} is {access.what}, outside {array.name}",
-            (access,),
-            array.name,
-            (index,),
-            reason="It lies before the first byte." if index < 0 else f"It must be below {size:,}.",
-            fix=f"guard the access: the index must be {limit}",
-            undefined=access.what != "written",
-            poison=UNTYPED_POISON,
+            "It lies before the first byte." if index < 0 else f"It must be below {size:,}.",
+            f"the index must be {limit}",
         )
 
     def finding(self, access, array, index, shape):
@@ -179,3 +171,22 @@ def names(access, array):
     if home[1] > array.dtype.itemsize:  # the array is a field of a record
         return None, f"a part of {array.name}"
     return array.name, array.name
+
+
+def untyped_finding(access, array, index, verdict, reason, condition):
+    """Return the finding for an access outside memory without a declared type.
+
+    condition: the condition of the suggested guard.
+    """
+    return Finding(
+        "out-of-bounds",
+        "error",
+        verdict,
+        (access,),
+        array.name,
+        (index,),
+        reason=reason,
+        fix=f"guard the access: {condition}",
+        undefined=access.what != "written",
+        poison=UNTYPED_POISON,
+    )
