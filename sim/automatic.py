@@ -51,7 +51,9 @@ BYTES, BYTES_OF_THREAD = 1 << 20, 1 << 14
 MOST_ENDED = 1 / 3  # the interpreter completes a launch of which a larger fraction of the blocks has ended
 # kernel -> the work of its launches in this process that were interpreted to their end without findings
 EARLIER_WORK: "weakref.WeakKeyDictionary[Any, float]" = weakref.WeakKeyDictionary()
-NOTE = "begun in the interpreter, and started again in compiled code because the kernel's launches take long"
+NOTE = (
+    "begun in the interpreter, then restarted in compiled code, as the kernel's launches take long in total"
+)
 
 
 taken_over: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that this process has compiled
