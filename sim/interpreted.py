@@ -199,11 +199,11 @@ def format_ended_early(ended, blocks):
 def resident_blocks(launch, used):
     """Return the number of blocks that the device holds at a time.
 
-    Raise LaunchError if the kernel synchronises its whole grid and the grid has more blocks than that.
+    Raise LaunchError if the launch is cooperative and the grid has more blocks than that.
     """
     spec, blocks = launch.spec, launch.blocks
     limit = spec.resident_blocks(launch.threads, launch.shared)
-    if "this_grid" in used and blocks > limit:
+    if launch.cooperative and "this_grid" in used and blocks > limit:
         raise GridTooLarge(
             f"the kernel synchronises the whole grid, whose {blocks:,} blocks must all be resident at once\n"
             f"  {spec.name} holds {limit:,} blocks of this size: launch fewer and let each do more"

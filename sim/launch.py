@@ -72,6 +72,7 @@ def simulate(
     spec: DeviceSpec = DeviceSpec(),
     max_steps: int | None = None,
     cluster: int | tuple[int, ...] = 1,
+    cooperative: bool = True,
 ) -> "Simulation":
     """Run a Numba CUDA kernel on a simulated GPU.
 
@@ -97,6 +98,9 @@ def simulate(
         has an effect.
     cluster: the blocks per cluster, an integer or a tuple (x, y, z). A PTX kernel that declares its cluster
         (.reqnctapercluster) needs none.
+    cooperative: whether a kernel with a grid barrier is launched cooperatively. If it is False, as after
+        `<<<...>>>` in CUDA C++, grid_group::is_valid() is false and grid_group::sync() executes a trap. Numba
+        launches such kernels cooperatively, so Python kernels require True.
 
     Arguments may be numpy arrays, CPU torch tensors, records, numbers, and tuples of these. Arrays, tensors
     and records are modified in place. grid and block are integers or tuples (x, y, z). `stream` is accepted
@@ -120,9 +124,16 @@ def simulate(
         check_count("max_steps", max_steps)
     if not isinstance(spec, DeviceSpec):
         raise LaunchError(f"spec is {spec!r}; wanted a sim.DeviceSpec")
+    if not (cooperative or isinstance(function, Kernel)):
+        raise LaunchError(
+            "cooperative=False is only for kernels from PTX or CUDA C++: Numba launches every kernel with a"
+            " grid barrier cooperatively\n  leave out cooperative="
+        )
     one, given = (1, 1, 1), dimensions("cluster", cluster, (MAX_CLUSTER,) * 3)
     registers, watching = registers_of_dispatcher(kernel), check_observers(observers)
-    launch = Launch(function, (), one, one, 0, watching, spec, seed, max_steps, given, registers)
+    launch = Launch(
+        function, (), one, one, 0, watching, spec, seed, max_steps, given, bool(cooperative), registers
+    )
     return Simulation(engine, on_finding, launch)
 
 

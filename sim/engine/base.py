@@ -48,6 +48,7 @@ class Launch:
     seed: int
     max_steps: int | None
     cluster: Index3 = (1, 1, 1)  # blocks per cluster
+    cooperative: bool = True  # whether a kernel that needs a cooperative launch gets one
     registers: int | None = None  # registers per thread at launch, if the options of the kernel state them
 
     @property

@@ -18,9 +18,9 @@ class Trapped(Exception):
     """The exception raised by `trap` or a failed assertion to abort the kernel."""
 
 
-def trap(site):
-    """Abort the kernel at a trap instruction."""
-    error = Trapped("the kernel stops itself here (trap)")
+def trap(site, reason=""):
+    """Abort the kernel at a trap instruction. `reason` is appended to the message."""
+    error = Trapped(f"the kernel stops itself here (trap){reason}")
     error.site = site
     raise error
 

@@ -223,7 +223,7 @@ class Kernel(base.Kernel):
     def describe(self, context, program, launch):
         """Set the properties of the kernel in the Context of a run."""
         # A grid barrier requires that all blocks are resident at the same time.
-        context.cooperative = "this_grid" in program.used
+        context.cooperative = launch.cooperative and "this_grid" in program.used
         context.synchronizes, context.stores = program.synchronizes, program.stores
         context.needs_schedules = program.needs_schedules
         if context.synchronizes:

@@ -17,7 +17,7 @@ from sim.ptx import device_runtime
 from sim.ptx.argument_bytes import argument_bytes, check_elements, pointer_bytes, takes_pointer
 from sim.ptx.calls import function_address
 from sim.ptx.copies import AddressMemory
-from sim.ptx.grid_sync import HIGH, LOW, GridBarrier, workspace
+from sim.ptx.grid_sync import HIGH, GridBarrier, workspace
 from sim.ptx.heap import Heap
 from sim.ptx.memory import Memory
 from sim.ptx.origin import plain_name
@@ -25,6 +25,11 @@ from sim.ptx.regions import PERSISTENT_SPACES, RESERVED, VIEWS, WINDOWS, ModuleK
 from sim.ptx.shared_pointers import SharedPointers
 
 WORKSPACE = "%envreg1"  # the key of the grid barrier's workspace in Run.allocations
+# The probable reason for a trap in a kernel with a grid barrier, which cooperative_groups.h executes.
+WITHOUT_GRID = (
+    ": the launch is not cooperative, so grid_group::sync() executes a trap\n"
+    "  Likely fix: launch the kernel with cudaLaunchCooperativeKernel"
+)
 STACK = 1 << 16  # the number of bytes of local memory per thread for the calls of a recursive function
 
 
@@ -306,27 +311,28 @@ class Run:
     def grid_barrier(self, name, place):
         """Return the implementation of a device function of cooperative groups: the one that returns the
         handle of the grid, or the one that waits for the whole grid."""
-        # There is only one grid, so any value serves as its handle.
+        # There is only one grid, so any value but 0 serves as its handle.
         if name == "cudaCGGetIntrinsicHandle":
-            return lambda scope: 1
+            return lambda scope: int(self.launch.cooperative)
         at = self.wait_point(place)
         return lambda handle, flags: self.scheduler.wait(GRID, at)
 
     def workspace_address(self, half):
-        """Return the upper or lower 32 bits of the address of the workspace.
+        """Return the upper or lower 32 bits of the address of the workspace. The driver provides a workspace
+        only for a cooperative launch. In other launches the address is 0."""
+        address = self.workspace() if self.launch.cooperative else 0
+        return address >> 32 if half == HIGH else address & 0xFFFFFFFF
 
-        The driver provides a workspace for every cooperative launch.
-        """
+    def workspace(self):
+        """Return the address of the workspace of the grid barrier."""
         # The workspace is allocated on first use, because few kernels synchronise the grid.
         if WORKSPACE not in self.allocations:
             self.allocations[WORKSPACE] = workspace(self)
-        address = self.allocations[WORKSPACE].base
-        return address >> 32 if half == HIGH else address & 0xFFFFFFFF
+        return self.allocations[WORKSPACE].base
 
     def workspace_word(self):
         """Return the address of the word that counts arrivals at the grid barrier."""
-        self.workspace_address(LOW)  # allocates the workspace
-        return self.allocations[WORKSPACE].base + 4
+        return self.workspace() + 4
 
     def arrive_at_grid(self, address, added):
         """Arrive at the grid barrier. Raise LaunchError if the address is not the address of the
@@ -391,7 +397,9 @@ class Run:
         return functools.partial(getattr(self.heap, name), site)
 
     def trap(self, place):
-        return functools.partial(device_runtime.trap, place[1])
+        """Return the function that executes a trap."""
+        lacks_grid = "this_grid" in self.program.used and not self.launch.cooperative
+        return functools.partial(device_runtime.trap, place[1], WITHOUT_GRID if lacks_grid else "")
 
 
 def with_site(function, site):

@@ -35,6 +35,7 @@ from sim.runtime.errors import (
 from sim.runtime.findings import HostFinding, Log
 from sim.runtime.footprints import Footprint
 from sim.runtime.handlers_graphs import Graphs
+from sim.runtime.launches import LaunchAttributes, PreparedLaunch
 from sim.runtime.memory import DEVICE, DeviceMemory
 from sim.runtime.stream_races import StreamRaces
 from sim.runtime.streams import Streams
@@ -128,7 +129,6 @@ class Device:
     sticky: the error that every call returns after a kernel has aborted; 0 if none has.
     unchecked: failed calls whose error the program has not looked at, with their function and error code.
     pending: the launch configurations that `<<<...>>>` has pushed.
-    cluster: the blocks per cluster of the current launch.
     entry_point: the function that returns the address of a function of the driver API, or None.
     """
 
@@ -152,7 +152,6 @@ class Device:
     races: StreamRaces = field(default_factory=StreamRaces)
     could_not_run: bool = False
     limits: dict[int, int] = field(default_factory=dict)
-    cluster: tuple[int, int, int] = (1, 1, 1)
     launch_site: CallSite | None = None
     text: Any = None
     entry_point: Callable[[str], int | None] = lambda name: None
@@ -208,34 +207,46 @@ class Device:
         return stream_operations.execute(self, action)
 
     def launch(
-        self, function: HostFunction, grid: tuple, block: tuple, arguments: int, shared: int, stream: int
+        self,
+        function: HostFunction,
+        grid: tuple,
+        block: tuple,
+        arguments: int,
+        shared: int,
+        stream: int,
+        attributes: LaunchAttributes,
     ) -> int:
         """Submit a launch. Return an error code.
 
         arguments: the address of an array of pointers to the arguments.
         """
-        return self.submit(stream, self.prepare(function, grid, block, arguments, shared))
+        return self.submit(stream, self.prepare(function, grid, block, arguments, shared, attributes))
 
     def prepare(
-        self, function: HostFunction, grid: tuple, block: tuple, arguments: int, shared: int
+        self,
+        function: HostFunction,
+        grid: tuple,
+        block: tuple,
+        arguments: int,
+        shared: int,
+        attributes: LaunchAttributes,
     ) -> Callable[[], int]:
-        """Return the action of a launch. It holds a copy of the arguments."""
+        """Return the action of a launch, or the action that refuses it."""
         try:
             values = argument_values(function.kernel, arguments)
         except LaunchError as error:
             refused = error  # because Python deletes `error`
             return lambda: self.refuse(refused, INVALID_CONFIGURATION)
-        return lambda: self.execute(function, grid, block, values, shared)
+        return PreparedLaunch(self, function, grid, block, values, shared, attributes)
 
-    def execute(
-        self, function: HostFunction, grid: tuple, block: tuple, values: list[bytes], shared: int
-    ) -> int:
+    def execute(self, launch: PreparedLaunch) -> int:
         """Simulate a launch. Return an error code."""
         if self.sticky:
             return self.sticky
+        function, shared, values = launch.function, launch.shared, launch.values
         try:
             kernel = function.kernel
-            configured = [self.configure(kernel, seed, grid, block, shared) for seed in self.options.seeds]
+            configured = [self.configure(launch, seed) for seed in self.options.seeds]
             if shared > function.shared_limit:
                 raise LaunchError(
                     f"{kernel.__name__} asks for {shared:,} bytes of dynamic shared memory; without"
@@ -295,8 +306,9 @@ class Device:
                     offset = buffer.root.ctypes.data - buffer.base
                     self.streams.watch(ranges + offset, verb == "writes", what, self.call)
 
-    def configure(self, kernel: Kernel, seed: int, grid: tuple, block: tuple, shared: int) -> Any:
+    def configure(self, launch: PreparedLaunch, seed: int) -> Any:
         """Return the function that runs a launch. Raise LaunchError if the configuration is invalid."""
+        kernel, grid, block = launch.function.kernel, launch.grid, launch.block
         options, observers = self.options, self.options.observers
         if LIBRARY.match(kernel.function.name):
             observers = tuple(observer for observer in observers if observer is not Misuse)
@@ -313,9 +325,10 @@ class Device:
             observers=observers,
             spec=self.spec,
             max_steps=options.max_steps,
-            cluster=self.cluster,
+            cluster=launch.attributes.cluster,
+            cooperative=launch.attributes.cooperative,
         )
-        return simulation[grid, block, 0, shared]
+        return simulation[grid, block, 0, launch.shared]
 
     def refuse(self, error: Exception, code: int) -> int:
         """Report a launch that did not run, and return the error code."""

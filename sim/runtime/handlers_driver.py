@@ -27,6 +27,7 @@ from sim.runtime.errors import (
     error_text,
 )
 from sim.runtime.fatbin import ptx_of_image
+from sim.runtime.launches import LaunchAttributes
 from sim.runtime.stream_order import DEFAULT_STREAM
 
 CONTEXT = 1  # the handle of the only context
@@ -177,13 +178,23 @@ cuOccupancyMaxActiveBlocksPerMultiprocessor = launches.cudaOccupancyMaxActiveBlo
 
 def cuLaunchKernel(device, kernel, gx, gy, gz, bx, by, bz, shared, stream, arguments, extra):
     """Launch a kernel. The arguments must be an array of pointers; `extra` is not supported."""
-    function = device.functions.get(kernel)
-    if function is None:
-        return INVALID_HANDLE
     if extra and not arguments:
         copies.unsupported(device, "cuLaunchKernel with arguments in `extra`")
         return INVALID_VALUE
-    return device.launch(function, (gx, gy, gz), (bx, by, bz), arguments, shared, stream)
+    grid, block = (gx, gy, gz), (bx, by, bz)
+    return launch(device, LaunchAttributes(), kernel, grid, block, shared, stream, arguments)
+
+
+def cuLaunchCooperativeKernel(device, kernel, gx, gy, gz, bx, by, bz, shared, stream, arguments):
+    grid, block, attributes = (gx, gy, gz), (bx, by, bz), LaunchAttributes(cooperative=True)
+    return launch(device, attributes, kernel, grid, block, shared, stream, arguments)
+
+
+def launch(device, attributes, kernel, grid, block, shared, stream, arguments):
+    function = device.functions.get(kernel)
+    if function is None:
+        return INVALID_HANDLE
+    return device.launch(function, grid, block, arguments, shared, stream, attributes)
 
 
 # --- memory -------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from sim.runtime.errors import CAPTURE_UNJOINED, ILLEGAL_STATE, INVALID_VALUE, S
 from sim.runtime.footprints import VERBS, Footprint, before, unordered
 from sim.runtime.handlers_copies import copy, copy_region, read_region, set_rows
 from sim.runtime.handlers_memory import write_int, write_pointer
+from sim.runtime.launches import LaunchAttributes
 from sim.runtime.stream_order import AFTER_HOST
 
 CAPTURING = 1  # cudaStreamCaptureStatusActive
@@ -157,15 +158,16 @@ def cudaGraphAddEmptyNode(device, node, graph, dependencies, count):
 
 
 def cudaGraphAddKernelNode(device, node, graph, dependencies, count, parameters):
-    return add(device, node, graph, dependencies, count, kernel_action(device, parameters))
+    action = kernel_action(device, parameters, LaunchAttributes())
+    return add(device, node, graph, dependencies, count, action)
 
 
-def kernel_action(device, parameters):
+def kernel_action(device, parameters, attributes):
     """Return the action of a cudaKernelNodeParams, which it copies."""
     kernel, *sizes, shared = struct.unpack("<Q7I", ctypes.string_at(parameters, 36))
     (arguments,) = struct.unpack("<Q", ctypes.string_at(parameters + 40, 8))
     function = device.functions.get(kernel)
-    return device.prepare(function, tuple(sizes[:3]), tuple(sizes[3:]), arguments, shared)
+    return device.prepare(function, tuple(sizes[:3]), tuple(sizes[3:]), arguments, shared, attributes)
 
 
 def cudaGraphAddMemcpyNode(device, node, graph, dependencies, count, parameters):
@@ -213,7 +215,9 @@ def cudaGraphExecKernelNodeSetParams(device, executable, node, parameters):
     found = device.graphs.graphs.get(executable, Graph())
     if node not in found.nodes:
         return INVALID_VALUE
-    action = kernel_action(device, parameters)
+    # The node keeps its attributes, such as those of a launch that a stream has captured.
+    attributes = getattr(found.nodes[node].action, "attributes", LaunchAttributes())
+    action = kernel_action(device, parameters, attributes)
     found.nodes[node] = replace(found.nodes[node], action=action, site=device.call)
     found.checked = False
     return SUCCESS

@@ -7,6 +7,7 @@ Source: crt/host_runtime.h; CUDA Runtime API, "Execution Control" and "Occupancy
 
 import ctypes
 import struct
+from dataclasses import replace
 from math import prod
 
 from sim.runtime.device import HostFunction, HostVariable
@@ -15,13 +16,12 @@ from sim.runtime.fatbin import ptx_of_wrapper
 from sim.runtime.handlers_copies import address_of_variable
 from sim.runtime.handlers_graphs import call_host
 from sim.runtime.handlers_memory import write_int, write_pointer
+from sim.runtime.launches import LaunchAttributes
 from sim.runtime.memory import DeviceBuffer, map_at
 
 MAX_DYNAMIC_SHARED = 8  # cudaFuncAttributeMaxDynamicSharedMemorySize
-CLUSTER_DIMENSION, ATTRIBUTE_BYTES = (
-    4,
-    72,
-)  # cudaLaunchAttributeClusterDimension; size of a cudaLaunchAttribute
+COOPERATIVE, CLUSTER_DIMENSION = 2, 4  # values of cudaLaunchAttributeID
+ATTRIBUTE_BYTES = 72  # the size of a cudaLaunchAttribute
 
 
 def read_text(address):
@@ -109,37 +109,44 @@ def __cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream):
     return cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream)
 
 
-def cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream):
+def launch(device, attributes, kernel, grid, block, arguments, shared, stream):
     function = device.functions.get(kernel)
     if function is None:
         return device.fail(INVALID_DEVICE_FUNCTION)
-    return device.launch(function, read_dim3(grid), read_dim3(block), arguments, shared, stream)
+    return device.launch(function, read_dim3(grid), read_dim3(block), arguments, shared, stream, attributes)
 
 
-cudaLaunchCooperativeKernel = cudaLaunchKernel
+def cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream):
+    return launch(device, LaunchAttributes(), kernel, grid, block, arguments, shared, stream)
+
+
+def cudaLaunchCooperativeKernel(device, kernel, grid, block, arguments, shared, stream):
+    attributes = LaunchAttributes(cooperative=True)
+    return launch(device, attributes, kernel, grid, block, arguments, shared, stream)
+
+
 cudaLaunchKernel_ptsz, __cudaLaunchKernel_ptsz = cudaLaunchKernel, __cudaLaunchKernel
 
 
 def cudaLaunchKernelExC(device, configuration, kernel, arguments):
     """Launch a kernel with a cudaLaunchConfig_t, which contains the grid, the block, the bytes of dynamic
-    shared memory, the stream and attributes. Of these, only the size of the cluster has an effect."""
+    shared memory, the stream and attributes."""
     shared, stream = struct.unpack("<QQ", ctypes.string_at(configuration + 24, 16))
-    device.cluster = cluster_of(configuration)
-    grid, block = configuration, configuration + 12
-    try:
-        return cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream)
-    finally:
-        device.cluster = (1, 1, 1)
+    grid, block, attributes = configuration, configuration + 12, read_attributes(configuration)
+    return launch(device, attributes, kernel, grid, block, arguments, shared, stream)
 
 
-def cluster_of(configuration):
-    """Return the cluster dimensions in the attributes of a cudaLaunchConfig_t, or (1, 1, 1) without any."""
-    attributes, count = struct.unpack("<QI", ctypes.string_at(configuration + 40, 12))
+def read_attributes(configuration):
+    """Return the LaunchAttributes of a cudaLaunchConfig_t. The other attributes have no effect."""
+    address, count = struct.unpack("<QI", ctypes.string_at(configuration + 40, 12))
+    attributes = LaunchAttributes()
     for position in range(count):
-        kind, value = struct.unpack("<I4x12s", ctypes.string_at(attributes + ATTRIBUTE_BYTES * position, 20))
+        kind, *values = struct.unpack("<I4x3I", ctypes.string_at(address + ATTRIBUTE_BYTES * position, 20))
         if kind == CLUSTER_DIMENSION:
-            return struct.unpack("<3I", value)
-    return 1, 1, 1
+            attributes = replace(attributes, cluster=tuple(values))
+        elif kind == COOPERATIVE:
+            attributes = replace(attributes, cooperative=bool(values[0]))
+    return attributes
 
 
 def cudaLaunchHostFunc(device, stream, function, data):
@@ -225,5 +232,5 @@ def cudaOccupancyMaxActiveClusters(device, clusters, kernel, configuration):
         return INVALID_VALUE
     (shared,) = struct.unpack("<Q", ctypes.string_at(configuration + 24, 8))
     blocks = device.spec.resident_blocks(threads, shared + static_shared(function))
-    write_int(clusters, blocks // prod(cluster_of(configuration)))
+    write_int(clusters, blocks // prod(read_attributes(configuration).cluster))
     return SUCCESS

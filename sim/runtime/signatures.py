@@ -191,6 +191,7 @@ DRIVER = {
     "cuFuncSetCacheConfig": "pi",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": "ppip",
     "cuLaunchKernel": "puuuuuuuppp",
+    "cuLaunchCooperativeKernel": "puuuuuuupp",
     "cuMemAlloc_v2": "pp",
     "cuMemAllocManaged": "ppu",
     "cuMemAllocHost_v2": "pp",

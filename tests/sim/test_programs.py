@@ -26,6 +26,7 @@ from sim.runtime.findings import HOST_KINDS, Log
 from sim.runtime.footprints import Footprint, first_common, merged, unordered
 from sim.runtime.handlers_copies import report_unwritten
 from sim.runtime.handlers_graphs import call_host
+from sim.runtime.launches import LaunchAttributes, PreparedLaunch
 from sim.runtime.process import HANDLERS
 from sim.runtime.properties import Properties
 from sim.runtime.signatures import SIGNATURES
@@ -631,6 +632,35 @@ def test_a_program_can_search_for_the_largest_cooperative_grid(tmp_path):
 
 
 @needs_nvcc
+@pytest.mark.parametrize("engine", ("native", "fibers"))
+@pytest.mark.parametrize("way", ("cooperative", "attribute", "graph", "driver"))
+def test_a_cooperative_launch_can_wait_for_its_grid(run, built, way, engine):
+    status, out, err = run(built("cooperative"), way, options=["--engine", engine])
+    assert (status, out) == (0, "cudaSuccess 65280\n"), err
+    assert "no findings" in err
+
+
+@needs_nvcc
+@pytest.mark.parametrize("engine", ("native", "fibers"))
+@pytest.mark.parametrize(
+    "way", ("brackets", "function", "attribute of 0", "graph of brackets", "driver function")
+)
+def test_another_launch_cannot_wait_for_its_grid(run, built, way, engine):
+    status, out, err = run(built("cooperative"), way, options=["--engine", engine])
+    assert (status, out) == (1, "cudaErrorLaunchFailure 0\n"), err
+    assert "the launch is not cooperative, so grid_group::sync() executes a trap" in err
+    assert "cooperative.cu line 14  grid.sync();" in err
+    assert "Likely fix: launch the kernel with cudaLaunchCooperativeKernel" in err
+
+
+@needs_nvcc
+def test_a_kernel_can_ask_whether_its_launch_is_cooperative(run, built):
+    status, out, err = run(built("cooperative"), "checked")
+    assert out == "cudaSuccess 0\n", err
+    assert "kernel-abort" not in err
+
+
+@needs_nvcc
 def test_the_first_error_can_end_the_program(run, built):
     status, out, err = run(built("kernel_faults"), 0, options=["--engine", "fibers", "--first-finding"])
     assert (status, out) == (1, "")
@@ -696,7 +726,9 @@ def test_a_kernel_of_a_library_may_have_nothing_to_do():
         text = (
             f".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry {name}(.param .u64 p) {{ ret; }}"
         )
-        launch = device.configure(load_ptx(text)[name], 0, (1, 1, 1), (1, 1, 1), 0)
+        function, one = SimpleNamespace(kernel=load_ptx(text)[name]), (1, 1, 1)
+        prepared = PreparedLaunch(device, function, one, one, [], 0, LaunchAttributes())
+        launch = device.configure(prepared, seed=0)
         assert [finding.kind for finding in launch(np.zeros(4, np.int32)).findings] == kinds
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from grid_programs import SHAPE, has_race, random_program
 from ptx.test_cuda_cpp import module
-from sim import DeviceSpec, LaunchError, load_cuda, load_ptx, simulate
+from sim import DeviceSpec, LaunchError, ThreadError, cuda, load_cuda, load_ptx, simulate
 
 SPEC = replace(DeviceSpec(), multiprocessors=2)
 
@@ -22,6 +22,26 @@ def test_a_grid_that_is_not_resident_at_once_is_refused():
     x = np.zeros(16 * (most + 1), np.float32)
     with pytest.raises(LaunchError, match="must all be resident at once"):
         simulate(kernel, spec=SPEC)[most + 1, 16](x, x.copy())
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native", "auto"])
+def test_a_launch_that_is_not_cooperative_aborts_at_its_grid_barrier(engine):
+    kernel = module("grid_sync")[1]["mended"]
+    # More blocks than a cooperative launch may have. On a GPU, too, such a launch begins and then fails.
+    blocks = SPEC.resident_blocks(16, 0) + 1
+    x = np.zeros(16 * blocks, np.float32)
+    launch = simulate(kernel, spec=SPEC, engine=engine, cooperative=False)[blocks, 16]
+    with pytest.raises(ThreadError, match="the launch is not cooperative, so grid_group::sync"):
+        launch(x, x.copy())
+
+
+def test_numba_launches_kernels_with_a_grid_barrier_cooperatively():
+    def kernel(x):
+        cuda.cg.this_grid().sync()
+        x[cuda.grid(1)] = 1
+
+    with pytest.raises(LaunchError, match="cooperative=False is only for kernels from PTX or CUDA C"):
+        simulate(kernel, cooperative=False)
 
 
 RANKS = """.version 8.0\n.target sm_80\n.address_size 64
