@@ -416,3 +416,24 @@ def test_a_device_function_with_the_name_of_a_variable(kernel):
     out = np.zeros(4)
     report = simulate(kernel, engine="native")[1, 4](np.arange(4.0), out)
     assert out.tolist() == [3, 5, 7, 9] and report.notes == ("compiled",)
+
+
+def named_like_generated_code(state, threads, kernel):
+    i = cuda.grid(1)
+    old = state[0]
+    state[0] = old + 1
+    threads[i] = old
+    kernel[i] += 1
+
+
+def test_parameters_may_have_names_that_generated_code_uses():
+    """Launch a race. The checks, and the values that a second run starts from, depend on the arrays' names."""
+    outcomes = []
+    for engine in ("fibers", "native"):
+        state, threads, counts = np.zeros((3, 80), np.int32)
+        launch = simulate(named_like_generated_code, engine=engine, on_finding="report")[2, 40]
+        findings = launch(state, threads, counts).findings
+        outcomes.append((str(findings), state.tolist(), counts.tolist()))
+        assert {finding.kind for finding in findings} == {"race-global"}
+        assert counts.tolist() == [1] * 80
+    assert outcomes[0] == outcomes[1]

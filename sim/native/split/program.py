@@ -80,9 +80,9 @@ class Lowered:
     """
 
     module: Module
-    parameters: list
+    parameters: list  # their names in `statements`, which can differ from those in the kernel
     statements: list
-    writes: set  # the parameters and declared arrays that the kernel may write
+    writes: set  # the parameters to which the kernel may write, by their names in the kernel
     code: tuple  # the code objects of the kernel and of every function that it calls
     synchronizes: bool  # whether the kernel acts on results of atomics, which depend on the order of threads
     stores: bool  # whether the kernel stores to arrays that it does not declare itself
@@ -138,8 +138,9 @@ def lower_kernel(function, dtypes=(), logs=False):
         raise CannotLower(f"it has {len(module.sites):,} sites to log, and the log supports {MAX_SITES:,}")
     if writes & set(module.arrays):
         raise CannotLower("a global array is constant, and the kernel may write to it")
-    writes &= {*parameters, *module.declared}
-    return Lowered(module, parameters, statements, writes, code, synchronizes, stores)
+    names = function.__code__.co_varnames[: len(parameters)]
+    written = {name for name, lowered in zip(names, parameters) if lowered in writes}
+    return Lowered(module, parameters, statements, written, code, synchronizes, stores)
 
 
 def keep_parameters(module, parameters, statements):
