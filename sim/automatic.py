@@ -166,7 +166,7 @@ class WatchedGrid(Grid):
         ordered = self.context.synchronizes or self.scheduler.atomics_yield
         if self.context.mbarriers:
             ordered = self.context.needs_schedules
-        # A copy of large arrays takes longer than many a launch.
+        # Copying large arrays takes longer than many launches.
         most_bytes = BYTES + BYTES_OF_THREAD * launch.blocks * launch.threads
         small = sum(array.size for array in self.arrays) <= most_bytes
         return observed and small and not ordered and not launch.max_steps and prod(launch.cluster) == 1
@@ -196,8 +196,10 @@ class WatchedGrid(Grid):
         vars(self.scheduler).pop("enter", None)
 
     def next_limit(self, work):
-        """Return the work after which to call this method again, or infinity if the interpreter completes the
-        launch. Raise TakenOver if compiled code takes over.
+        """Compile the kernel if this is worthwhile, and then raise TakenOver.
+
+        Otherwise, return the amount of work at which to call this method again, or infinity if the
+        interpreter completes the launch.
 
         work: the work of this launch until now, and of earlier launches.
         """
@@ -247,7 +249,7 @@ class WatchedGrid(Grid):
 
 
 def with_own_observers(launch):
-    """Return a launch with copies of those observers that are instances.
+    """Return a launch in which each observer that is an instance is replaced by a copy.
 
     The interpreted run changes the state of an instance, and compiled code needs the state before the launch.
     """

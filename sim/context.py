@@ -22,9 +22,9 @@ from sim.sites import block_indices, thread_index
 
 # limit on the number of logged accesses; a longer log is flushed at the next thread switch
 FLUSH_AT = 1 << 20
-# an epoch with more logged accesses ends at the next barrier, even in a block of one thread
+# Epochs of a block of one thread are merged across barriers, until this number of accesses is logged.
 MERGED_ACCESSES = 1 << 12
-# CPU time of an event that may order accesses (an atomic or a fence), in turns, in addition to its own turn
+# additional CPU time of an event that may order accesses (an atomic or a fence), measured in turns
 ORDERED_TURNS = 4
 ACCESSES_PER_TURN = 4  # the number of logged accesses that take as long as a turn
 # Hooks that only record the order of threads. Reading the clock twice would take longer than such a hook.
@@ -67,7 +67,7 @@ class Context:
     def begin_kernel(self):
         """Set the properties of the kernel to their defaults."""
         self.synchronizes = False  # whether threads use the results of atomics, or fences
-        self.needs_schedules = False  # whether the order of the threads can matter for that reason
+        self.needs_schedules = False  # whether the order of the threads can matter because of these uses
         self.stores = False  # whether the kernel stores to arrays that it does not declare itself
         self.counts_iterations = False  # whether loops around barriers count their iterations
         self.loops_around_grid = True  # whether a `while` loop may contain a grid barrier
@@ -124,7 +124,8 @@ class Context:
         self.values = []  # values written by the logged stores and atomics, in order
         # branch entry, from the lowest bit: 1 bit taken, 12 bits thread, then the site's number
         self.decisions = array("q") if self.listeners["branches"] else None
-        # of each segment since the last flush: first log position, thread; number of earlier segments
+        # For each segment since the last flush, `starts` has its first log position, and `owners` its thread.
+        # `earlier` is the number of segments before that flush.
         self.starts, self.owners, self.earlier = array("q"), [], 0
         self.logged = 0  # number of accesses flushed so far
         # For loads that copy a structure, by log position: (first byte, end) of the structure relative to the
@@ -140,9 +141,9 @@ class Context:
             for name in ("accesses", "barrier_opened", "block_ended")
             for hook in self.listeners[name]
         )
-        # The blocks that have ended, but whose accesses are still in the log; the numbers of entries, values
-        # and segments that the log had when the last of these blocks ended.
-        self.ended, self.ended_log = [], (0, 0, 0)
+        self.ended = []  # the blocks that have ended, but whose accesses are still in the log
+        # the numbers of entries, values and segments in the log when the last of these blocks ended
+        self.ended_log = (0, 0, 0)
         self.invalidating = set()  # log segments that invalidate an mbarrier
         # log segments of async operations; (block, address) of mbarriers that expect too few bytes
         self.async_segments, self.early_barriers = set(), set()
@@ -154,10 +155,11 @@ class Context:
         self.ordered = 0  # number of events that may order accesses, such as atomics and fences
         # single-element accessors, indexed by the array's rank
         self.load = self.store = ()
-        self.max_turns = inf  # limit on `turns`, at which a rerun of the first part of a launch ends
-        self.live = ()  # The blocks that have started and not ended, if several run concurrently.
-        self.pending = ()  # The blocks that have not started, if several run concurrently.
-        self.runs_compiled = self.wrote = False  # whether compiled code runs, and has written global memory
+        self.max_turns = inf  # value of `turns` at which a partial rerun of a launch ends
+        self.live = ()  # if several blocks run concurrently: the blocks that have started and not ended
+        self.pending = ()  # if several blocks run concurrently: the blocks that have not started
+        self.runs_compiled = False  # whether compiled code is running
+        self.wrote = False  # whether compiled code has written to global memory
         self.named_calls = {}  # (block, thread) -> {(number, count)} of the named barriers that it has called
         self.stateless = {}  # (id of a code object, position) -> result of sim.engine.attempts.is_stateless
         self.clock, self.polls = Clock(self), Polls(self)

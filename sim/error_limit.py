@@ -21,13 +21,14 @@ class ErrorLimit:
 
     def __init__(self, context):
         self.context = context
-        # the CPU time of the first error that counts; the CPU time of the first doubtful finding; the number
-        # of findings already checked
-        self.error_time, self.doubt_time, self.seen = None, None, 0
+        self.error_time = None  # the CPU time of the first error that counts
+        self.doubt_time = None  # the CPU time of the first doubtful finding
+        self.seen = 0  # the number of findings already checked
         self.deadline = None  # the CPU time at which the launch ends in any case, or None
-        # A function that decides by reruns whether a doubtful finding counts, or None if the launch cannot
-        # run again; the CPU seconds between the doubtful finding and the next call of this function.
-        self.trial, self.trial_after = None, FIRST_TRIAL
+        # A function that decides by reruns whether a doubtful finding counts. It is None if the launch cannot
+        # run again.
+        self.trial = None
+        self.trial_after = FIRST_TRIAL  # CPU seconds between the doubtful finding and the next trial
 
     @property
     def is_running(self):

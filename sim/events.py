@@ -259,7 +259,7 @@ class Observer:
 
     def passed(self, at: Moment, phase: Phase, reach: str | None = "grid") -> Findings:
         """A thread has observed that this phase of a named barrier, an mbarrier or the barrier of a cluster
-        is complete: all threads have arrived. `reach` is that of the acquire, as for `arrived`."""
+        is complete: all threads have arrived. `reach` describes the acquire, as in `arrived` the release."""
 
     def copy_sent(self, at: Moment, copy: Copy) -> Findings:
         """A thread has issued an asynchronous copy. Its store is already in the log."""

@@ -25,12 +25,12 @@ IMPLIED_BOUNDS = {0, 1 << 32, 1 << 64}
 
 
 class Forecast:
-    """Samples of some threads' numbers, taken in a long-running loop."""
+    """An estimate of when a long-running loop ends, from samples of the numbers that some threads read."""
 
     def __init__(self, now):
         self.began, self.samples = now, []  # (CPU time, {thread: Numbers})
-        # whether a number that a thread compares has both risen and fallen, as in a search or an iteration
-        # to convergence, but not in a count that has missed its bound
+        # Whether a compared number has both risen and fallen. In a search, or in an iteration to convergence,
+        # it does; in a count that has missed its bound, it does not.
         self.wanders = False
 
     def follows(self, thread, sampled):
@@ -69,8 +69,9 @@ class Forecast:
 
     def of_thread(self, numbers):
         """Return how long a thread still needs, as a multiple of the time between its first and last Numbers.
+        Return None if none of the numbers has changed.
 
-        Return None if none of its numbers has changed.
+        numbers: the Numbers of the thread in each sample.
         """
         bounds = set.intersection(*(each.bounds for each in numbers)) | IMPLIED_BOUNDS
         least, changes = inf, False
@@ -93,7 +94,8 @@ def directions(values):
 class Numbers:
     """The numeric variables and array elements that one thread can read in `frame`.
 
-    moving: those that it compares, keyed by the frame's depth and the variable's name, or by array and index.
+    moving: the numbers that the thread compares. A key is the frame's depth and the variable's name, or the
+        array and an index.
     indices: the keys of `for` loop variables.
     bounds: all numbers that the thread can read. A number in `moving` may approach one of them.
     """
@@ -138,8 +140,8 @@ def is_number(value):
 
 @functools.lru_cache(maxsize=256)
 def numbers_of(code):
-    """Return (the names of the variables that are in lines with a comparison, the variables of `for` loops,
-    the numbers among the constants) of a code object."""
+    """Return three sets for a code object: the variables in lines that contain a comparison, the variables of
+    `for` loops, and the numeric constants."""
     compared, loops, names, compares, before = set(), set(), set(), False, None
     for instruction in dis.get_instructions(code):
         if instruction.starts_line is not None:

@@ -191,8 +191,8 @@ class Reruns:
         return tried
 
     def try_parts(self, findings):
-        """Run the first part of the launch under adversarial schedules until there are findings, and add
-        those of the kinds in CONCLUSIVE to `findings`. Return the number of schedules."""
+        """Run the first part of the launch under adversarial schedules until there are findings. Add the
+        findings whose kinds are in CONCLUSIVE to `findings`. Return the number of schedules."""
         limit = max(PART_TURNS, PART_TURNS_PER_THREAD * prod(self.context.block_shape))
         tried, left = 0, PARTS_EFFORT
         # The first part of a kernel with mbarriers is not run again: MissedPhases checks its waits in program

@@ -33,10 +33,10 @@ class Thread:
         self.done = False
         # results of call_chain and iteration_counts for `frame`; empty if the kernel does not need them
         self.calls = self.iterations = ()
-        # asynchronous copies (sim.memory.transfer.Sent): a list of the copies since the last commit, and a
-        # list per commit
-        self.sent, self.groups = [], []
-        # the same for bulk copies (sim.memory.async_proxy.Pending)
+        # asynchronous copies (sim.memory.transfer.Sent)
+        self.sent = []  # the copies since the last commit
+        self.groups = []  # for each commit, a list of copies
+        # bulk copies (sim.memory.async_proxy.Pending), in the same way
         self.async_sent, self.async_groups = [], []
         self.products = None  # its ThreadProducts (sim.memory.products), if it takes part in wgmma
         self.cluster_phase = None  # the phase of barrier.cluster in which it has arrived, before its wait
@@ -48,9 +48,8 @@ class Thread:
         self.failed_wait = None
         # how many times in a row the thread was skipped because its atomic would fail again
         self.times_skipped = 0
-        # number of opportunities to yield that the thread may still decline; whether it has lost a
-        # compare-and-swap since it last yielded
-        self.turns_left, self.retries = 0, False
+        self.turns_left = 0  # number of opportunities to yield that the thread may still decline
+        self.retries = False  # whether the thread has lost a compare-and-swap since it last yielded
 
     def run(self, kernel, arguments):
         """Run the kernel as the body of the fiber. An exception is stored in `error` for the scheduler."""
@@ -99,8 +98,8 @@ class Block:
     def __init__(self, index, shape, warp_size):
         self.index = index
         self.threads = [Thread(one, linear, warp_size, self) for linear, one in enumerate(indices(shape))]
-        # runnable threads; number of threads that have not returned
-        self.ready, self.alive = list(self.threads), len(self.threads)
+        self.ready = list(self.threads)  # the runnable threads
+        self.alive = len(self.threads)  # number of threads that have not returned
         self.round = []  # the threads that the scheduler resumes one after the other
         # per warp, a mask of the lanes that have not returned
         self.lanes_alive = [
@@ -171,7 +170,8 @@ class Grid:
         size = self.context.cluster
         firsts = [index for index in indices(grid) if not any(i % n for i, n in zip(index, size))]
         units = [block_indices(index, size) for index in firsts]
-        self.blocks, self.ended = prod(grid), 0  # number of blocks, and of those that have ended
+        self.blocks = prod(grid)
+        self.ended = 0  # number of blocks that have ended
         self.free = []  # fibers that run no thread
         # The LaunchError raised when the system ran out of threads; `resident` is then lower than the
         # device's limit.
@@ -209,7 +209,7 @@ class Grid:
         try:
             self.reserve(self.blocks if self.context.cooperative else len(pending[0]))
             while pending or live or parked:
-                # Blocks woken by another block, at a grid barrier of cooperative_groups.h.
+                # At a grid barrier of cooperative_groups.h, a block wakes other blocks.
                 if self.scheduler.woken:
                     self.scheduler.woken = False
                     live.extend(block for block in parked if block.ready)

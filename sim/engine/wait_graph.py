@@ -41,7 +41,8 @@ class WaitGraph:
         if earlier := missing_suppliers(barrier):
             return earlier
         others = [t for t in self.threads if t.block.index == barrier.block and t not in barrier.suppliers]
-        # Without an earlier phase, only the number of threads can show who has to arrive.
+        # In the first phase of a barrier, no earlier phase shows which threads have to arrive. The number of
+        # threads shows it only if it equals the number of missing arrivals.
         return others if not barrier.phase and len(others) == barrier.pending else []
 
     def reachable(self, barrier):

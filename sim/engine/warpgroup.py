@@ -23,7 +23,7 @@ from sim.isa.wgmma import THREADS, WARPS
 from sim.memory.async_proxy import issue_async
 from sim.memory.products import (
     Fragment,
-    Issue,
+    IssuedProduct,
     products_of,
     report_early_access,
     report_missing_fence,
@@ -50,8 +50,8 @@ class Arrivals:
 
 
 def arrive(scheduler, memory, product, operands, frame, site):
-    """Let the current thread take part in a product. Return its accumulators and the Issue, once all threads
-    of the warp group have arrived."""
+    """Let the current thread take part in a product, and wait until all threads of the warp group have
+    arrived. Return the thread's accumulators and the IssuedProduct."""
     thread = scheduler.context.thread
     # The threads must be at the same call, and may arrive at different instructions of the same form.
     key = thread.warp // WARPS, product.name, id(frame.f_code), frame.f_lasti
@@ -70,7 +70,7 @@ def complete(scheduler, memory, arrivals, site):
     context, product, running = scheduler.context, arrivals.entry, scheduler.context.thread
     threads = [arrivals.threads[number] for number in range(THREADS)]
     accumulators, a, b, scale = zip(*(arrivals.operands[number] for number in range(THREADS)))
-    issue = Issue(product.shape, site)
+    issue = IssuedProduct(product.shape, site)
     given = {"scale-d": scale, "descriptor of B": b} | (
         {} if product.variant.a_in_registers else {"descriptor of A": a}
     )

@@ -36,7 +36,7 @@ class Watchdog:
             self.stop()
 
     def stop(self):
-        """Throw no further exception, and withdraw those that have not been raised yet."""
+        """Throw no further exceptions, and withdraw the exceptions that have not been raised yet."""
         with self.lock:
             self.over.set()
             if self.interrupted:

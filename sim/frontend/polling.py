@@ -64,7 +64,7 @@ def depends_on_memory(loop, arrays):
     arrays: the names of parameters that are never assigned and are no records.
     """
     nodes, dependent, before = all_nodes(loop), set(), None  # dependent: names of variables
-    # A `for` loop assigns the items of what it iterates over.
+    # A `for` loop assigns the elements of its iterable to its target.
     assigned = [(node, node.value) for node in nodes if isinstance(node, ASSIGNMENTS) and node.value]
     assigned += [(node.target, node.iter) for node in nodes if isinstance(node, ast.For)]
     while dependent != before:

@@ -28,7 +28,8 @@ NONE = "none"  # the type of None
 UNKNOWN = None  # not inferred yet
 # A wider interval is not tracked: int64 arithmetic on it could wrap around.
 MOST_BITS = 62
-LENGTH, LONG = 40, 42  # Bits of an array's length; bits of a thread's position in the grid.
+LENGTH = 40  # bits of an array's length
+LONG = 42  # bits of a thread's position in the grid
 # Float types on which numpy's operators agree with Numba's
 PYTHON = (np.float16, np.float32, np.float64)
 

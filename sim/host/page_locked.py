@@ -116,7 +116,8 @@ class PageLocked:
         written: the ranges of addresses that the operation has written, as pairs.
         added: the copies of this operation that stay pending, as results of `new_copy`.
         """
-        for start, end in written:  # the host no longer has to preserve what earlier copies have read there
+        # The values that earlier copies have read from overwritten memory no longer have to be preserved.
+        for start, end in written:
             self.pending = [
                 part
                 for pending in self.pending

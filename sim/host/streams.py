@@ -184,7 +184,8 @@ class HostStreams(StreamOrder):
         return notes
 
     def end_phase(self):
-        """Report what has been freed in a phase of a test, such as the variables of its function."""
+        """Handle the memory and the streams that a phase of a test has released, such as the variables of the
+        test function. Report a release while an operation may still use the memory."""
         with self.entered():
             pass
 

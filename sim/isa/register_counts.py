@@ -12,7 +12,8 @@ from sim.isa.table import INSTRUCTIONS, SUSPENDING, WARPGROUP, Entry
 
 UNIT = 8  # registers per thread are allocated in multiples of this
 MOST = 256  # registers per thread
-PARTITIONS, PARTITION_REGISTERS = 4, 2**14  # of a multiprocessor; its warps are distributed evenly
+# A multiprocessor distributes its warps evenly to its partitions. Each partition has its own registers.
+PARTITIONS, PARTITION_REGISTERS = 4, 2**14
 WARP_SIZE = 32
 
 

@@ -129,7 +129,7 @@ def fused_float32(a, b, c):
     # The second rounding can be wrong only if `total` lies exactly in the middle between two adjacent
     # numbers, and is not the exact sum.
     rest = total - float(nearest)
-    # Test for 0 first, because its look-up is slow: the hashes of powers of two collide with that of 0.
+    # Test for 0 first, because looking up 0 is slow: the hashes of powers of two collide with the hash of 0.
     if rest and rest in HALF_GAPS:
         # In Knuth's TwoSum, the sum of these two terms is the exact rounding error of `total`.
         back = total - product

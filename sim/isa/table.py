@@ -204,7 +204,7 @@ def result_converter(type_: Any) -> Callable[[Any], Any]:
 
 
 def parameters_of(semantics: Callable[..., Any], *first: str) -> list[inspect.Parameter]:
-    """Return the parameters of a semantics function. They must begin with those in `first`.
+    """Return the parameters of a semantics function. They must begin with the parameters in `first`.
 
     Raise ValueError if there are fewer parameters.
     """

@@ -282,7 +282,8 @@ def add_family(sizes, shape, a_type, accumulators):
     return a, b, sums
 
 
-ADDED = set()  # the accumulators added so far; products of several types share them
+# the accumulators that are already in the table, because products of several types share them
+ADDED = set()
 
 
 def mma_name(shape, *types):

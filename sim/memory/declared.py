@@ -208,7 +208,7 @@ def argument_types(frame):
     return tuple((v.dtype, v.ndim) if isinstance(v, Array) else type(v) for v in values)
 
 
-# An assignment up to the expression in question: its targets, and the values before that expression.
+# The text of an assignment before an expression: the targets, and the values to the left of the expression.
 ASSIGNMENT = re.compile(r"(?P<targets>\w+(?:\s*,\s*\w+)*)\s*=\s*(?P<values>(?:[^=,]+,\s*)*)$")
 BRACKETS = re.compile(r"\([^()]*\)|\[[^][]*\]")
 

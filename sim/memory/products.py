@@ -1,6 +1,6 @@
-"""Products of warp groups (wgmma) under way in a thread, and the registers that belong to them.
+"""Pending products of warp groups (wgmma) in each thread, and the registers that these products use.
 
-A product works on its registers until the thread waits for its group. In Python kernels, the registers of a
+A product uses its registers until the thread waits for its group. In Python kernels, the registers of a
 matrix are a tuple (`Fragment`), which records the product that sets them. In PTX, each register has a name
 (`PendingRegisters`).
 
@@ -12,8 +12,8 @@ from sim.events import Finding
 from sim.memory.async_proxy import finish_async
 
 
-class Issue:
-    """A product under way.
+class IssuedProduct:
+    """A wgmma product that has been issued.
 
     shape: its shape, such as "m64n128k16".
     site: the site of its instruction.
@@ -30,10 +30,10 @@ class Issue:
 class ThreadProducts:
     """The products of one thread.
 
-    open: those not yet committed.
-    groups: the committed groups that have not been waited for, oldest first.
+    open: the products that are not committed to a group yet.
+    groups: the committed groups for which the thread has not waited, oldest first.
     fenced: whether the thread has executed a wgmma.fence.
-    fence_is_new: whether it has executed one since its last wait that completed a product.
+    fence_is_new: whether it has executed a wgmma.fence since its last wait that completed a product.
     registers: the PendingRegisters of a PTX kernel.
     """
 
@@ -131,10 +131,10 @@ class Fragment(tuple):
 
 
 class PendingRegisters:
-    """The named registers of a thread that belong to products, or need a fence before the next one.
+    """The named registers of a thread that pending products use, or that need a fence first.
 
-    written: {name of an accumulator: the Issue that sets it}.
-    read: {name of a register with a fragment of A: the Issue that reads it}.
+    written: {name of an accumulator: the IssuedProduct that sets it}.
+    read: {name of a register with a fragment of A: the IssuedProduct that reads it}.
     touched: {name: (word for the access, site)} for the accesses since the last wgmma.fence.
     unset: the names of registers that no instruction has set.
     """

@@ -86,7 +86,7 @@ class AccessPair:
 
     @property
     def several_blocks(self):
-        """True if two blocks access global memory, so that only the whole grid can meet between the two."""
+        """True if two blocks access global memory. Only a barrier of the whole grid includes both threads."""
         return self.a.block != self.b.block and not self.in_cluster
 
     @property

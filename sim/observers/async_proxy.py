@@ -219,8 +219,11 @@ class AsyncProxy:
             yield self.known[number]
 
     def meet(self, rows, row, numbers, operations):
-        """Compare accesses with operations on the same bytes: for each access, those of operations(number).
-        The number is -1 if there are none."""
+        """Report the accesses that conflict with operations on the same bytes.
+
+        numbers: a number for each access. operations(number) returns the operations on the same bytes. The
+            number is -1 if there are no such operations.
+        """
         hits = np.flatnonzero(numbers >= 0)
         if not len(hits):
             return

@@ -109,7 +109,7 @@ class Collisions:
 
 
 class Cases:
-    """Findings with the number of cases of each."""
+    """Counts of the cases that each finding represents."""
 
     def __init__(self):
         self.times = {}  # id of a finding -> [the finding, its number of cases]

@@ -165,11 +165,11 @@ def note_case(cases, row, element, flight, place):
 
 
 def settled_lines(rows, chosen, lines, touched, by_line, order):
-    """Return a mask that says for each chosen access whether certainly no copy to or from its bytes is under
-    way. Where the mask is False, sim.observers.copies has to search.
+    """Return a mask of the chosen accesses whose bytes are certainly not read or written by a pending copy.
+    For all other accesses, the caller has to search for a pending copy.
 
-    lines: the number of the 16-byte line of each access.
-    touched: a mask of the bytes of the line, as an integer for each access.
+    lines: for each access, the number of its 16-byte line.
+    touched: for each access, an integer mask of the bytes of its line.
     by_line: {line: list of Successive}.
     """
     near = np.unique(lines)
@@ -258,8 +258,9 @@ class Flights:
                     if place.is_written:
                         copied.add(at)
         chosen = np.flatnonzero(np.isin(line, [*copied]) | stores & np.isin(line, [*by_line]))
-        # address -> element; key -> [number of cases, order, the case to show]; see Successive.under_way
-        elements, cases, known = {}, {}, {}
+        elements = {}  # address -> its Element
+        cases = {}  # the cases that `note_case` counts
+        known = {}  # results of `precedes`, cached by `is_known_before`
         chosen = chosen[self.near_copies(rows, chosen, line[chosen], by_line, order, known)]
         listed = rows.listed(chosen), rows.address[chosen].tolist(), rows.size[chosen].tolist()
         for row, address, size in zip(*listed):
@@ -276,10 +277,10 @@ class Flights:
 
     @staticmethod
     def near_copies(rows, chosen, lines, by_line, order, known):
-        """Return an array: for each chosen access, whether a copy is under way to or from bytes of its line
-        that its segment accesses.
+        """Return a mask of the chosen accesses whose segment accesses bytes, in the same line, that a pending
+        copy reads or writes.
 
-        The value is the same for all accesses of one segment to a line, so it is computed once for them.
+        All accesses of one segment to a line have the same value, so it is computed once for them.
         """
         if not len(chosen):
             return np.zeros(0, bool)

@@ -65,8 +65,8 @@ class EpochCounter(Observer):
         self.close(block)
 
     def close(self, block: Index3) -> None:
-        """Close the current epoch of a block. Its lanes are numbered after those of the epochs closed before,
-        so that one call of `epochs` can count several epochs."""
+        """Close the current epoch of a block. Add an offset to its thread numbers, so that they differ from
+        the thread numbers of other closed epochs, and one call of `epochs` can count several epochs."""
         batches = self.open.pop(block, ())
         for thread, *columns in batches:
             # An offset that is a multiple of the warp size keeps the lanes of a warp together.

@@ -306,7 +306,7 @@ class Facts(AccessPair):
 
     @cached_property
     def forwarding_atomics(self):
-        """The lines of the function that contain atomics, except for those that poll in the header of a
+        """The lines of the function that contain atomics, except for atomics that poll in the header of a
         loop."""
         home = self.outline and self.outline.function(self.low)
         lines = self.outline.text(home) if home else []

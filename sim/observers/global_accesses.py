@@ -16,7 +16,8 @@ class GlobalAccesses:
     """
 
     def __init__(self):
-        self.parts, self.waiting = [], []  # Rows; then (number of the block, batch)
+        self.parts = []  # converted accesses (Rows)
+        self.waiting = []  # accesses to convert: (number of the block, batch)
 
     def add(self, batches, block, once):
         """Add the accesses of a block's epoch (see Rows.of_global_memory for `once`)."""

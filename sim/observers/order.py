@@ -183,8 +183,8 @@ class HappensBefore:
         return any(at.segment <= clock.get((at.block, at.thread), -1) for clock in clocks)
 
     def pass_barrier(self, block, epoch, thread, segment, phase, reach=GRID):
-        """Acquire the clocks that were released to this phase of a barrier. The next fence acquires those of
-        a relaxed wait (`reach` is None)."""
+        """Acquire the clocks that were released to this phase of a barrier. After a relaxed wait (`reach` is
+        None), only the next fence acquires these clocks."""
         gathered = self.phases.get(phase_key(block, phase))
         key, clocks, contained = (block, thread), {}, ()
         if gathered is not None:
@@ -220,7 +220,7 @@ class HappensBefore:
                 acquired[place] = clock
             if released and (clocks := clocks_released(released, thread, GRID if home == GRID else BLOCK)):
                 clock = self.published[place] = self.union((clock, *clocks) if clock is not None else clocks)
-            # A thread need not acquire what it has published itself.
+            # A thread does not need to acquire a clock that it has released itself.
             self.last_acquired[key] = clock
         if acquired:
             self.acquire(block, thread, segment, acquired)
@@ -328,7 +328,7 @@ NOTHING = (), ()
 
 def clocks_released(released, thread, reach):
     """Return the clocks that the last fence of a thread released. If the thread has executed no fence since
-    the last barrier, return those released by any thread before it.
+    the last barrier, return the clocks that any thread released before this barrier.
 
     released: the entry of HappensBefore.released for the thread's block.
     """

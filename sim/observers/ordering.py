@@ -8,7 +8,7 @@ from sim.observers.order import GRID, HappensBefore
 from sim.sites import cluster_rank, local_address
 
 MAX_EVENTS = 1 << 12  # the maximum number of events recorded to determine whether a fence is missing
-# The hooks by which an observer keeps its own order up to date, besides `barrier_opened`.
+# The hooks that update an observer's happens-before order, in addition to `barrier_opened`.
 EVENTS = (
     "fenced",
     "atomic_done",

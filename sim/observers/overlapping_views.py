@@ -49,8 +49,8 @@ class OverlappingViews:
 
     def __init__(self, context):
         self.context, self.held = context, {}  # block -> {address in units: Held}
-        # the sites of the four accesses -> (block, address, their rows); the same for the first three
-        self.found, self.unread = {}, {}
+        self.found = {}  # the sites of all four accesses -> (block, address, rows of the accesses)
+        self.unread = {}  # the sites of the first three accesses -> (block, address, rows of the accesses)
         self.loaded_views = set()
         sizes = {view[0].itemsize for view in context.views.values() if view is not None}
         self.unit = min(sizes, default=1)

@@ -39,8 +39,8 @@ def near_poison(index, sizes, byte=INTEGER_POISON):
 
 
 def link_causes(findings):
-    """Return the findings, with causes added to those that are consequences. A finding that is a cause is
-    promoted to an error."""
+    """Return the findings. A finding that is the consequence of another finding contains this cause, and a
+    finding that is a cause is promoted to an error."""
     consequences = consequences_of(findings)
     if not consequences:
         return findings

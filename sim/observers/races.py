@@ -76,7 +76,8 @@ class Races(OrderingObserver):
             ReadOnlyLoads(context)
         self.views = OverlappingViews(context) if context.views else None
         self.cluster = ClusterAccesses(context, self.number, self.names) if context.clustered else None
-        # Operations of the async proxy and replicas need the whole epoch.
+        # A probe searches epochs that have not ended. The async proxy, and the detection of replicated
+        # accesses, need all accesses of an epoch.
         self.probe = None if self.proxy or self.allow_replicas else Probe(self)
         # the functions that receive each event, in addition to the order
         self.recorders = [self.proxy.record] if self.proxy else []
@@ -86,9 +87,9 @@ class Races(OrderingObserver):
         # (block, thread) -> (segment, whether it is a grid-wide fence) of each recorded fence and atomic
         self.fences = {}
         self.meetings = {}  # (barrier, such as "syncthreads" or "grid.sync", function) -> its lines
-        self.global_accesses = GlobalAccesses()  # since the last grid barrier
+        self.global_accesses = GlobalAccesses()  # the accesses since the last grid barrier
         self.examined = Counter()  # block, or None between blocks -> number of racy cells examined
-        self.scanned, self.diverged = 0, []  # number of findings scanned; list of those about divergence
+        self.scanned, self.diverged = 0, []  # number of findings scanned; the findings about divergence
         self.elements = {}  # address -> its Element
         self.known_pairs = {}  # see Collisions
         self.best = {}  # (space, array, site, site) -> (rank, the finding with the lowest rank)

@@ -71,17 +71,18 @@ class Uninitialized(OrderingObserver):
     def launch_started(self, context):
         super().launch_started(context)
         # block, or (block, base of an array from sim.empty) -> mask of the bytes written in earlier epochs
-        self.on_chip, self.layout = {}, (0, (), ())  # the latter: see shared_layout
+        self.on_chip = {}
+        self.layout = (0, (), ())  # see `shared_layout`
         # (site, array) -> (the lowest read as (position, access, address, use), the number of reads)
         self.local_reads = {}
         # (block, site) -> the number of its unwritten loads so far, for blocks that have not ended
         self.reported = {}
         self.empty = [a for a in context.space.allocations if a.unwritten is not None]
-        # For arrays from sim.empty: (address, site) -> [(block, thread)] of the loads not preceded by a write
-        # of their block.
+        # For arrays from sim.empty: (address, site) -> [(block, thread)] for the loads of elements that the
+        # block of the load has not written before.
         self.suspects = {}
-        # address -> the blocks that write to it; address -> the blocks that write to it without reading it
-        self.writers, self.setters = {}, {}
+        self.writers = {}  # address -> the blocks that write to it
+        self.setters = {}  # address -> the blocks that write to it without reading it
         self.padding = Padding(context)
 
     def accesses(self, batch):

@@ -25,7 +25,7 @@ PARTS = ("Why it is wrong on a GPU", "Fix", "Manual")
 
 
 class PageError(ValueError):
-    """A page whose parts are not those that `parse` expects."""
+    """A page without the parts that `parse` expects."""
 
 
 @dataclass(frozen=True)

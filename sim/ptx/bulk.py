@@ -94,7 +94,7 @@ def state_space(name):
 
 
 def proxy_fence(writer, item):
-    """Emit a fence between proxies. Only those for the async proxy have an effect."""
+    """Emit a fence between proxies. Only fences for the async proxy have an effect."""
     names = [name for name in item.names if name != "bulk"]
     if not any(name.startswith("async") for name in names):
         return  # sim has no other proxies, and the host writes all tensor maps

@@ -46,13 +46,13 @@ class Writer:
 
     def __init__(self, module, function, branches):
         self.module, self.function, self.branches = module, function, branches
-        # The Python names of the registers; the lines emitted so far; their indentation; and a list of (line,
-        # description) for the unsupported instructions.
-        self.names, self.lines, self.depth, self.missing = {}, [], 1, []
+        self.names = {}  # the Python names of the registers
+        self.lines, self.depth = [], 1  # the lines emitted so far, and the indentation of the next line
+        self.missing = []  # (line, description) for each unsupported instruction
         self.kinds = register_kinds(function, translate.types_of, module.float_kinds)
-        # The enclosing Loop of each block, by id(block); the ids of the loops' entry blocks; and the ids of
-        # the blocks emitted in place of a jump.
-        self.home, self.heads, self.inlined = {}, set(), set()
+        self.home = {}  # id of a block -> the enclosing Loop
+        self.heads = set()  # the ids of the loops' entry blocks
+        self.inlined = set()  # the ids of the blocks emitted in place of a jump
         self.waits = []  # the mbarrier tests in loops that do nothing but wait for them to succeed
         self.products = ProductRegisters(self, translate.HANDLERS.keys())
         self.blocks = blocks_of(function)

@@ -104,7 +104,7 @@ class Operations:
         return self.new_name(action, lambda run: run.memory.make_strong(action, *rest))
 
     def acts_on(self, space, access):
-        """Return whether the value of the current strong load can affect what the thread does."""
+        """Return whether the value of the current strong load can affect later actions of the thread."""
         # A volatile access to shared memory is weak: threads synchronise by it in a waiting loop only.
         if access.volatile and space == "shared":
             return self.uses.waits_for(self.item)

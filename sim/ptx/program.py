@@ -47,11 +47,11 @@ class Program(Operations):
         # Whether the source contains indirect calls. If so, all functions of the module whose addresses are
         # taken are translated, because a pointer can come from an earlier launch of another kernel.
         self.calls_pointers = False
-        # The names of the sim.isa entries that the source uses; whether threads act on results of atomics;
-        # and whether the source stores to memory.
-        self.used, self.acts, self.stores = set(), False, False
-        # whether the source has fences; whether it receives signals, which fences order (sim.ptx.effects)
-        self.fenced, self.receives = False, False
+        self.used = set()  # the names of the sim.isa entries that the source uses
+        self.acts = False  # whether threads act on the results of atomics
+        self.stores = False  # whether the source stores to memory
+        self.fenced = False  # whether the source has fences
+        self.receives = False  # whether the source receives signals, which fences order (sim.ptx.effects)
         # the ids of the instructions of a destructor, which affect no other thread
         self.unobserved = destructor_of(entry)
         self.accessed = set()  # numbers of the sites that access global or shared memory

@@ -24,8 +24,8 @@ class Uses:
 
     def __init__(self, function):
         self.body = function.body
-        # register -> indices of the instructions that read it, and of those that write it
-        self.readers, self.writers = {}, {}
+        self.readers = {}  # register -> indices of the instructions that read it
+        self.writers = {}  # register -> indices of the instructions that write it
         self.labels = {}  # label -> its index in the body
         self.jumps = []  # pairs (index of a branch, indices of its targets)
         self.volatile = {}  # location in the source -> indices of the volatile loads there
@@ -80,7 +80,7 @@ class Uses:
         return swap is not None and self.acts_on(swap)
 
     def acts_on(self, load):
-        """Return whether a loaded value can affect what a thread does.
+        """Return whether a loaded value can affect later actions of a thread.
 
         It can if a predicate depends on the value, or if the value leaves the function.
         """
@@ -101,7 +101,8 @@ class Uses:
         return next((item for item in here if getattr(item.operands[2], "name", None) in copies), None)
 
     def copies_of(self, load):
-        """Return the registers that contain a loaded value: those of the load, and those with copies."""
+        """Return the names of the registers that a load writes, and of the registers with copies of these
+        values."""
         copies = [register.name for register in registers(load.operands[0])]
         for name in copies:
             items = (self.body[at] for at in self.readers.get(name, ()))

@@ -254,7 +254,8 @@ def is_move(item):
 
 
 def registers_of(item):
-    """Return (names of the registers that an instruction reads, names of those that it can set)."""
+    """Return two sets of register names: the registers that an instruction reads, and the registers that it
+    can set."""
     read, written = read_and_written(item)
     if item.guard and item.operands and not isinstance(item.operands[0], Address):
         # A guarded instruction counts its results among the registers read.

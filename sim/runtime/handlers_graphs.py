@@ -60,9 +60,9 @@ class Graph:
 
 @dataclass
 class Capture:
-    """A graph that streams record.
+    """A graph into which streams are being captured.
 
-    last: maps each stream to the nodes that its next operation depends on.
+    last: stream -> the nodes on which its next operation depends.
     """
 
     graph: Graph = field(default_factory=Graph)
@@ -82,7 +82,7 @@ class Graphs:
 
     def __init__(self) -> None:
         self.graphs: dict[int, Graph] = {}
-        self.capturing: dict[int, Capture] = {}  # stream -> the graph that records its operations
+        self.capturing: dict[int, Capture] = {}  # stream -> the Capture that records its operations
         # event recorded during a capture -> the capture, and the nodes that precede the event
         self.events: dict[int, tuple[Capture, frozenset[int]]] = {}
         self.footprint: Footprint | None = None  # the memory that the current node accesses

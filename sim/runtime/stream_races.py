@@ -44,7 +44,11 @@ class Operation:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two operations that nothing orders, with the lowest byte that both access and their actions there."""
+    """Two operations that access the same byte, although nothing orders them.
+
+    address: the lowest byte that both operations access.
+    early, late: the actions (LOAD or STORE) of the two operations on this byte.
+    """
 
     earlier: Operation
     later: Operation

@@ -71,11 +71,11 @@ class Launcher:
     def bind(self, arguments, programs, stream):
         """Return (names, values) of the kernel's parameters.
 
-        arguments: the arguments of the launch, with those that the compiler replaced by constants.
+        arguments: all arguments of the launch, including arguments that the compiler replaced by constants.
         programs: the number of programs, each of which has its own scratch memory.
         """
         names, values = [], []
-        self.kernel.module.store.pinned.arrays.clear()  # those of the previous launch
+        self.kernel.module.store.pinned.arrays.clear()  # remove the arrays of the previous launch
         descriptors = iter(getattr(self.metadata, "tensordesc_meta", None) or ())
         for (name, kind), value in zip(self.src.signature.items(), arguments):
             if isinstance(kind, str) and kind.startswith("tensordesc"):

@@ -12,7 +12,7 @@ from sim.memory.spaces import Empty
 
 CREATORS = {torch.empty, torch.empty_like, torch.empty_strided}
 CREATORS |= {torch.Tensor.new_empty, torch.Tensor.new_empty_strided}
-MOST = 1 << 12  # number of storages to remember before those that no longer exist are removed
+MOST = 1 << 12  # number of remembered storages at which freed storages are removed
 
 
 class FreshTensors:

@@ -107,7 +107,7 @@ class Body:
 
     def __init__(self, function, typing, context, builder, signature):
         self.function, self.typing, self.context, self.builder = function, typing, context, builder
-        # `cells` has the variables with a stack slot, and `values` those without.
+        # `cells` has the variables with a stack slot, and `values` has the other variables.
         self.signature, self.cells, self.values, self.loops = signature, {}, {}, []
         self.depth = 0  # the number of enclosing `if` statements and loops
         self.assigned = Counter(

@@ -19,7 +19,8 @@ ADDRESS_MASK = (1 << SIZE_SHIFT) - 1
 # POSITION  linear index of the block
 # FLAGS     the error flags that the access has set, which no earlier access of the block had set
 # VALUE     the bytes of the element after the access, at most eight
-# AXES      the number of dimensions of a refused access, else 0; then its index, then the array's shape
+# AXES      the number of dimensions of a refused access, or 0 for any other access. In later columns, the
+#           index of a refused access is followed by the array's shape.
 ENTRY, OWN, POSITION, FLAGS, VALUE, AXES = range(6)
 COLUMNS = AXES + 1 + 2 * MOST_AXES
 

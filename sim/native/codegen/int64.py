@@ -125,8 +125,8 @@ def functions_of(path):
 
 
 def build(helper):
-    """Translate a helper into a new library. Include every helper called by it, except those already in
-    another library."""
+    """Translate a helper, and every helper that it calls, into a new library. Leave out helpers that are
+    already in another library."""
     library = LinkedLibrary(cpu_target.target_context.codegen(), helper.symbol)
     module, waiting = library.create_ir_module(library.name), [helper]
     # Helpers can call each other, so set the library before the translation.

@@ -27,11 +27,11 @@ FIELD_SIZES = {
     "for_left": 1,  # remaining iterations of `for` loops in the current block
     "errors_at_limit": 1,  # error flags of a block when it exceeded a limit of iterations
     "ending_flags": 1,  # mask of the error flags that end the launch after some time
-    # CPU time for which a launch may run after the start of the call with such an error, in units of `clock`
+    # CPU time after which a launch with an error in `ending_flags` ends, in units of `cpu_clock`
     "time_after_error": 1,
     "call_began": 1,  # CPU time at which the current call of the grid function began, or 0
     "polls": 1,  # number of iterations of loops around synchronisation points since the first error
-    "deadline": 1,  # CPU time at which the launch ends, or 0 before the first error with one of these flags
+    "deadline": 1,  # CPU time at which the launch ends, or 0 before the first error in `ending_flags`
     "returned_count": 1,  # number of threads of the current block that have returned
     "arrived": 1,  # number of arrivals at a grid barrier of PTX by threads of the current block
     "switch": 1,  # address of the Python function that lets the other blocks run to the grid barrier
@@ -47,7 +47,7 @@ FIELD_SIZES = {
     "pair_room": 1,  # capacity of `pairs`
     "noted": 1,  # the error flags of the current block that have been recorded
     "records": 1,  # address of the rows of sim.native.codegen.error_records, or 0
-    "record_count": 1,  # number of rows recorded so far, including those that were overwritten
+    "record_count": 1,  # number of rows recorded so far, including overwritten rows
     "trap": 1,  # address, as in a log entry, at which all accesses are recorded, or 0
     "flipped": 1,  # the bits to invert in the bytes that fill unwritten shared memory
     "missed_barrier": 1,  # 1 if threads of the block wait at a barrier, and others have returned
@@ -76,15 +76,15 @@ FIELD_SIZES = {
     "excluded": 1,  # 1 + index of the first thread of the block whose mask does not include itself, or 0
     "excluding_mask": 1,  # that mask
     "log": 1,  # address of the access log (sim.native.codegen.access_log)
-    "log_count": 1,  # number of entries, including those that did not fit
+    "log_count": 1,  # number of entries, including entries that did not fit
     "log_room": 1,  # capacity of `log`, in entries
     "segments": WARPS,  # number of synchronisations within each warp so far, modulo 2**16
     "indices": THREADS,  # threadIdx of each thread, as x | y << 16 | z << 32
     # For each checked read: 0, or 1 + 1024 * block + thread for the first thread whose variable was
     # unassigned.
     "unset": MAX_UNSET,
-    # Epoch and segment at which each thread returned, then the same for the last thread of each warp to
-    # return.
+    # Epoch and segment at which each thread returned. Then, for each warp, the epoch and segment at which its
+    # last thread returned.
     "returned_at": THREADS + WARPS,
     # 1 for a thread that has returned, and sides.ABSENT for a thread that the run does not follow
     "returned": THREADS,

@@ -135,7 +135,7 @@ def barrier_after_arrival(state) -> bool:
 
 # --- mbarriers ----------------------------------------------------------------------------------------------
 
-NOT_PASSING = 1 << 31  # `passing_epoch` before the first thread has waited; higher than any epoch
+NOT_PASSING = 1 << 31  # the value of `passing_epoch` until the first thread has waited; exceeds all epochs
 
 
 @int64_helper

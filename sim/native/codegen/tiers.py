@@ -24,10 +24,11 @@ SUFFIX = ".optimised"
 
 
 class TieredFunction:
-    """A grid function for one signature. It has quick machine code, and later optimised machine code as well.
+    """A grid function for one signature. It starts with quick machine code, and can later switch to optimised
+    machine code.
 
-    dispatcher: its Numba dispatcher, which may have further signatures: the checks of an array are a part of
-        its type.
+    dispatcher: the Numba dispatcher of the grid function. It may have further signatures, because the checks
+        of an array are a part of the array's type.
     """
 
     def __init__(self, dispatcher):

@@ -19,7 +19,7 @@ from sim.native.codegen.node_types import MISSING, Inference, Untranslatable, fo
 
 
 def translated(function):
-    """Turn a generated function into an intrinsic, which only compiled code can call. Use it as a
+    """Turn a generated function into a Numba intrinsic, which only compiled code can call. This function is a
     decorator."""
     made = make_intrinsic(Source(function))
     made.py_func = function
@@ -27,7 +27,7 @@ def translated(function):
 
 
 def make_intrinsic(source):
-    """Return the intrinsic of a Source."""
+    """Return an intrinsic that generates the translations of a Source."""
     parameters = [*inspect.signature(source.function).parameters]
     return intrinsic_of(source.function.__name__, parameters, source.typed)
 

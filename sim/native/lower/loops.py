@@ -74,7 +74,8 @@ class LoopCounter(ast.NodeTransformer):
 
     def __init__(self, module):
         self.module = module
-        # the maximum number of iterations between two polls, of the loops visited so far in the current loop
+        # the maximum number of iterations between two polls in any loop that is nested in the current loop
+        # and has been visited
         self.unpolled = 1
 
     def make_call(self, name, *arguments):

@@ -225,7 +225,7 @@ class Module(GeneratedModule):
             return MISSING
 
     def fresh_function(self, name):
-        """Return an unused name for a device function. It must not be that of a variable of any function."""
+        """Return an unused name for a device function. No variable of any function may have this name."""
         used = RESERVED.union(*(source.local for source in self.reachable.values()))
         used |= {device.name for device in self.devices.values()}
         return name if name not in used and not home_of(name) else self.fresh_name(name)

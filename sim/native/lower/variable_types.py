@@ -112,8 +112,8 @@ def type_stub(function, tree):
 
 @functools.cache
 def sync_stub(entry):
-    """Return a function for type inference only. Its results have the types of a synchronising instruction's
-    results."""
+    """Return a stub that has the types of a synchronising instruction, but no code. Only type inference uses
+    it."""
 
     def typed(typing, *given):
         of = dict(zip(entry.parameters, given))

@@ -46,8 +46,8 @@ FIRST, COUNT, GROUP, LEFT, HEADER = range(5)
 # OF_GROUP  number of groups that were committed before it
 # TO        host address of the destination region's row in the table
 # TO_AT     offset in bytes of the destination in its region
-# FROM      the same for the source, or 0 if the copy writes zeros
-# FROM_AT
+# FROM      host address of the source region's row in the table, or 0 if the copy writes zeros
+# FROM_AT   offset in bytes of the source in its region
 # BYTES     size of the copy
 # OWN       shadow entry of the thread at the issue
 OF_GROUP, TO, TO_AT, FROM, FROM_AT, BYTES, OWN, FIELDS = range(8)
@@ -162,7 +162,7 @@ def check_no_flight(region, offset, size, state):
 
 @int64_helper
 def not_earlier(entry, other):
-    """Return whether the epoch of a shadow entry is not earlier than that of another one."""
+    """Return whether the epoch of the shadow entry `entry` is equal to or later than the epoch of `other`."""
     return entry >> EPOCH_SHIFT >= other >> EPOCH_SHIFT
 
 

@@ -59,7 +59,7 @@ def is_logged(observers):
 
 
 class Replay:
-    """The observers of one compiled launch, and the totals of the chunks replayed so far.
+    """The observers of one compiled launch, and totals of the chunks that have been replayed.
 
     launch: the launch.
     module: the lowered module. The log identifies a site by its index in `module.sites`.
@@ -87,7 +87,7 @@ class Replay:
         # The array at host address `low[i]` has the simulated address `low[i] + moved[i]`.
         self.low, base = np.array(homes or [(0, 0)], np.int64).T
         self.moved = base - self.low
-        self.segments = self.accesses = 0  # the totals of all chunks so far
+        self.segments = self.accesses = 0  # totals of the chunks that have been replayed
         self.started, self.skipped, self.blocks = False, 0, launch.blocks
         self.observers = observers
 

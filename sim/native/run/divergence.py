@@ -48,8 +48,10 @@ class Side:
         return Side(self.run.again(side=side, **given))
 
     def place(self, number):
-        """Return the site of the barrier with index `number` among those that this side has reached after the
-        disagreement, or None if there is none."""
+        """Return the site of a barrier that this side has reached after the disagreement, or None.
+
+        number: the index of the barrier. 0 is the first barrier after the disagreement.
+        """
         return self.run.site(self.state.barrier_sites[number]) if number < min(self.passed, PASSED) else None
 
 

@@ -173,7 +173,7 @@ class Rematerializer:
         The assignments are in the order of their dependencies.
         """
         need = set(wanted)
-        # An assignment may read variables that precede it in `rematerialized`, so collect them backwards.
+        # An assignment may read variables that are assigned earlier, so iterate in reverse order.
         for variable in reversed(self.rematerialized):
             if variable in need:
                 need |= names_read(self.rematerialized[variable].value)
