@@ -122,7 +122,7 @@ def errors_of(shape, seed=0, device="cpu", run=None):
 
 
 def bfloat16_errors_of(shape, seed=0, device="cpu"):
-    """Return the errors of the kernels, and those of PyTorch eager, for this shape in bfloat16.
+    """Return the errors of the kernels and the errors of PyTorch eager for this shape in bfloat16.
 
     Each is {result: RMS error relative to the RMS of the correct result, 0 if that is 0}, without the decoded
     token.

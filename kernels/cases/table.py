@@ -81,8 +81,8 @@ def with_gradient(generator, **size):
 
 
 def multi_token_inputs(generator, heads, n, d, c_q, c_k):
-    """Return q, k and v, the taps and full head map applied before the softmax, and those applied after
-    it."""
+    """Return q, k and v, then the taps and the full head map that are applied before the softmax, then the
+    taps and the full head map that are applied after it."""
     q, k, v = qkv(generator, heads, n, d)
     taps, after_taps = torch.randn(2, heads, c_q, c_k, generator=generator) / (c_q * c_k) ** 0.5
     head_map, after_head_map = torch.randn(2, 1, heads, heads, generator=generator) / heads**0.5

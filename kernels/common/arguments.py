@@ -166,7 +166,7 @@ def checked_scale(scale, d):
 
 # Arguments of each kind of attention ------------------------------------------------------------------------
 
-# facts of valid calls -> the result of their check; see `facts_of`
+# cached results of checks: the result of `facts_of` for valid arguments -> the result of their check
 CHECKED: dict = {}
 MOST_CHECKED = 4096
 OR_FLOAT32 = torch.float32, None  # float32, or the type of q

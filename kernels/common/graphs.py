@@ -182,7 +182,8 @@ def copy_all(targets, sources):
 
 
 def settings():
-    """Return PyTorch's settings that change the launches of an operation, or the kind of its tensors."""
+    """Return the settings of PyTorch that can change the kernels, the dtypes or the inference mode of an
+    operation. They are part of the key of a recorded graph."""
     matmul = torch.backends.cuda.matmul
     return (
         torch.are_deterministic_algorithms_enabled(),

@@ -39,7 +39,7 @@ RESIDENT = 2  # blocks per multiprocessor
 FEWEST = 0.5  # with fewer blocks per multiprocessor in a band, `tensor_backward` is faster
 TWO = 2  # number of 16-bit values in a float32 element of scratch memory
 ALIGNED = 32  # float32 elements: each part of scratch memory starts at a multiple of 128 bytes
-# the indices in Pass.tensors of the arguments, the gradients, and the parts of scratch memory
+# indices in `Pass.tensors`: first the arguments, then the gradients, then the scratch tensors
 Q, K, V, W, O, LOG_SUM, D_O, D_Q, D_K, D_V, D_W, DELTA, P, S, K_SUMS, V_SUMS, W_PARTS = range(17)
 GIVEN = D_Q  # number of arguments
 
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
     tiles: int
 
     def starts(self, tiles_in_all):
-        """Return the first tile of each band, and the number of all tiles."""
+        """Return the first tile of each band, and then the total number of tiles."""
         first = tiles_in_all % self.tiles or min(self.tiles, tiles_in_all)
         return [0, *range(first, tiles_in_all + 1, self.tiles)]
 
@@ -106,7 +106,8 @@ def suits_shape(device, q_shape, w_shape, causal):
 
 @functools.cache
 def scratch_sizes(q_shape, w_shape, plan, keys_wanted):
-    """Return the sizes of D, P, dS, the sums of dK and of dV, and the parts of dW, in float32 elements."""
+    """Return the sizes of the scratch tensors in float32 elements: D, P, dS, the sums of dK and dV over
+    several bands, and the partial sums of dW."""
     (batch, heads, n, d), (c_q, c_k) = q_shape, w_shape[1:]
     tiles_in_all, parts = -(-n // owned_rows(c_q, plan.warps)), parts_of(n, c_q, c_k)
     tiles, sequences = min(plan.tiles, tiles_in_all), batch * heads
@@ -150,10 +151,10 @@ def conv_banded_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run
 
 
 class Pass:
-    """The launches of a pass.
+    """The launches of a backward pass.
 
-    tensors: all tensors, with rows of the kernels' width.
-    steps: (Plan of a launch, the indices of its tensors, its arguments) for each launch so far.
+    tensors: the arguments, gradients and scratch tensors. The rows are padded to the width of the kernels.
+    steps: for each launch so far: (Plan of the launch, indices of its tensors, its arguments).
     """
 
     def __init__(self, tensors, causal, scale, run, plan):
@@ -192,12 +193,14 @@ class Pass:
         self.steps.append((launch(kernel, grid, block, *arguments, run=self.run), places, arguments))
 
     def band(self, place, shape, dtype):
-        """Return scratch tensor `place` as the scores of a band, with elements of type `dtype`."""
+        """Return the scratch tensor with index `place` as the scores of a band, with elements of type
+        `dtype`."""
         scores = self.tensors[place][: math.prod(shape) // TWO].view(torch.int16).view(shape)
         return Bits(scores, dtype) if dtype != torch.int16 else scores
 
     def sequence_rows(self, place, dtype):
-        """Return tensor `place`, (B, H, N, d), as (B · H, N, d) with elements of type `dtype`."""
+        """Return the tensor with index `place`, (B, H, N, d), as (B · H, N, d), with elements of type
+        `dtype`."""
         return Bits(self.tensors[place].flatten(0, 1), dtype)
 
     def compute_scores(self, first, last, tiles, earlier_tiles, shape):

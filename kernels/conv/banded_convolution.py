@@ -62,8 +62,8 @@ def tap_loader(kind, c_q, c_k, bits):
 
 @functools.cache
 def band_maker(c_q, c_k):
-    """Create make_bands(bands, flipped, taps), which stores the bands of all rows of taps in shared memory,
-    and those of the transposed convolution.
+    """Create make_bands(bands, flipped, taps), which stores the bands of all rows of taps in shared memory:
+    in `bands` for the convolution, and in `flipped` for the transposed convolution.
 
     bands, flipped: (c_q + 2, window + 1, 2, 8, 4), int32 elements with two taps each. Band c_q - a has the
         elements w[a, x - y + 8 (window - 1)] for 16 input columns x and 8 (window + 1) output columns y. The
@@ -96,8 +96,8 @@ def band_maker(c_q, c_k):
 
 @functools.cache
 def convolution_starter(kind, c_q, c_k, places):
-    """Create start(of_low, of_high, of_bands), which starts the products of 32 columns, and returns the sums
-    of the first and the last 16 columns: those of even rows, then those of odd rows.
+    """Create start(of_low, of_high, of_bands), which starts the products of 32 columns. It returns the
+    accumulators of the first 16 and of the last 16 columns, in each case the even rows first.
 
     of_low, of_high: the descriptors of these columns, in a buffer with `places` rows of each parity.
     """
@@ -115,7 +115,7 @@ def convolution_starter(kind, c_q, c_k, places):
 
 
 def carried_numbers(c_k):
-    """Return the number of sums that an iteration leaves to the next one."""
+    """Return the number of accumulators that an iteration carries over to the next one."""
     return PARITIES * 4 * (window_of(c_k) - 1)
 
 

@@ -25,7 +25,7 @@ from kernels.tensor_cores.warpgroup_tiles import GROUP, PATTERN, PTX_KIND, SWIZZ
 
 SIDE = 64  # rows and columns of a piece of a tile: 128 bytes per row, with the 128-byte swizzle
 PIECE = SIDE * SIDE * 2  # bytes
-PART = 32  # rows and columns of a part of a band
+PART = 32  # rows and columns of a part, the unit in which a band is stored
 PART_CHUNKS = PART * PART // CHUNK
 GROUPS = 2
 THREADS = GROUPS * GROUP
@@ -35,13 +35,13 @@ WAITS = cp_async_wait_0, cp_async_wait_1, cp_async_wait_2
 
 @cuda.jit(device=True)
 def row_at(place):
-    """Return the row that is stored in row `place` of a part, or of several adjacent parts."""
+    """Return the logical row that parts store at row `place`. `store_part` defines the order of the rows."""
     return (place & ~31) + (place & 7) * 2 + (place >> 3 & 1) * 16 + (place >> 4 & 1)
 
 
 @cuda.jit(device=True)
 def column_at(place):
-    """Return the column that is stored in column `place` of a part, or of several adjacent parts."""
+    """Return the logical column that parts store at column `place`. Adjacent parts continue the numbering."""
     return (place & ~15) + (place >> 1 & 1) * 8 + (place >> 2 & 3) * 2 + (place & 1)
 
 

@@ -104,8 +104,8 @@ def in_ring(block):
 
 @functools.cache
 def wgmma_score_gradient_kernel(width, kind, c_q, c_k, bits=False):
-    """Return the kernel for rows of `width` elements and (c_q, c_k) taps. Its parameters, and those of the
-    kernel, are the same as in `banded_scores.score_gradient_kernel`."""
+    """Return the kernel for rows of `width` elements and (c_q, c_k) taps. This function and the kernel have
+    the same parameters as `banded_scores.score_gradient_kernel` and its kernel."""
     scaled = kind == "float16"
     window, halo, pieces, owned = window_of(c_k), c_q - 1, width // SIDE, owned_rows(c_q, WARPS)
     t_offset, s_offset = offsets_of(c_q, c_k)

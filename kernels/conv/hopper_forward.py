@@ -248,7 +248,7 @@ def conv_hopper_kernel(width, kind, block, c_q, c_k, bits=False, parts=False):
         # The last tile ends with the last query. Only the first tile, which has the fewest keys, may be
         # incomplete: its first rows are then negative.
         i0 = int32(int32(o.shape[2]) - tiles_after * int32(owned) + diagonal)
-        # n is the end of the owned keys, `end` that of the input keys
+        # n is the end of the owned keys. `end` is the end of the input keys.
         end = int32((min(n, int32(i0 + int32(owned))) if causal else n) - int32(shift))
         factor = LOG2E if scaled else scale * LOG2E
         slack, lowest = min(SLACK / factor, LARGEST), -min(LARGEST / factor, LARGEST)

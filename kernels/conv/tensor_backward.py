@@ -385,5 +385,5 @@ def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run
 
 
 def aligned_size(log_sum):
-    """Return the number of elements of D, rounded up so that what follows it is aligned to 16 bytes."""
+    """Return the number of elements of D, rounded up so that the data after D are aligned to 16 bytes."""
     return -(-log_sum.numel() // 4) * 4

@@ -52,8 +52,11 @@ class Block(NamedTuple):
         return self.consumers + GROUP
 
     def check(self):
-        """Raise ValueError if consumers would wait forever: for registers, because those of a block do not
-        suffice, or for a tile that they skip, because they still use all slots."""
+        """Raise ValueError if consumers would wait forever.
+
+        They would wait for registers if a block has too few, and for a tile that they skip if they still use
+        all slots.
+        """
         at_launch = REGISTERS // (self.resident * self.threads) // 8 * 8
         fewer, more = self.registers
         if fewer + self.groups * more > (self.groups + 1) * at_launch:

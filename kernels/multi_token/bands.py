@@ -40,11 +40,11 @@ from kernels.multi_token.stages import (
     type_of_bands,
 )
 
-# approximate number of scores per band: of float32, 32 MiB, which fit in the L2 cache of a large GPU; of
-# bfloat16, 128 MiB, because there the host's time for many small launches exceeds what the cache saves. Then
-# the minimum number of tile rows
+# Approximate number of scores per band. In float32, they take 32 MiB and fit in the L2 cache of a large GPU.
+# In bfloat16, they take 128 MiB, because the host time of many small launches would exceed the time that the
+# cache saves.
 BAND = {torch.float32: 2**23, torch.bfloat16: 2**26}
-FEWEST_TILES = 2
+FEWEST_TILES = 2  # minimum number of tile rows
 
 
 class Layer(NamedTuple):

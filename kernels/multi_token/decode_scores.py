@@ -50,7 +50,7 @@ def convolver(c_q, after):
 
 @functools.cache
 def window_kernel(c_q, after):
-    """Return the kernel for c_q rows of taps and `after` rows of T."""
+    """Return the kernel that computes `after` rows of T with c_q rows of taps."""
     rows = c_q + after - 1
     slots, tap_slots = (-(-count // UNROLLED) * UNROLLED for count in (rows, c_q))
     numbers = 2 * slots

@@ -88,7 +88,7 @@ def mix_kernel(group):
         start = (cuda.blockIdx.x * WARPS + warp) * (8 * LOADS)
         load_scores(scores, x, batch, first_head, start)
         load_map(m, head_map, cuda.blockIdx.y)
-        # y may be x, and the lanes that store an element are not those that load it
+        # y may be the same array as x, and other lanes store an element than the lanes that load it
         cuda.syncwarp()
         for step in range(LOADS):
             for up in range(tiles):

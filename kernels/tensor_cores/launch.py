@@ -40,7 +40,7 @@ class ResidentWork(NamedTuple):
     resident: int
 
     def schedule(self, sequences, n, causal, device):
-        """Return (grid,). There are at most as many blocks as can be resident at once."""
+        """Return (grid,): one block per tile, up to the number of blocks that can be resident at once."""
         tiles = sequences * -(-n // self.rows)
         most = self.resident * multiprocessors(device) if device.type == "cuda" else tiles
         return ((min(tiles, most),),)

@@ -39,7 +39,7 @@ GLOBAL, SHARED_METRIC = (
     "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum",
 )
-ACCESSES = {  # kind of access -> names of the metrics that count its (requests, pieces)
+ACCESSES = {  # kind of access -> names of the metrics that count its (requests, sectors or wavefronts)
     "load": (GLOBAL.format("requests", "ld"), GLOBAL.format("sectors", "ld")),
     "store": (GLOBAL.format("requests", "st"), GLOBAL.format("sectors", "st")),
     "shared load": ("smsp__inst_executed_op_shared_ld.sum", SHARED_METRIC.format("ld")),
