@@ -409,7 +409,7 @@ print(counts)
 #
 # In this run no letter was lost. `sim` runs one thread at a time, and in this kernel it has no reason to switch threads in the middle of the `+=`. A GPU runs thousands of threads at once and interleaves them all the time. So why does `sim` report a bug? It does not wait for the accident to happen. For any two accesses, it asks whether something **orders** them, and here nothing does. So it finds a race in every run, whatever the result looks like. And therefore **a correct result proves nothing about a race.**
 #
-# Here is the timeline of block 0. There is no barrier anywhere: each thread's *load* and *store* of a counter may come before, between or after those of the other threads.
+# Here is the timeline of block 0. There is no barrier anywhere: each thread's *load* and *store* of a counter may come before, between or after the loads and stores of the other threads.
 
 # %%
 traced = simulate(histogram, on_finding="report", observers=[*DEFAULT, Trace])

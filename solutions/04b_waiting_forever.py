@@ -17,7 +17,7 @@
 # - say what each of the nine kinds of bugs looks like on a real GPU, which reports none of them;
 # - name the bugs of six kernels without running them.
 #
-# In lesson 04 threads were in the wrong place, or came at the wrong moment. Here they wait, and some of them wait forever. The steps are the same: **guess**, **run**, **fix**. These are the names that `sim` has for the nine kinds of bugs:
+# In lesson 04, threads accessed the wrong place, or accessed it at the wrong moment. Here they wait, and some of them wait forever. The steps are the same: **guess**, **run**, **fix**. These are the names that `sim` has for the nine kinds of bugs:
 #
 # | the wrong place | the wrong moment | waiting forever |
 # |---|---|---|

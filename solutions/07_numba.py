@@ -184,7 +184,7 @@ print(translation.read_aloud())
 # %% [markdown]
 # Here is what to look for. (Your compiler may number the registers differently.)
 #
-# - **An array arrives as several numbers**: the address of its data, its size, its length along each axis, and more. Only those that are used are loaded.
+# - **An array arrives as several numbers**: the address of its data, its size, its length along each axis, and more. A kernel loads only the numbers that it uses.
 # - **`cuda.grid(1)`** is `threadIdx.x + blockDim.x * blockIdx.x`: three `mov`, a `mul` and an `add`. On the way it becomes 64 bits wide.
 # - **The guard** is `setp.ge` (is i >= out.size?) and a jump to the end for the threads for which that is true. The prefix `@%p1` means: only if p1.
 # - **`x[i]`** needs an address: the start of x plus 4 · i, because each number has 4 bytes. The multiplication by 4 is written as a shift by 2 bits.

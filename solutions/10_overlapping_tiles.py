@@ -311,7 +311,7 @@ for first, count in [(-2, 4), (3, 4), (7, 2)]:
 # | `k_tile` | (P_k + columns + P_r, d) | the keys from j0 − P_k on, likewise |
 # | `w` | (c_q, c_k) | the taps |
 #
-# - The steps are those of lesson 09: scores divided by √d, the mask with 0, the convolution, the mask with
+# - Use the steps of lesson 09: scores divided by √d, the mask with 0, the convolution, the mask with
 #   −∞.
 # - Don't modify the inputs. Create no tensor much larger than the tile, and call no
 #   function of the `kernels` package except `halo_of`. The check measures the tensors, so use PyTorch and not

@@ -795,8 +795,8 @@ print("on this device, within 1e-10 of autograd on the CPU:", all(near))
 # ## In three lines
 # - One question gives every gradient: which numbers did this number contribute to, and how strongly? Add up
 #   strength × gradient over all of them.
-# - Softmax: dT = P * (dP − D). Convolution: read down the columns of its table, so the taps are reversed. A
-#   mask: a number that was replaced with a constant has gradient 0.
+# - Softmax: dT = P * (dP − D). Convolution: the gradient uses the columns of the table instead of its rows, so
+#   the taps are reversed. Mask: a number that was replaced with a constant has gradient 0.
 # - Store L and O, and recompute the rest. Test in float64, with inputs that have no symmetry and do not fit
 #   into one tile.
 #

@@ -249,7 +249,8 @@ print({name: passes_gradcheck(backward) for name, backward in under_test.items()
 # %% [markdown]
 # ## In three lines
 # - `torch.autograd.Function` takes your backward pass, and `gradcheck` tests it against finite differences.
-# - The gradients that are wrong, and those that are not, tell you where on the way back a mistake sits.
+# - From the gradients that are wrong, and from the gradients that are correct, you can infer where on the way
+#   back a mistake is.
 # - Test with inputs that have no symmetry and do not fit into one tile.
 #
 # **You can now** infer a mistake from wrong values, and say which tests would have missed it.

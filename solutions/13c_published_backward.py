@@ -78,8 +78,8 @@ keys_kernel, backward = brought("13b_keys_and_sums", "keys_kernel", "backward")
 # session. You now have a tool that lesson 12b lacked: it shows not only *which* gradient is wrong, but
 # **where**.
 #
-# **Predict**, for 14 tokens, 3 × 3 taps and tiles that own 4 × 4, so the tiles own the rows 0–3, 4–7, 8–11
-# and 12–13. If the rows below are missing, which rows of dQ are wrong? And if halo rows are counted, are the
+# Take 14 tokens, 3 × 3 taps and tiles that own 4 × 4. The tiles then own the rows 0–3, 4–7, 8–11 and 12–13.
+# **Predict**: if the rows below are missing, which rows of dQ are wrong? And if halo rows are counted, are the
 # keys 12 and 13 wrong?
 
 

@@ -55,7 +55,7 @@ show_table(
 )
 
 # %% [markdown]
-# (The second row's time is from this project's log, `docs/log/2026-11.md`: 4 sequences of 4096 tokens, 16 heads of 64, causal. Since 2026-11-29 the package has a faster kernel for Hopper GPUs, which takes 0.315 ms; lesson 18c introduces its instructions.) The second kernel performs 36 times as many operations per second, even though its time includes the exponentials of softmax, which we do not count as operations. Ordinary float32 instructions, one multiply-add per lane, cannot reach that: their limit on an H200 is 66.9 TFLOP/s (lesson 08b). The second kernel is written in Python too, and [lesson 17](17_fast_forward.ipynb) builds it. In this lesson you learn the instruction that makes it fast.
+# (The second row's time is from this project's log, `docs/log/2026-11.md`. It was measured with a causal mask, for 4 sequences of 4096 tokens with 16 heads of 64 elements. Since 2026-11-29 the package has a faster kernel for Hopper GPUs, which takes 0.315 ms; lesson 18c introduces its instructions.) The second kernel performs 36 times as many operations per second, even though its time includes the exponentials of softmax, which we do not count as operations. Ordinary float32 instructions, one multiply-add per lane, cannot reach that: their limit on an H200 is 66.9 TFLOP/s (lesson 08b). The second kernel is written in Python too, and [lesson 17](17_fast_forward.ipynb) builds it. In this lesson you learn the instruction that makes it fast.
 #
 # ## 1. One instruction
 #

@@ -237,7 +237,7 @@ guess("17 lane 5", have_all_of_them=...)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It has, in p[0] to p[7]: P[1, 2], P[1, 3], P[9, 2], P[9, 3], then P[1, 10], P[1, 11], P[9, 10], P[9, 11]. Its a0 holds columns 2 and 3 of row 1, a1 the same columns of row 9, a2 columns 10 and 11 of row 1, and a3 those of row 9. The lane has all of them already. You need no shared memory, no shuffle and no barrier.
+# It has, in p[0] to p[7]: P[1, 2], P[1, 3], P[9, 2], P[9, 3], then P[1, 10], P[1, 11], P[9, 10], P[9, 11]. Its a0 holds columns 2 and 3 of row 1, a1 the same columns of row 9, a2 columns 10 and 11 of row 1, and a3 columns 10 and 11 of row 9. The lane has all of them already. You need no shared memory, no shuffle and no barrier.
 #
 # </details>
 #
@@ -426,9 +426,9 @@ check.ex17_2(value_operands)
 # %% [markdown]
 # ### Where rows begin
 #
-# `ldmatrix` reads eight rows of 16 bytes at a time. Shared memory has 32 banks of 4 bytes, so the eight rows take one wavefront if they occupy different banks. Our rows have 16 numbers. In the recordings they have 64.
+# `ldmatrix` reads eight rows of 16 bytes at a time. Shared memory has 32 banks of 4 bytes, so the eight rows take one wavefront if they occupy different banks. Our rows have 16 elements of 2 bytes. In the recordings they have 64 elements.
 #
-# **Predict** the wavefronts of one `ldmatrix_x4_trans`, which reads eight rows four times, if the rows of a tile begin this many numbers apart: 64 `___`, 72 `___`, 16 `___`, 24 `___`
+# **Predict** the wavefronts of one `ldmatrix_x4_trans`, which reads eight rows four times, if the distance between the starts of two rows, in elements, is 64 `___`, 72 `___`, 16 `___`, 24 `___`
 
 # %% tags=["guess"]
 guess("17 pitches", apart_64=..., apart_72=..., apart_16=..., apart_24=...)

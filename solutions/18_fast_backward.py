@@ -156,7 +156,7 @@ check.ex18_1(tap_gradient)
 # | B | 16 × 8 | B[2t + 8r, g], and the next row |
 # | C | 16 × 8 | C[g + 8 (r // 2), 2t + r % 2] |
 #
-# Here A = S0ᵀ: **its rows are the window's columns**. And B = dT. Both tiles are in shared memory, row-major, as 16-bit numbers. A register packs two entries that are vertically adjacent in the tile, so you need `.trans`. In `ldmatrix_x4_trans(tile, (row, column))`, lane 8r + i supplies the address of row i of matrix r (8 numbers, 16 bytes). Each lane receives M_r[2t, g] and M_r[2t + 1, g] in register r. `_x2_trans` loads two matrices, from the addresses of lanes 0 to 15.
+# Here A = S0ᵀ: **its rows are the window's columns**. And B = dT. Both tiles are in shared memory, in row-major order, and their elements have 16 bits. A register packs two entries that are vertically adjacent in the tile, so you need `.trans`. In `ldmatrix_x4_trans(tile, (row, column))`, lane 8r + i supplies the address of row i of matrix r (8 elements, 16 bytes). Each lane receives M_r[2t, g] and M_r[2t + 1, g] in register r. `_x2_trans` loads two matrices, from the addresses of lanes 0 to 15.
 #
 # **Predict** which quarter of the window must be matrix 1: rows 8 to 15 of the tile, or columns 8 to 15? `___`
 
@@ -610,7 +610,7 @@ show_table(
 # - **80 does not help**: registers would allow three blocks, but shared memory allows only two. (For three, your function returned 0.) The kernel only spills more, and is as slow as without a limit, or slower.
 # - **4 warps**: three blocks fit with 168 registers as well as with 128, so the limit of 128 only adds spilling. With 168 registers they compute 12 % more scores but are only 3 to 4 % slower, because at a barrier a warp waits for three other warps instead of seven.
 #
-# (The bytes of shared memory are exactly those of `shared_bytes`, and the driver reports the same numbers of blocks as `most_registers`.)
+# (The bytes of shared memory are exactly the result of `shared_bytes`, and the driver reports the same numbers of blocks as `most_registers`.)
 #
 # ### The attempts that failed
 #
@@ -690,7 +690,7 @@ show_table(
 # %% [markdown]
 # ## What is the next limit?
 #
-# An H200's tensor cores have a peak of 989 TFLOP/s in bfloat16. **Predict**: how many percent of this peak does the backward pass use for the first shape, not counting halos and masked scores? `___` And that of `scaled_dot_product_attention`? `___` (Multiply-adds per score: 3d + 3 · 112 in the kernel of dQ and dW, 4d + 2 · 112 in that of dK and dV; without convolution 5d.)
+# An H200's tensor cores have a peak of 989 TFLOP/s in bfloat16. **Predict**: how many percent of this peak does the backward pass use for the first shape, not counting halos and masked scores? `___` And the backward pass of `scaled_dot_product_attention`? `___` (Multiply-adds per score: 3d + 3 · 112 in the kernel of dQ and dW, 4d + 2 · 112 in the kernel of dK and dV; without convolution 5d.)
 
 # %% tags=["guess"]
 guess("18 fraction of the peak", kernels=..., sdpa=...)

@@ -176,7 +176,7 @@ found = next(name for name, fault in faults().items() if fault == "scores")
 print("documents (0, 6):", lesson19b.wrong(found, documents=(0, 6))[0])
 
 # %% [markdown]
-# Only row 7 is wrong. Row 6 is the first row of its document and sees only one key, and a softmax over one key is 1 for any score. One row in twelve is wrong, and only with this layer. So a test of packed documents must compare *all* rows with those of documents computed one by one.
+# Only row 7 is wrong. Row 6 is the first row of its document and sees only one key, and a softmax over one key is 1 for any score. One row in twelve is wrong, and only with this layer. So a test of packed documents must compare *all* rows with the rows of documents that are computed one by one.
 
 # %% [markdown]
 # ## In three lines

@@ -420,7 +420,7 @@ for number in range(FLASH.count(BARRIER)):
     print(*found[:1])
 
 # %% [markdown]
-# In the solution's layout, K and V occupy elements 0 to 255 of `shared`, so element 257 is in the Q tile. Without the first barrier, a fast thread uses rows that a slow thread has not loaded yet. Without the second, a fast thread loads the next keys over those that a slow thread still reads.
+# In the solution's layout, K and V occupy elements 0 to 255 of `shared`, so element 257 is in the Q tile. Without the first barrier, a fast thread uses rows that a slow thread has not loaded yet. Without the second, a fast thread overwrites keys that a slow thread still reads.
 #
 # ## 4. Lanes, and the mask that names them
 #
@@ -474,7 +474,7 @@ print(cuda_kernels.ROWS.strip())
 #
 # - The sum takes one shuffle per halving of WIDTH, as `row_max` does, and no shared memory.
 # - t and m may be −∞, and scores reach ±1000. The block has one dimension.
-# - Compute the mask of *this* row from `threadIdx.x`. Do not use `__activemask()`: it returns the lanes that happen to be there, not those that should be.
+# - Compute the mask of *this* row from `threadIdx.x`. Do not use `__activemask()`: it returns the lanes that happen to be active there, not the lanes that should be.
 #
 #
 # <details><summary>Hint 1: the row's first lane</summary>

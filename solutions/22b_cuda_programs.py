@@ -216,7 +216,7 @@ show_table(
 )
 
 # %% [markdown]
-# "As it is", the two loads are in a loop, so a thread executes 8. Written out, there are still 8: `p` might point to `m`, and then each store would change `m[0]`. With `__restrict__`, one load of `m[0]` is enough. **It is a promise**: if you pass the same array twice, the result is wrong, without any error message.
+# In "as it is", the two loads are in a loop with four iterations, so a thread executes 8 loads. In "written out", a thread still executes 8 loads, because `p` might point to `m`, and then each store would change `m[0]`. With `__restrict__`, one load of `m[0]` is enough. **It is a promise**: if you pass the same array twice, the result is wrong, without any error message.
 #
 # `--use_fast_math` reduces each `expf` to a multiplication and one `ex2.approx`. The product x · log₂ e is rounded, and that rounding error is proportional to |x|. So the relative error of the result grows with |x|: it is small for the scores here, and larger for scores near −80.
 
