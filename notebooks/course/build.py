@@ -85,13 +85,12 @@ def find_stale(root: Path, numbers: Iterable[str] = ()) -> list[str]:
     found = []
     for source in sources(root, numbers):
         stub, solution = map(text, read(source))
-        mend = f"python notebooks/course build {number(source)}"
+        fix = f"python notebooks/course build {number(source)}"
         for folder, wanted, kept in (("notebooks", stub, str), ("solutions", solution, without_outputs)):
             file = root / folder / f"{source.stem}.ipynb"
             if not file.exists() or kept(file.read_text(encoding="utf-8")) != wanted:
                 found.append(
-                    f"{file.relative_to(root)} is not what {source.relative_to(root)} gives. To mend it:"
-                    f" {mend}"
+                    f"{file.relative_to(root)} is not what {source.relative_to(root)} gives. To fix it: {fix}"
                 )
     return found if numbers else found + find_orphans(root)
 
@@ -102,7 +101,7 @@ def find_orphans(root: Path) -> list[str]:
     lost = [
         file.relative_to(root) for file in notebooks if not (root / "solutions" / f"{file.stem}.py").exists()
     ]
-    return [f"{file} has no source solutions/{file.stem}.py. To mend it: git rm {file}" for file in lost]
+    return [f"{file} has no source solutions/{file.stem}.py. To fix it: git rm {file}" for file in lost]
 
 
 def sources(root: Path, numbers: Iterable[str] = ()) -> list[Path]:

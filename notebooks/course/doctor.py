@@ -100,7 +100,7 @@ def report(facts: Facts, troubles: list[Problem]) -> list[str]:
 def verdict(facts: Facts, troubles: list[Problem]) -> str:
     """Return the last line of the report."""
     if any(trouble.stops for trouble in troubles):
-        return "No lesson can run before this is mended."
+        return "No lesson can run before this is fixed."
     return "Ready: every lesson runs in the simulator" + (
         ", and on the GPU." if facts.gpus and not troubles else "."
     )

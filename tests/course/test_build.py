@@ -115,7 +115,7 @@ def test_an_edited_notebook_is_stale_and_the_message_says_what_mends_it(built, t
     file = root / folder / "01_tiny.ipynb"
     file.write_text(file.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     assert build.find_stale(root) == [
-        f"{folder}/01_tiny.ipynb is not what solutions/01_tiny.py gives. To mend it: python notebooks/course"
+        f"{folder}/01_tiny.ipynb is not what solutions/01_tiny.py gives. To fix it: python notebooks/course"
         " build 01"
     ]
 
@@ -136,10 +136,10 @@ def test_a_changed_source_a_missing_and_a_lost_notebook_are_stale(built, tmp_pat
     assert build.main(["--check"]) == 1
     assert (
         capsys.readouterr().err
-        == "notebooks/01_tiny.ipynb is not what solutions/01_tiny.py gives. To mend it: python"
+        == "notebooks/01_tiny.ipynb is not what solutions/01_tiny.py gives. To fix it: python"
         " notebooks/course build 01\nsolutions/01_tiny.ipynb is not what solutions/01_tiny.py gives. To"
-        " mend it: python notebooks/course build 01\nnotebooks/02_lost.ipynb has no source"
-        " solutions/02_lost.py. To mend it: git rm notebooks/02_lost.ipynb\n"
+        " fix it: python notebooks/course build 01\nnotebooks/02_lost.ipynb has no source"
+        " solutions/02_lost.py. To fix it: git rm notebooks/02_lost.ipynb\n"
     )
 
 

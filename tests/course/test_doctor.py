@@ -146,7 +146,7 @@ def test_what_a_lesson_lacks_has_a_remedy_and_stops_it(name):
     (trouble,) = diagnose(facts)
     assert (trouble.what, trouble.stops) == (what, True)
     assert remedy in trouble.remedy
-    assert report(facts, [trouble])[-1] == "No lesson can run before this is mended."
+    assert report(facts, [trouble])[-1] == "No lesson can run before this is fixed."
 
 
 @pytest.mark.parametrize("name", [*GPU_TROUBLES, *LESSON_TROUBLES])
