@@ -167,7 +167,7 @@ class ProgressCheck:
         polls = self.context.polls.prove(self.others_may_run())
         first, leap = (POLL_REPEATS, POLL_LEAP) if polls else (CLOCK_REPEATS, 1)
         if rounds == first and not self.is_unchanged():
-            # a thread outside such loops is still working, and a wait must not time out before it is done
+            # A thread outside these loops is still working. A wait must not time out before it is done.
             return False
         if rounds > first:
             self.context.clock.advance(1 << min((rounds - first) * leap, MAX_LEAP))

@@ -106,13 +106,14 @@ class Block:
             (1 << min(warp_size, len(self.threads) - first)) - 1
             for first in range(0, len(self.threads), warp_size)
         ]
-        # number of barriers passed; declaration -> Array; key -> Group (sim.engine.warp)
-        self.epoch, self.shared, self.warp_groups = 0, {}, {}
+        self.epoch = 0  # number of barriers passed
+        self.shared = {}  # declaration of a shared array -> Array
+        self.warp_groups = {}  # key -> Group (sim.engine.warp)
         self.lane_masks = LaneMasks()
         self.warpgroup_arrivals = {}  # key -> Arrivals (sim.engine.warpgroup)
         self.registers = None  # its RegisterPool (sim.engine.register_pool), if it executes setmaxnreg
-        # number -> NamedBarrier; address -> Barrier (sim.isa.mbarrier)
-        self.named_barriers, self.mbarriers = {}, {}
+        self.named_barriers = {}  # number -> NamedBarrier
+        self.mbarriers = {}  # address -> Barrier (sim.isa.mbarrier)
         self.parked = set()  # the mbarriers with suspended threads that wait for their phases
         self.located = {}  # (state space, address, shift) -> location of an mbarrier (sim.ptx.copies)
         # operations of the async proxy issued by the block; address of a shared tile -> (bytes, swizzle in

@@ -9,7 +9,7 @@ from sim.errors import OutOfTime, Stuck, Undecided
 from sim.loop_limits import PATIENCE, PATIENCE_FACTOR
 
 INTERVAL = 0.5  # polling interval in seconds
-PAUSE = 16  # polls after an OutOfTime without another one, because the engine is unwinding the threads
+PAUSE = 16  # polls to skip after an OutOfTime, while the engine unwinds the threads
 
 
 class Watchdog:

@@ -35,12 +35,18 @@ from sim.frontend.tree import all_nodes, tree_of
 from sim.isa.functions import Function
 from sim.isa.table import BLOCK_WIDE, WARP_WIDE
 
-# Roles of a name, in this order: a variable; an attribute of a value (`a.shape`); a builtin; a number or a
-# tuple of numbers; a geometry variable such as threadIdx; one axis of it; a Function in the table of sim.isa;
-# a dtype; another member of numba.cuda; a device function; any other object.
-VARIABLE, MEMBER, BUILTIN, CONSTANT = "variable", "member", "builtin", "constant"
-GEOMETRY, AXIS, FUNCTION, DTYPE, CUDA = "geometry", "axis", "function", "dtype", "cuda"
-DEVICE, OBJECT = "device", "object"
+# Roles of a name:
+VARIABLE = "variable"
+MEMBER = "member"  # an attribute of a value (`a.shape`)
+BUILTIN = "builtin"
+CONSTANT = "constant"  # a number or a tuple of numbers
+GEOMETRY = "geometry"  # a geometry variable such as threadIdx
+AXIS = "axis"  # one axis of a geometry variable
+FUNCTION = "function"  # a Function in the table of sim.isa
+DTYPE = "dtype"
+CUDA = "cuda"  # another member of numba.cuda
+DEVICE = "device"  # a device function
+OBJECT = "object"  # any other object
 # Roles of calls to members of numba.cuda.
 ATOMIC, DECLARATION, LANES, POSITION = "atomic", "declaration", "lanes", "position"
 SAME, WAIT = "same", "wait"

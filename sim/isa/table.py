@@ -35,9 +35,10 @@ WARP_WIDE: set[str] = set()
 BLOCK_WIDE: set[str] = set()
 ASYNCHRONOUS: set[str] = set()  # the names of the instructions of the async proxy, and of the fences for it
 YIELDING = {"atomic"}  # the names of the instructions before which the scheduler is allowed to switch threads
-# The participating lanes: the lanes in the mask that is the first argument; the converged lanes; all 32
-# lanes.
-GIVEN, CONVERGED, ALL = "given", "converged", "all"
+# The participating lanes of an instruction
+GIVEN = "given"  # the lanes in the mask that is the first argument
+CONVERGED = "converged"  # the converged lanes
+ALL = "all"  # all 32 lanes
 FULL = 0xFFFFFFFF  # the mask of all 32 lanes
 THREAD, WARP, BLOCK, GRID = "thread", "warp", "block", "grid"  # the scopes of an instruction
 WARPGROUP = "warp group"  # a further scope: four consecutive warps

@@ -293,8 +293,8 @@ class AccessPair:
     @cached_property
     def views(self):
         """The two different names by which the accesses refer to the same memory, or None. A name assigned
-        more than once does not count, because it may have referred to other memory before. A name may become
-        a slice of its own array: `q = q[48:]`."""
+        more than once does not count, because it may have referred to other memory before. A name may be
+        rebound to a slice of its own array: `q = q[48:]`."""
         names = self.called(self.a.site), self.called(self.b.site)
         if self.outline is None or self.in_cluster or None in names or names[0] == names[1]:
             return None

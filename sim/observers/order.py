@@ -99,7 +99,7 @@ class HappensBefore:
         return union, {block: epoch, (block, thread): segment}
 
     def union(self, clocks):
-        """Return the union of a tuple of clocks. The threads of a block often acquire the same ones."""
+        """Return the union of a tuple of clocks. Cache it, because many threads acquire the same clocks."""
         if len(clocks) <= 1:
             return clocks[0] if clocks else {}
         # A clock is never modified once it is stored, so equal ids imply equal clocks.

@@ -31,7 +31,7 @@ class OrderingObserver(Observer):
     """
 
     local = lone_barriers = False
-    # Whether the observer reads the order of another one, if there is one before it.
+    # Whether the observer reads the order that an earlier observer of the launch keeps, if there is one.
     shares_order = False
 
     def launch_started(self, context):

@@ -13,7 +13,7 @@ class Released:
 
     def __init__(self, merge):
         self.merge, self.clocks, self.entries = merge, {}, {}
-        self.union = None  # the union of all clocks, until another one is added
+        self.union = None  # the cached union of all clocks. Adding a clock clears it.
 
     def add(self, clocks):
         """Add acquired clocks."""
@@ -22,7 +22,7 @@ class Released:
             self.clocks[id(clock)] = clock
 
     def add_own(self, clock):
-        """Add a clock of accesses. Its entries replace earlier ones, and are never older than these."""
+        """Add a clock of a thread's own accesses. Its entries replace older entries."""
         self.union = None
         self.entries.update(clock)
 

@@ -18,9 +18,9 @@ class Probe:
 
     def __init__(self, races):
         self.races, self.context = races, races.context
-        # block -> number of accesses in its epoch; number at which the next search is due; findings of the
-        # last search
-        self.count, self.next, self.found = {}, {}, {}
+        self.count = {}  # block -> number of accesses in its current epoch
+        self.next = {}  # block -> number of accesses at which the next search is due
+        self.found = {}  # block -> findings of the last search
 
     def add(self, batch):
         """Count the accesses of a batch. Return a list with the first race of the epoch, if a search is due

@@ -91,7 +91,7 @@ class Settled:
         for at, row in enumerate(zip(*columns)):
             clocks = self.order.clocks_at(Moment(self.block, *row))
             groups.setdefault(tuple(map(id, clocks)), (clocks, []))[1].append(at)
-        # Threads that pass a barrier share their clocks, so there are few groups.
+        # There are few groups, because threads that pass a barrier share their clocks.
         group = np.empty(len(first), int)
         for i, (_, members) in enumerate(groups.values()):
             group[members] = i

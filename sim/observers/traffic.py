@@ -31,8 +31,8 @@ class Traffic(Observer):
     )
 
     def __init__(self) -> None:
-        # (site, space, name, size) -> number of accesses; (name, site) -> number of executions
-        self.accessed, self.together = Counter(), Counter()
+        self.accessed = Counter()  # (site, space, name, size) -> number of accesses
+        self.together = Counter()  # (name, site) -> number of executions
         self.batches, self.buffered = [], 0  # the columns not yet counted, and their total length
 
     def launch_started(self, context):

@@ -22,8 +22,8 @@ def all_written(written, offset, width):
 
 
 def as_words(written, offset, width):
-    """Return the mask as an array of one number per element of `width` bytes. Return None if some `offset` is
-    not aligned, or if there is no such number."""
+    """Return the mask as an array with one integer per element of `width` bytes. Return None if an offset is
+    not aligned, or if no integer type has this width."""
     if width not in WORDS or len(written) % width or np.count_nonzero(offset & width - 1):
         return None
     return written.view(WORDS[width])

@@ -236,7 +236,8 @@ class Parser(Operands):
         self.scopes = [{v.name: Register(v.name, v.type) for v in passed}]
         self.tables = {}  # name of a .branchtargets table -> its labels
         self.braces = (0,)  # the identifiers of the open braces; the outermost one is 0
-        self.labels, self.jumps = {}, {}  # (brace, name) -> unique label; index of a jump -> its open braces
+        self.labels = {}  # (identifier of a brace, name) -> unique label
+        self.jumps = {}  # index of a jump -> the identifiers of the open braces there
         while self.scopes:
             self.statement(function)
         # A label may follow the jumps to it, so resolve jumps once the whole body has been parsed.

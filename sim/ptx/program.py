@@ -69,7 +69,8 @@ class Program(Operations):
 
     def translate(self):
         """Return the source. Raise LaunchError with a list of the unsupported instructions."""
-        done, lines = {}, []  # done: name -> Python name, or None for a function without a body
+        done = {}  # name of a function -> its Python name, or None for a function without a body
+        lines = []
         self.pending = [self.entry]
         # Translate the direct callees first. A function can add further callees, or an indirect call.
         while self.pending or self.calls_pointers:

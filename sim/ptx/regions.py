@@ -179,7 +179,7 @@ class PointerArray(Array):
 
 
 def whole_array(context, allocation):
-    """Return an array that covers an allocation. Its elements are the ones named by findings."""
+    """Return an array that covers an allocation. Findings refer to the elements of this array."""
     itemsize = allocation.home[1]
     length = allocation.root.size // itemsize
     array = array_at(

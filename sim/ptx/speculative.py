@@ -14,7 +14,9 @@ class SpeculativeLoads:
 
     def __init__(self, function):
         items = [item for item in function.body if isinstance(item, Instruction)]
-        sources = {}  # register -> the registers from which its value is computed, whatever a selp selects
+        # register -> the registers from which its value is computed, without the registers that a selp may
+        # ignore
+        sources = {}
         used, waiting = set(), []  # registers whose value has an effect
         for item in items:
             read, written = read_and_written(item)

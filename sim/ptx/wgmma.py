@@ -204,9 +204,9 @@ class ProductRegisters:
             if item.opcode.startswith("wgmma.fence"):
                 fence, candidates = item, []
             elif fence and item.opcode.startswith("wgmma.mma_async"):
-                if stands_before(fence.location, item.location):
+                if is_before(fence.location, item.location):
                     moved.update(candidates)
-            elif fence and self.computes(item) and stands_before(item.location, fence.location):
+            elif fence and self.computes(item) and is_before(item.location, fence.location):
                 candidates.append(id(item))
         return moved
 
@@ -264,9 +264,9 @@ def registers_of(item):
     return read, written
 
 
-def stands_before(one, other):
-    """Return whether a Location precedes another one in the source, in a function in which both are. Return
-    False if one of them is unknown."""
+def is_before(one, other):
+    """Return whether the Location `one` precedes `other` in a function that contains both. Return False if
+    one of them is unknown."""
     pairs = zip(call_chain(one), call_chain(other))
     first, second = next(((a, b) for a, b in pairs if a != b), ((), ()))
     return first[:1] == second[:1] and first < second

@@ -1,4 +1,4 @@
-"""Replacements for torch.cuda while no GPU is there, and the redirection of "cuda" to the CPU."""
+"""Replacements for torch.cuda on machines without a GPU, and the redirection of "cuda" to the CPU."""
 
 import contextlib
 import time

@@ -18,7 +18,7 @@ HOMES = (
     "sim.native.codegen.vectors",
 )
 GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
-# the names that a generated function can take as parameters besides those of the source function
+# the names that a generated function can take as parameters, in addition to the source function's parameters
 SPECIAL = ("state", "thread", *GEOMETRY)
 # the parameters of the grid function that precede `state`
 GRID_PARAMETERS = ("first_position", "end_position", "grid_shape", "block_shape", "while_limit", "for_limit")

@@ -95,11 +95,13 @@ class GeneratedModule:
 
     def __init__(self, taken, logs=False):
         self.logs = self.records = logs
-        # constants: name -> text; imports: name -> module that defines it; devices: function -> Device
-        self.constants, self.imports, self.devices = {}, {}, {}
-        self.arrays, self.declared = {}, {}  # parameter -> global ndarray; parameter -> Declared
-        # `operations` maps the index of a site to the name of the synchronising instruction at that site.
-        self.sites, self.operations = [], {}
+        self.constants = {}  # name of a constant -> its text
+        self.imports = {}  # name of a runtime function -> the module that defines it
+        self.devices = {}  # device function -> Device
+        self.arrays = {}  # parameter -> ndarray of a global variable
+        self.declared = {}  # parameter -> Declared
+        self.sites = []
+        self.operations = {}  # index of a site -> name of the synchronising instruction there
         self.prints, self.unset = False, []
         # A new name must hide neither a name used by generated code nor a builtin.
         self.taken = {*taken, *RESERVED, *dir(builtins)}

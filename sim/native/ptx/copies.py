@@ -66,7 +66,7 @@ def has_copies(rings):
 
 @functools.cache
 def make_sender(size):
-    """Return the helper that starts a copy of `size` bytes. Its parameters are the first ones of `send`."""
+    """Return the helper that starts a copy of `size` bytes. It has the parameters of `send` before `size`."""
     locators = {"write": make_locator(watch_store, size), "read": make_locator(watch_ptx_load, size)}
     return variant(send, f"{size}", size=size, **locators)
 

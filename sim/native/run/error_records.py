@@ -117,7 +117,7 @@ def announce_refused(context, run, row):
     """Report a refused access, which has an invalid index or address, to the observers."""
     number = run.number_of(row)
     if row.axes is None:
-        with suppress(TypeError):  # raised for memory that the kernel may only read
+        with suppress(TypeError):  # a store to read-only memory raises TypeError
             context.memory.check_access(row.address, row.size, number, WORDS[number & 3])
         return
     (index, shape), (name, array) = row.axes, run.array_of(row)
