@@ -4,6 +4,8 @@ The decision compares everything that threads can observe: their variables and m
 instead would report loops that are correct but slow.
 """
 
+from itertools import starmap, zip_longest
+from operator import eq
 from types import FrameType
 
 import numpy as np
@@ -12,9 +14,10 @@ from sim.forecast import Numbers
 from sim.frames import is_simulator_frame
 from sim.idle_variables import idle_variables
 
-# A thread that passes through more than MAX_STATES distinct states is not in a short cycle, unless all
-# threads together have passed through at most MOST_STATES in a thorough check, or EXHAUSTIVE in an exhaustive
-# check. The exhaustive check finds the cycle of a thread that searches a full hash table for a missing key.
+# A thread that does not return to the same state within MAX_STATES iterations is not in a short cycle. The
+# search for longer cycles continues until all threads together have started twice MOST_STATES iterations in a
+# thorough check, or twice EXHAUSTIVE in an exhaustive check. The exhaustive check finds the cycle of a thread
+# that searches a full hash table for a missing key.
 MAX_STATES, MOST_STATES, EXHAUSTIVE = 64, 1 << 11, 1 << 16
 OUTERMOST_MODULE = "sim.engine.grid"  # the module that runs threads; frames further out belong to no thread
 # A loop counts as endless when its threads have each started this many iterations, on average, in a state
@@ -107,18 +110,20 @@ class ProgressCheck:
     """A comparison of the state visible to threads with its state at construction.
 
     A thread's state is its loop and the values of its variables, except those computed from a clock and those
-    that only count (sim.idle_variables). A thread that returns to an earlier state is in a cycle. If all
+    that only count (sim.idle_variables). A thread that returns to an earlier state is in a Cycle. If all
     running threads are in cycles, and neither memory nor the waiting threads have changed although the clock
     has jumped far ahead, nothing can ever change.
     """
 
     def __init__(self, context, most_states=0):
         self.context, self.most_states = context, most_states
-        self.repeats = 0  # consecutive iterations that began in a state already seen for that thread
-        self.repeating = set()  # the threads that ran the iterations counted in `repeats`
+        self.repeats = 0  # consecutive iterations of threads that are in cycles
+        self.repeating = set()  # the threads that have returned to a state during these iterations
+        self.confirms = False  # whether the threads run on only for `is_confirmed`
         self.holds = context.schedule.holds  # see sim.engine.schedules
-        self.distinct = 0  # number of states, summed over the looping threads
-        self.states = {}  # looping thread -> set of states at the start of its iterations
+        self.distinct = 0  # number of iterations of threads that were not in a cycle
+        self.cycles = {}  # looping thread -> its Cycle
+        self.follows_all = False  # whether the states of all threads are compared (see `follows`)
         self.memory = {}  # id of a byte array -> (the array, a copy of its initial contents)
         self.mbarriers = self.phases()  # initial phases
         self.advanced = False  # whether an mbarrier has ended a phase, so that no earlier state can recur
@@ -149,21 +154,21 @@ class ProgressCheck:
         thread = self.context.thread
         if thread not in self.numbers and self.context.loops.forecast.follows(thread, self.numbers):
             self.numbers[thread] = Numbers(frame)
-        states, state = self.states.setdefault(thread, set()), (site, self.variables(frame))
-        if state not in states:
-            states.add(state)
+        cycle = self.cycles.setdefault(thread, Cycle())
+        if self.follows(cycle) and cycle.returns(lambda: self.variables(frame, site)):
+            self.repeating.add(thread)
+        elif not cycle.repeats:
             self.distinct += 1
-            self.repeats = 0
+            self.repeats, self.confirms = 0, False
             self.repeating.clear()
-            return False if len(states) > MAX_STATES and self.distinct > self.most_states else None
-        # The schedule has held a thread back, so the threads that could end the loop may not have run.
+            return False if cycle.span > MAX_STATES and self.distinct > 2 * self.most_states else None
+        # If the schedule has held a thread back, the threads that could end the loop may not have run.
         if self.holds != self.context.schedule.holds:
-            self.holds, self.repeats = self.context.schedule.holds, 0
+            self.holds, self.repeats, self.confirms = self.context.schedule.holds, 0, False
         self.repeats += 1
-        self.repeating.add(thread)
-        rounds, rest = divmod(self.repeats, len(self.states))
+        rounds, rest = divmod(self.repeats, len(self.cycles))
         if rest:
-            return self.is_unchanged() if self.is_enough(rounds, rest) else None
+            return self.is_unchanged() if self.is_enough(rounds, rest) and self.is_confirmed() else None
         polls = self.context.polls.prove(self.others_may_run())
         first, leap = (POLL_REPEATS, POLL_LEAP) if polls else (CLOCK_REPEATS, 1)
         if rounds == first and not self.is_unchanged():
@@ -172,7 +177,20 @@ class ProgressCheck:
         if rounds > first:
             self.context.clock.advance(1 << min((rounds - first) * leap, MAX_LEAP))
         over = rounds >= first and not self.context.clock.readers or (rounds - first) * leap > MAX_LEAP
-        return self.is_unchanged() if polls and over or self.is_enough(rounds, rest) else None
+        decides = polls and over or self.is_enough(rounds, rest)
+        return self.is_unchanged() if decides and self.is_confirmed() else None
+
+    def follows(self, cycle):
+        """Return whether to compare the states of the thread with this Cycle.
+
+        If the first thread does not repeat itself, something changes, whatever the other threads do. Their
+        states are compared when it has repeated itself, or has not started as many iterations as they have.
+        """
+        first = next(iter(self.cycles.values()))
+        if not self.follows_all:
+            alive = sum(block.alive for block in self.context.live)
+            self.follows_all = first.repeats or self.distinct > 2 * MAX_STATES * alive
+        return self.follows_all or cycle is first
 
     def others_may_run(self):
         """Return whether any runnable thread has not yet repeated a state.
@@ -195,11 +213,22 @@ class ProgressCheck:
         many = rounds >= FEW_REPEATS and self.repeats >= MANY_REPEATS
         few_are_enough = many and not self.context.clock.readers and not self.context.pending
         enough = not rest and (few_are_enough or rounds >= MIN_REPEATS)
-        return rounds >= MAX_REPEATS or enough and not self.others_may_run()
+        return rounds >= MAX_REPEATS << self.confirms or enough and not self.others_may_run()
+
+    def is_confirmed(self):
+        """Return whether the iterations were already enough before each thread returned to its state again.
+
+        A thread that has left its cycle is noticed only when it does not return.
+        """
+        if self.confirms:
+            return True
+        self.confirms = True
+        self.repeating.clear()
+        return False
 
     def times_a_wait(self):
         """Return whether every looping thread has read the clock, so that advancing it may end the loops."""
-        return self.states.keys() <= self.context.clock.readers
+        return self.cycles.keys() <= self.context.clock.readers
 
     def is_unchanged(self):
         """Return whether memory and all waiting threads are unchanged since construction."""
@@ -209,7 +238,7 @@ class ProgressCheck:
     def others_unchanged(self):
         """Return whether the threads that are not looping are unchanged since construction."""
         now = self.waiting_states()
-        return all(now.get(thread) == was for thread, was in self.others.items() if thread not in self.states)
+        return all(now.get(thread) == was for thread, was in self.others.items() if thread not in self.cycles)
 
     def phases(self):
         """Return the state of each mbarrier in each block."""
@@ -222,39 +251,42 @@ class ProgressCheck:
         Barriers that opened do not count as progress, because a loop may contain one.
         """
         waiting = [t for block in self.context.live for t in block.threads if t.frame and not t.done]
-        states = {thread: self.variables(thread.frame) for thread in waiting}
+        states = {thread: tuple(self.variables(thread.frame)) for thread in waiting}
         return states | {"blocks": self.context.counters["blocks"]}
 
-    def variables(self, frame):
-        """Return a thread's position and variables in each function on its stack.
+    def variables(self, frame, site=None):
+        """Yield a thread's position and variables in each function on its stack, as values to compare.
 
         The idle variables of a loop in the kernel itself are omitted. In a device function, such variables
         may influence the caller.
         """
+        yield site
         frames = []
         while isinstance(frame, FrameType) and frame.f_globals.get("__name__") != OUTERMOST_MODULE:
             if not is_simulator_frame(frame):
                 frames.append(frame)
             frame = frame.f_back
-        found = []
         for frame in frames:
             ignored = self.context.timed.get(frame.f_code.co_name, frozenset())
             if len(frames) == 1:
                 ignored = ignored | idle_variables(frame.f_code, frame.f_lasti)
-            own = frame.f_locals.items()
-            values = (self.value(value) for name, value in own if name not in ignored)
-            found.append((frame.f_code, frame.f_lasti, *values))
-        return tuple(found)
+            yield from (frame.f_code, frame.f_lasti)
+            for name, value in frame.f_locals.items():
+                if name not in ignored:
+                    yield name
+                    yield self.value(value)
 
     def value(self, value):
         """Return a comparable snapshot of a variable's value. Start watching any array that it refers to."""
+        if isinstance(value, (int, float, complex, np.generic)):
+            return comparable(value)
         if isinstance(value, tuple):
             # the elements of a Fragment, without recording that the thread reads them
             return tuple(map(self.value, tuple.__iter__(value)))
         if hasattr(value, "allocation"):
             self.watch(value.root)
             return id(value.root), value.offset, value.shape
-        return Number(value) if isinstance(value, (int, float, complex, np.generic)) else id(value)
+        return id(value)
 
     def watch(self, root):
         """Copy the bytes of an array, unless it is already watched."""
@@ -262,16 +294,37 @@ class ProgressCheck:
             self.memory[id(root)] = root, root.copy()
 
 
-class Number:
-    """A numeric value compared by its text: NaN equals itself, and 0.0 differs from -0.0."""
+class Cycle:
+    """A search for a state to which one thread returns, by Brent's algorithm: the state is compared with only
+    one earlier state, which is replaced if the thread has not returned to it within `span` iterations.
 
-    __slots__ = ("value", "text")
+    The span doubles with each replacement. It therefore exceeds the length of any cycle, after at most
+    three times as many iterations as the thread needs for the way into the cycle and once around it.
+    """
 
-    def __init__(self, value):
-        self.value, self.text = value, repr(value)
+    __slots__ = ("earlier", "repeats", "span", "steps")
 
-    def __eq__(self, other):
-        return isinstance(other, Number) and self.text == other.text
+    def __init__(self):
+        self.earlier, self.span = (), 1
+        self.steps = 0  # the number of iterations since the earlier state
+        self.repeats = False  # whether the thread has returned to the earlier state
 
-    def __hash__(self):
-        return hash(self.text)
+    def returns(self, state):
+        """Record the start of an iteration, and return whether the thread has returned to the earlier state.
+
+        state: a function that returns an iterator over the parts of the current state.
+        """
+        self.steps += 1
+        if all(starmap(eq, zip_longest(self.earlier, state()))):
+            self.steps, self.repeats = 0, True
+            return True
+        if self.steps >= self.span:
+            self.earlier, self.span, self.steps, self.repeats = tuple(state()), 2 * self.span, 0, False
+        return False
+
+
+def comparable(number):
+    """Return a value that is equal for equal bits: NaN equals itself, and 0.0 differs from -0.0."""
+    if isinstance(number, np.generic):
+        return number.dtype, number.tobytes()
+    return number if type(number) is int else repr(number)

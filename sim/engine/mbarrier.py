@@ -33,7 +33,7 @@ def failed_waits(context, thread):
     """Return {thread: (mbarrier, site)} for all threads that poll an mbarrier in the first cluster of such
     threads. `thread` is the thread that makes no progress."""
     check = context.loops.progress_check
-    looping = check.states if check else [t for block in thread.block.cluster for t in block.threads]
+    looping = check.cycles if check else [t for block in thread.block.cluster for t in block.threads]
     waits = {one: one.failed_wait for one in looping if one.failed_wait and (one is thread or not one.done)}
     cluster = min(waits, key=place).block.cluster if waits else ()
     return {one: wait for one, wait in waits.items() if one.block in cluster}
