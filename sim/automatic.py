@@ -1,15 +1,16 @@
 """The engine "auto": interprets a launch, and compiles it if it turns out to be long.
 
 Most launches end in the interpreter before a compiler would be ready. How long a launch takes is unknown
-before it has run, so the interpreter counts its work: accesses, and turns of threads. When the first block
-has ended, this count yields an estimate of the work of all blocks. Loops without accesses are not counted, so
-the interpreter also measures CPU time. This time matters only after a second, or after a sixteenth of a
-second if this process has already compiled the kernel, so the engine of a shorter launch does not depend on
-the machine.
+before it has run, so the interpreter counts its work: accesses, and turns of threads. Loops without accesses
+are not counted, so the interpreter also measures CPU time. This time matters only if the launch is estimated
+to take longer than the compiler, so the engine of a shorter launch does not depend on the machine.
 
-If much work has been done and much is left, the kernel is compiled. The interpreted run is then abandoned,
-memory is restored, and compiled code runs the launch from its start. If the kernel cannot be compiled, the
-interpreted run continues.
+The work that is left is estimated. Before the first block has ended, it is expected to be as much as until
+now, and later, as much for each further block as for each block until now. The kernel is compiled if this
+estimate exceeds the work that the interpreter could do while the kernel is compiled, which is estimated from
+the number of instructions. A launch without errors therefore takes at most twice as long as on the better
+engine, as far as these estimates are right. The interpreted run is then abandoned, memory is restored, and
+compiled code runs the launch from its start. If the kernel cannot be compiled, the interpreted run continues.
 
 The work of a launch, and its CPU time, also count for later launches of the same kernel. A program that has
 launched a kernel many times probably launches it again, so the kernel is compiled although each of these
@@ -32,23 +33,22 @@ from sim.interpreted import Interpreted
 from sim.memory.snapshot import Snapshot
 from sim.observers import COUNTERS, DEFAULT
 
-# The work after which a launch is long. An access is one unit, and a turn of a thread is TURN units. A unit
-# takes 0.3 to 0.8 µs of CPU time in the interpreter, and twice as long in a kernel from PTX.
-WORK, TURN = 1 << 19, 8
-# A launch is also long after this CPU time. The clock is read after 1, 2, 4, 8 ... turns, and later after
-# every READING_INTERVAL turns.
-SECONDS, READING_INTERVAL = 1.0, 1 << 10
+# The work of a second. An access is one unit, and a turn of a thread is TURN units. A unit takes 1 to 2 µs of
+# CPU time in the interpreter, or up to 7 µs with much arithmetic, and twice as long in a kernel from PTX.
+WORK, TURN = 1 << 20, 8
+# CPU time counts as work, too: this number of seconds counts as WORK. The clock is read after 1, 2, 4, 8 ...
+# turns, and later after every READING_INTERVAL turns. An estimate from less than LEAST_TIME seconds would
+# contain the start of the launch.
+SECONDS, READING_INTERVAL, LEAST_TIME = 1.0, 1 << 10, 1 / 8
 # Factor by which a unit of work takes longer in a kernel with mbarriers. There, the observers order the
 # accesses by the arrivals and waits of single threads.
 MBARRIER_FACTOR = 8
-# A kernel with more instructions than this takes longer to compile (2 to 3 ms for each instruction), so its
-# launch is long only after more work.
-INSTRUCTIONS = 384
-# A kernel that this process has already compiled starts without delay, so this fraction of the work suffices.
-COMPILED_BEFORE = 16
+# the seconds to compile a short kernel, and the number of instructions that take another second
+COMPILE_SECONDS, INSTRUCTIONS = 0.75, 1 << 10
+# the seconds to start a kernel that this process has already compiled
+RESTART_SECONDS = 1 / 16
 # The maximum number of bytes to copy before a launch is the sum of a constant and of a number per thread.
 BYTES, BYTES_OF_THREAD = 1 << 20, 1 << 14
-MOST_ENDED = 1 / 3  # the interpreter completes a launch of which a larger fraction of the blocks has ended
 # kernel -> the work of its launches in this process that were interpreted to their end without findings
 EARLIER_WORK: "weakref.WeakKeyDictionary[Any, float]" = weakref.WeakKeyDictionary()
 NOTE = (
@@ -73,7 +73,7 @@ class Automatic:
     """The engine "auto". Implements the engine interface of sim.engine.base.
 
     native_engine: a function that returns the native engine, or raises LaunchError if Numba is not installed.
-    work: the work after which a launch is long.
+    work: the work of a second.
     """
 
     def __init__(self, native_engine, work=WORK):
@@ -116,12 +116,11 @@ class WatchedGrid(Grid):
         self.engine, by_ptx = engine, isinstance(launch.function, Kernel)
         # A Kernel is made for each launch, and refers to the function in the module's PTX.
         self.identity = launch.function.function if by_ptx else launch.function
-        self.least = engine.work / (2 if by_ptx else 1) / (MBARRIER_FACTOR if self.context.mbarriers else 1)
+        self.second = engine.work / (2 if by_ptx else 1) / (MBARRIER_FACTOR if self.context.mbarriers else 1)
         # Counting the instructions of a Python kernel takes a few ms, so `next_limit` does it.
-        needed = self.work_for(len(self.identity.body) if by_ptx else 0)
-        self.limit = self.least / COMPILED_BEFORE if self.identity in taken_over else needed
+        self.limit = (RESTART_SECONDS if self.identity in taken_over else COMPILE_SECONDS) * self.second
         self.earlier, self.counts = EARLIER_WORK.get(self.identity, 0.0), False
-        self.total = 0.0  # the work of the whole launch, estimated when the first block has ended
+        self.has_average = False  # whether a block has ended, so that `work_left` knows the work of a block
         # `began`: the CPU clock at the start of the launch. `timed`: the CPU time since then, converted to
         # work. `next_reading`: the number of turns at which the CPU clock is read again.
         self.began, self.timed, self.next_reading = time.thread_time(), 0.0, 1
@@ -151,7 +150,7 @@ class WatchedGrid(Grid):
 
     def time_as_work(self):
         """Return the CPU time of this launch until now, converted to work."""
-        return self.least * (time.thread_time() - self.began) / SECONDS
+        return self.second * (time.thread_time() - self.began) / SECONDS
 
     def may_be_compiled(self, launch):
         """Return whether compiled code would give the same findings, values and counters, and whether a copy
@@ -174,17 +173,15 @@ class WatchedGrid(Grid):
     def enter(self, thread):
         """Make `thread` the current thread, unless compiled code can take over the launch."""
         context = self.context
-        if context.entered >= self.next_reading:
-            self.timed = self.time_as_work()
+        first_ended = self.ended and not self.has_average
+        if context.entered >= self.next_reading or first_ended:
+            timed = self.time_as_work()
+            self.timed = timed if timed > LEAST_TIME * self.second else 0.0
             self.next_reading = context.entered + min(context.entered, READING_INTERVAL)
-        counted = self.counted()
-        if self.ended and not self.total:
-            # All blocks that have started have done a part of this work, for example up to a grid barrier.
-            self.total = counted * self.blocks / self.context.counters["blocks"]
-            if MOST_ENDED * self.total > self.limit:
-                self.limit = 0
-        work = self.earlier + max(self.timed, counted)
-        if work > self.limit:
+        if first_ended:
+            self.has_average, self.limit = True, 0.0 if self.limit < inf else inf
+        work = max(self.timed, self.counted())
+        if self.earlier + work > self.limit:
             self.limit = self.next_limit(work)
             if self.limit == inf:
                 self.stop_watching()
@@ -198,17 +195,16 @@ class WatchedGrid(Grid):
     def next_limit(self, work):
         """Compile the kernel if this is worthwhile, and then raise TakenOver.
 
-        Otherwise, return the amount of work at which to call this method again, or infinity if the
-        interpreter completes the launch.
+        Otherwise, return the work of this launch and earlier ones after which to call this method again, or
+        infinity if the interpreter completes the launch.
 
-        work: the work of this launch until now, and of earlier launches.
+        work: the work of this launch until now.
         """
-        if self.context.findings or self.ended > MOST_ENDED * self.blocks:
+        if self.context.findings:
             return inf
-        # Lowering and the import of Numba take about a third of the time to compile.
-        likely_needed = 0 if self.identity in taken_over else self.work_for(self.context.count_instructions())
-        if likely_needed > self.work_after(work):
-            return likely_needed
+        needed = self.work_to_compile()
+        if self.work_left(work) < needed:
+            return self.earlier + 2 * work if self.has_average else needed
         try:
             native = self.engine.native_engine()
         except LaunchError:  # Numba is not installed
@@ -217,35 +213,35 @@ class WatchedGrid(Grid):
         self.before.restore()
         self.context.runs_compiled = True  # the watchdog does not end a compiler
         attempt = native.lower(self.launch)
-        needed = self.work_to_compile(attempt) if attempt else inf
-        if needed <= self.work_after(work) and native.compile(attempt):
+        if attempt and native.compile(attempt):
             taken_over.add(self.identity)
             EARLIER_WORK.pop(self.identity, None)
             raise TakenOver(attempt)
         now.restore()
         self.context.runs_compiled = False
         self.context.loops.restart()
-        if work < needed < inf:
-            return needed
         # The kernel cannot be compiled. The next attempt has to wait for the work of further launches.
         EARLIER_WORK.pop(self.identity, None)
         self.counts = False
         return inf
 
-    def work_after(self, work):
-        """Return an estimate of the work after `work`, which this launch and earlier ones have done.
+    def work_left(self, work):
+        """Return an estimate of the work that is left for this launch and later ones of the kernel.
 
-        Before the first block has ended, it is expected to take as long again.
+        work: the work of this launch until now.
         """
-        return max(work, MOST_ENDED * self.total)
+        if not self.has_average:
+            return self.earlier + work
+        # The block that started last may have done little. The other blocks that have started have done about
+        # the same work, even if they have not ended, for example up to a grid barrier.
+        done = max(1, self.context.counters["blocks"] - 1)
+        return self.earlier + work * (self.blocks - done) / done
 
-    def work_to_compile(self, attempt):
-        """Return the work after which it is worthwhile to compile an Attempt."""
-        return 0 if attempt.is_compiled else self.work_for(attempt.instructions)
-
-    def work_for(self, instructions):
-        """Return the work after which it is worthwhile to compile a kernel of this many instructions."""
-        return self.least * max(1, instructions / INSTRUCTIONS)
+    def work_to_compile(self):
+        """Return the work that the interpreter could do while the kernel is compiled."""
+        if self.identity in taken_over:
+            return RESTART_SECONDS * self.second
+        return (COMPILE_SECONDS + self.context.count_instructions() / INSTRUCTIONS) * self.second
 
 
 def with_own_observers(launch):

@@ -226,6 +226,7 @@ class Kernel(base.Kernel):
         context.cooperative = launch.cooperative and "this_grid" in program.used
         context.synchronizes, context.stores = program.synchronizes, program.stores
         context.needs_schedules = program.needs_schedules
+        context.count_instructions = program.count_instructions
         if context.synchronizes:
             context.coverage = Coverage(program.accessed)
         context.kernel, context.language = self.__name__, self.module.origin.language

@@ -23,6 +23,9 @@ from sim.ptx.timed import timed_registers
 from sim.ptx.unsupported import refusal_message, refuse
 from sim.ptx.volatile import Uses, VolatileLoads
 
+# the number of instructions whose compilation takes as long as that of a barrier or warp instruction
+SYNCHRONISATION = 25
+
 
 class Program(Operations):
     """The translation of one kernel in a Text.
@@ -141,6 +144,11 @@ class Program(Operations):
         self.stores |= stores
         self.acts |= acts
         self.receives |= receives
+
+    def count_instructions(self):
+        """Return the number of instructions of the kernel. A synchronisation counts as SYNCHRONISATION
+        instructions, because compiled code has a loop over the threads between any two of them."""
+        return len(self.entry.body) + SYNCHRONISATION * len(self.joins)
 
     @property
     def needs_schedules(self):

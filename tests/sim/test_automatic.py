@@ -1,6 +1,8 @@
 """Tests of the engine "auto": which launches it compiles, and that its results equal those of `fibers`."""
 
+import itertools
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from example_kernels import endless_barriers
 from sim import LaunchError, automatic, launch, load_ptx, loop_limits, simulate
 from sim.automatic import NOTE, Automatic
 from sim.observers import COUNTERS, DEFAULT, Races, Trace
+from sim.ptx.program import SYNCHRONISATION
 
 
 @pytest.fixture
@@ -113,7 +116,7 @@ def engines_of_launches(kernel, count, **options):
 def after_three(monkeypatch):
     """Let "auto" compile a kernel after three launches of 3,200 units, whatever their CPU time."""
     monkeypatch.setattr(automatic, "SECONDS", 1e9)
-    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=10_000))
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=13_000))
 
 
 def test_the_work_of_earlier_launches_counts(after_three):
@@ -179,6 +182,27 @@ def test_a_launch_with_long_loops_without_accesses_is_compiled(monkeypatch):
         assert report.engine == engine
         found[engine] = x.tolist(), report.findings, report.counters
     assert found["native"] == found["fibers"]
+
+
+@pytest.mark.parametrize(("tick", "engine"), [(0.01, "fibers"), (0.05, "native")])
+def test_the_work_left_is_estimated_from_the_time_of_the_first_block(tick, engine, monkeypatch):
+    """Let each reading of the clock add `tick` seconds. The clock is read about seven times in each block."""
+    clock = itertools.count(0.0, tick)
+    monkeypatch.setattr(automatic, "time", SimpleNamespace(thread_time=lambda: next(clock)))
+
+    def kernel(x):
+        x[cuda.grid(1)] += 1
+
+    assert simulate(kernel)[10, 32](np.zeros(320)).engine == engine
+
+
+def test_a_barrier_counts_as_many_instructions():
+    programs = [
+        load_ptx(COUNT.replace("ret;", barriers * "bar.sync 0;\n" + "ret;"))["count"].program()[0]
+        for barriers in (0, 20)
+    ]
+    without, with_barriers = (program.count_instructions() for program in programs)
+    assert with_barriers == without + 20 * (1 + SYNCHRONISATION)
 
 
 def test_variables_of_a_module_are_restored(early):
@@ -262,7 +286,7 @@ def test_a_launch_continues_if_numba_is_not_installed(monkeypatch):
 @pytest.mark.parametrize("engine, stride", [("fibers", 0), ("native", 1)])
 def test_a_launch_with_a_finding_is_not_compiled(engine, stride, monkeypatch):
     """Let the first block race or not. The work suffices for compilation only in the second block."""
-    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=300))
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=400))
 
     def store(x, stride):
         x[cuda.grid(1) * stride] = cuda.grid(1)
@@ -275,7 +299,7 @@ def test_a_launch_with_a_finding_is_not_compiled(engine, stride, monkeypatch):
 def test_more_instructions_need_more_work(monkeypatch):
     """Compile a kernel of several instructions only in a launch with more work."""
     monkeypatch.setattr(automatic, "INSTRUCTIONS", 1)
-    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=100))
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=200))
 
     def triple(x):
         x[cuda.grid(1)] *= 3
@@ -290,7 +314,7 @@ def test_a_launch_too_short_for_its_instructions_is_not_lowered(monkeypatch):
     asked = []
     monkeypatch.setattr(automatic, "INSTRUCTIONS", 1)
     monkeypatch.setitem(
-        launch.ENGINES, "auto", partial(Automatic, lambda: asked.append(launch.native_engine()), work=100)
+        launch.ENGINES, "auto", partial(Automatic, lambda: asked.append(launch.native_engine()), work=200)
     )
 
     def double(x):

@@ -1,7 +1,6 @@
 """Execution of one compiled launch: runs its blocks in order, collects their error flags, and builds the
 Outcome."""
 
-import dis
 import signal
 import time
 from dataclasses import replace
@@ -194,11 +193,6 @@ class Attempt(Memory):
         }
         subscribed = sum(flags for observer, flags in flags_of.items() if observer in self.observer_classes)
         return shadow.BOUNDS | shadow.DIVERGED | shadow.EXHAUSTED | subscribed
-
-    @property
-    def instructions(self):
-        """The number of instructions of the kernel and of the functions that it calls."""
-        return sum(len([*dis.get_instructions(code)]) for code in self.program.lowered.code)
 
     @property
     def is_compiled(self):
