@@ -13,6 +13,7 @@ from numba import cuda, float32
 
 from sim import empty, load_ptx, simulate
 from sim.errors import ThreadError
+from sim.native.codegen import tiers
 from sim.native.codegen.cache import MachineCodeCache
 from sim.native.codegen.tiers import TieredFunction
 from sim.native.run import launch
@@ -98,6 +99,24 @@ def test_optimised_code_has_the_checks_of_its_launch():
         report = simulate(share, engine="native", on_finding="report", **options)[20, 32](x)
         kinds.append({finding.kind for finding in report.findings})
     assert kinds == [set(), {"race-shared"}, {"race-shared", "uninitialized-read"}]
+
+
+@pytest.mark.usefixtures("optimised")
+def test_optimised_code_has_one_visible_function(monkeypatch):
+    # LLVM then inlines each region, because it has only one call.
+    libraries, make = [], tiers.optimised_library
+    monkeypatch.setattr(
+        tiers, "optimised_library", lambda result: libraries.append(make(result)) or libraries[-1]
+    )
+
+    @cuda.jit
+    def scale(x):
+        x[cuda.grid(1)] *= 2
+
+    simulate(scale, engine="native")[3, 32](np.ones(96))
+    functions = libraries[0]._final_module.functions
+    visible = [one.name for one in functions if not one.is_declaration and one.linkage.name != "internal"]
+    assert len(visible) == 1 and "scale_grid" in visible[0]
 
 
 def test_short_launches_run_quick_code(monkeypatch):

@@ -92,6 +92,10 @@ def optimised_library(result):
     for value in [*module.functions, *module.global_variables]:
         if not value.is_declaration:
             value.name += SUFFIX
+    # LLVM inlines a function that has only one call if no other library can call it.
+    for function in module.functions:
+        if not function.is_declaration and function.name != entry_name(result) + SUFFIX:
+            function.linkage = "internal"
     library.finalize()
     return library
 
