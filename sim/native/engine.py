@@ -53,18 +53,30 @@ class Native:
         """Run a compiled Attempt and return its Outcome."""
         try:
             attempt.run()
+            if attempt.is_slow:
+                attempt.optimise()
+                attempt = run_again(attempt, attempt.while_limit)
             endless = find_endless_loop(attempt) if attempt.exceeds_first_limit else None
             if endless and is_final(attempt, endless):
                 return endless
             if attempt.exceeds_first_limit and not endless:
-                attempt.restore()
-                attempt = make_attempt(attempt.launch)
-                attempt.while_limit = attempt.most_iterations
-                attempt.compile()
-                attempt.run()
+                attempt = run_again(attempt, attempt.most_iterations)
         except CannotLower as reason:
             return interpret(attempt.launch, f"interpreted: {reason.message()}")
         return attempt.outcome() if attempt.is_clean else explain(attempt)
+
+
+def run_again(attempt, while_limit):
+    """Run the launch of an Attempt from its start, and return the new Attempt.
+
+    while_limit: the number of iterations of `while` loops after which a block counts as endless.
+    """
+    attempt.restore()
+    again = make_attempt(attempt.launch)
+    again.while_limit = while_limit
+    again.compile()
+    again.run()
+    return again
 
 
 @global_compiler_lock  # Numba's registries are not thread-safe

@@ -41,6 +41,13 @@ def rotate(x, divisor):
         grid.sync()
 
 
+def add_often(x, times):
+    """Add to an element in a loop around a barrier."""
+    for _ in range(times):
+        x[cuda.grid(1)] += 1
+        cuda.syncthreads()
+
+
 def count(x, divisor):
     """Stand for a kernel from PTX, which has no divisor."""
 
@@ -117,6 +124,13 @@ def test_optimised_code_has_one_visible_function(monkeypatch):
     functions = libraries[0]._final_module.functions
     visible = [one.name for one in functions if not one.is_declaration and one.linkage.name != "internal"]
     assert len(visible) == 1 and "scale_grid" in visible[0]
+
+
+def test_a_long_block_restarts_in_optimised_code(optimised, monkeypatch):
+    monkeypatch.setattr(launch, "SECONDS", 1e9)
+    monkeypatch.setattr(launch, "QUICK_SECONDS", 1e-6)
+    assert launched(add_often, "native", 1, 1100) == launched(add_often, "fibers", 1, 1100)
+    assert len(optimised) == 1
 
 
 def test_short_launches_run_quick_code(monkeypatch):

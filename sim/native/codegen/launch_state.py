@@ -30,7 +30,8 @@ FIELD_SIZES = {
     # CPU time after which a launch with an error in `ending_flags` ends, in units of `cpu_clock`
     "time_after_error": 1,
     "call_began": 1,  # CPU time at which the current call of the grid function began, or 0
-    "polls": 1,  # number of iterations of loops around synchronisation points since the first error
+    "polls": 1,  # number of iterations of loops around synchronisation points
+    "quick_time": 1,  # CPU time after which a call of quick code stops the launch, or 0
     "deadline": 1,  # CPU time at which the launch ends, or 0 before the first error in `ending_flags`
     "returned_count": 1,  # number of threads of the current block that have returned
     "arrived": 1,  # number of arrivals at a grid barrier of PTX by threads of the current block

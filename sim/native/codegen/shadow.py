@@ -60,7 +60,8 @@ NARROWED, BOUNDS, UNWRITTEN, RACE, BLOCK_RACE, DIVERGED, EXHAUSTED = ERROR_FLAGS
 # LATE         the launch must stop, because its first error is too long ago
 # INTERRUPTED  the launch must stop, because the user pressed Ctrl-C
 # FULL         the launch must pause until the access log has been replayed
-OF_BLOCK, OF_LAUNCH, LATE, INTERRUPTED, FULL = 1, 2, 3, 4, 5
+# SLOW         the launch must stop, because its quick code takes too long for a block
+OF_BLOCK, OF_LAUNCH, LATE, INTERRUPTED, FULL, SLOW = 1, 2, 3, 4, 5, 6
 
 THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
 THREAD = (1 << THREAD_BITS) - 1

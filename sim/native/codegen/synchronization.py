@@ -17,6 +17,7 @@ from sim.native.codegen.shadow import (
     OF_BLOCK,
     OF_LAUNCH,
     SEGMENT_SHIFT,
+    SLOW,
     WARP_SHIFT,
     set_error,
 )
@@ -166,13 +167,12 @@ def passed_phase(state) -> bool:
 def is_stopped(state) -> bool:
     """Return whether the block or the launch must stop.
 
-    The loops of a whole block or warp call this function in each iteration. After an error, it reads the
-    clock in every 16th call.
+    The loops of a whole block or warp call this function in each iteration. It reads the clock in every
+    1,024th call, and after an error in every 16th call.
     """
-    if has_errors(state):
-        state.polls += 1
-        if state.polls & 15 == 0:
-            poll_stop(state)
+    state.polls += 1
+    if state.polls & (15 if has_errors(state) else 1023) == 0:
+        poll_stop(state)
     return state.stopped != 0
 
 
@@ -271,6 +271,12 @@ def step_of(step):
 
 
 @int64_helper
+def takes_long(state) -> bool:
+    """Return whether a call of quick code has run for longer than `quick_time`."""
+    return state.quick_time != 0 and cpu_clock() > state.call_began + state.quick_time
+
+
+@int64_helper
 def has_errors(state) -> bool:
     """Return whether an error has occurred after which the launch has a time limit."""
     return state.errors & state.ending_flags != 0 or state.deadline != 0
@@ -278,8 +284,8 @@ def has_errors(state) -> bool:
 
 @int64_helper(inline=False)
 def poll_stop(state) -> bool:
-    """Stop the launch if the user pressed Ctrl-C, or if its first error is too long ago. Return whether the
-    launch must stop.
+    """Stop the launch if the user pressed Ctrl-C, if its first error is too long ago, or if quick code has
+    run for too long. Return whether the launch must stop.
 
     If a loop calls this function, the flag EXHAUSTED shows that its block has not run to the end. At the end
     of a block, the flag has no effect.
@@ -297,6 +303,8 @@ def poll_stop(state) -> bool:
         if now > state.deadline:
             set_error(state, EXHAUSTED)
             state.stopped = max(state.stopped, LATE)
+    elif state.stopped < OF_LAUNCH and takes_long(state):
+        state.stopped = SLOW
     return state.stopped >= OF_LAUNCH
 
 

@@ -40,6 +40,9 @@ from sim.watched import watched
 FOR_LIMIT = 1 << 34
 # The same limit for `while` loops, summed over the threads. The launch can override it with `max_steps`.
 WHILE_LIMIT = 1 << 28
+# CPU seconds after which a launch restarts in optimised code if quick code is still running a block. They are
+# about the time in which the optimiser makes the code of a large kernel.
+QUICK_SECONDS = 1.0
 # The number of iterations after which the interpreter examines whether a `while` loop is endless. If it finds
 # nothing, the launch runs again up to WHILE_LIMIT.
 FIRST_LIMIT = 1 << 26
@@ -72,6 +75,7 @@ class Attempt(Memory):
         self.while_limit = self.most_iterations if first else min(self.most_iterations, FIRST_LIMIT)
         self.prepare()
         self.is_cooperative = "this_grid" in self.used
+        self.may_restart = False  # whether quick code may stop because it takes too long
         if self.is_cooperative:
             resident_blocks(launch, self.used)
             if replay_observers(launch.observers):
@@ -133,6 +137,11 @@ class Attempt(Memory):
         exceeded = self.state.stopped == shadow.OF_LAUNCH and self.state.while_left < 0
         return exceeded and self.while_limit < self.most_iterations and not errors.any()
 
+    @property
+    def is_slow(self):
+        """True if the launch has stopped because quick code takes too long for a block."""
+        return self.state.stopped == shadow.SLOW
+
     def begin(self):
         """Copy the arrays that the kernel may write, and prepare the access log if an observer needs it."""
         self.began = time.process_time()
@@ -147,6 +156,8 @@ class Attempt(Memory):
     def run(self):
         """Run the blocks in order, up to the last block or to a block that ends the launch."""
         self.begin()
+        # Observers cannot undo their counts, and blocks of a cooperative launch do not end one by one.
+        self.may_restart = self.replay is None and not self.is_cooperative
         try:
             self.advance(self.launch.blocks)
         except CannotLower:
@@ -156,6 +167,7 @@ class Attempt(Memory):
                 raise
             # The kernel raised an exception. Flag the block, so that the interpreter finds the thread.
             self.block_errors[self.state.position] |= shadow.DIVERGED
+        self.may_restart = False
         self.wrote = bool(self.state.wrote)
         self.seconds_per_block = (time.process_time() - self.began) / max(self.next, 1)
         self.unassigned = list(self.unassigned_variables())
@@ -268,6 +280,8 @@ class Attempt(Memory):
         if run.seconds > SECONDS and self.needs_no_explanation():
             self.optimise()
         self.state.call_began = 0
+        may_stop = self.may_restart and not run.optimised
+        self.state.quick_time = int(QUICK_SECONDS * CLOCKS_PER_SECOND) if may_stop else 0
         end = stop if run.optimised or self.is_cooperative else end
         with run.timed():
             if self.is_cooperative:
