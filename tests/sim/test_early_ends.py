@@ -159,6 +159,31 @@ def test_errors_in_long_blocks_are_recorded_by_optimised_code(monkeypatch):
     assert optimised == [True, True]  # one run for each side
 
 
+@cuda.jit
+def leaves_the_array_in_the_last_block(x):
+    x[cuda.grid(1)] += 1
+    if cuda.blockIdx.x == 2:
+        x[x.size] = 1
+
+
+def test_blocks_before_the_error_are_not_recorded(monkeypatch):
+    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
+    run_blocks, began = recorded_run.RecordedRun.run_blocks, []
+    monkeypatch.setattr(
+        recorded_run.RecordedRun,
+        "run_blocks",
+        lambda self: began.append(self.attempt.next) or run_blocks(self),
+    )
+    kernel = leaves_the_array_in_the_last_block
+    report = simulate(kernel, engine="native", on_finding="report")[3, 32](np.zeros(96))
+    assert [finding.kind for finding in report.findings] == ["out-of-bounds"] and began == [2]
+
+
+def test_the_interpreter_is_skipped_if_it_would_not_reach_the_block():
+    facts = dict(is_small=True, is_cooperative=False, seconds_per_block=1.0)
+    assert explain.seconds_to_explain(SimpleNamespace(block_errors=np.array([0, 0, 2]), **facts)) == 0
+
+
 UNSIGNED = """extern "C" __global__ void k(const int *x, int *y, unsigned n) {
     int s = 0;
     for (unsigned i = n - 1; i >= 0; --i) {

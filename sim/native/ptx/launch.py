@@ -153,6 +153,9 @@ class PtxAttempt(Attempt):
         fixed = WRITABLE if allocation.writable else READ_ONLY
         table.add(allocation, allocation.root, watch, itemsize, fixed)
 
+    def kinds_of_checks(self):
+        return self.table.kinds_of_checks()
+
     def add_own(self, table, allocation, watch, copies, **how):
         """Add a region of which each block or thread has its own copy.
 

@@ -283,6 +283,10 @@ class Table:
         self.references.append(array)
         return array.__array_interface__["data"][0]
 
+    def kinds_of_checks(self):
+        """Return the kinds of checks of all regions."""
+        return {row[WATCH] for row in self.rows}
+
     def accessed(self):
         """Yield (first address, bytes per granule, masks of the granules that the launch has loaded and
         stored) for each region of global memory."""

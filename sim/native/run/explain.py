@@ -1,7 +1,6 @@
 """Explanation of the errors that compiled code has detected: the interpreter reruns the blocks concerned."""
 
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -52,7 +51,7 @@ def find_endless_loop(attempt):
     """
     block = attempt.state.position
     blocks = [*range(attempt.launch.blocks)] if attempt.is_cooperative else [block]
-    with results_kept(attempt):
+    with attempt.results_kept():
         attempt.stop = blocks[-1] + 1
         outcome = interpret_blocks(attempt, blocks, PROBE_SECONDS)
     if not any(finding.kind in ENDLESS_LOOP for finding in outcome.findings):
@@ -68,19 +67,6 @@ def is_final(attempt, outcome):
     return certain and not attempt.program.lowered.synchronizes and not attempt.is_cooperative
 
 
-@contextmanager
-def results_kept(attempt):
-    """Let blocks of an Attempt run again in this context, and restore the results of its `run` afterwards."""
-    state, errors, stop = attempt.state, attempt.block_errors.copy(), attempt.stop
-    kept = {name: getattr(state, name) for name in ("stopped", "position", "pair_count")}
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            setattr(state, name, value)
-        attempt.stop, attempt.block_errors[:] = stop, errors
-
-
 def explain(attempt):
     """Return the Outcome of a launch with error flags.
 
@@ -93,7 +79,7 @@ def explain(attempt):
     seconds = None if attempt.launch.max_steps else seconds_to_explain(attempt)
     try:
         if seconds != 0:
-            with results_kept(attempt):
+            with attempt.results_kept():
                 return explain_by_interpreter(attempt, seconds)
     except Unexplained:
         attempt.restore()
@@ -110,6 +96,9 @@ def seconds_to_explain(attempt):
     blocks = first + 1 if attempt.is_small else 1
     if SLOWDOWN * blocks * attempt.seconds_per_block < EXPLAIN_SECONDS:
         return EXPLAIN_SECONDS
+    # It reaches the first block with an error too late if the blocks before it take longer than the limit.
+    if SLOWDOWN * (blocks - 1) * attempt.seconds_per_block > FIRST_EXPLAIN_SECONDS:
+        return 0
     # Threads that disagree end their block, so they disagreed when the block had run for `seconds_per_block`.
     ends_block = attempt.block_errors[first] == DIVERGED and not attempt.is_cooperative
     return 0 if ends_block else min(FIRST_EXPLAIN_SECONDS, EXPLAIN_SECONDS)

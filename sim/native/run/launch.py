@@ -3,6 +3,7 @@ Outcome."""
 
 import signal
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -76,6 +77,7 @@ class Attempt(Memory):
         self.prepare()
         self.is_cooperative = "this_grid" in self.used
         self.may_restart = False  # whether quick code may stop because it takes too long
+        self.memory_before = None  # (linear index of a block, Snapshot of memory before this block)
         if self.is_cooperative:
             resident_blocks(launch, self.used)
             if replay_observers(launch.observers):
@@ -238,6 +240,38 @@ class Attempt(Memory):
     def lift_time_limit(self):
         """Let compiled code continue after an error without a limit of time."""
         self.state.time_after_error = UNLIMITED
+
+    @contextmanager
+    def results_kept(self):
+        """Let blocks run again in this context, and restore the results of `run` afterwards."""
+        state, errors, stop = self.state, self.block_errors.copy(), self.stop
+        kept = {name: getattr(state, name) for name in ("stopped", "position", "pair_count")}
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                setattr(state, name, value)
+            self.stop, self.block_errors[:] = stop, errors
+
+    def is_independent(self, position):
+        """Return whether the error flags of a block do not depend on accesses of earlier blocks.
+
+        position: the linear index of the block.
+        """
+        races = self.block_errors[position] & shadow.BLOCK_RACE
+        return not (races or self.is_cooperative or shadow.EMPTY in self.kinds_of_checks())
+
+    def run_before(self, position):
+        """Run the blocks before a linear index again, from the start. A second call for the same index only
+        restores the contents of memory after these blocks."""
+        if self.memory_before and self.memory_before[0] == position:
+            self.memory_before[1].restore()
+            return
+        self.restore()
+        self.lift_time_limit()
+        with self.results_kept():
+            self.advance(position)
+        self.memory_before = position, Snapshot(self.written_arrays())
 
     def run_without_limit(self):
         """Run all blocks again from the start, because the time limit ended a launch without errors."""

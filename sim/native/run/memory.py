@@ -54,6 +54,10 @@ class Memory:
         """The checks of the arrays, which are a part of the types of the compiled arguments."""
         return self.watched, tuple((name, watch) for name, (watch, _) in self.shadows.items())
 
+    def kinds_of_checks(self):
+        """Return the kinds of checks of the regions of global memory (sim.native.codegen.shadow)."""
+        return {watch for watch, _ in self.shadows.values()}
+
     def shadows_of_arguments(self):
         """Return {name: (kind of check, address of shadow memory)} for the arrays that need more than bounds
         checks.

@@ -75,6 +75,9 @@ class Row:
 class RecordedRun:
     """A run of the blocks up to one at a linear index. It records accesses.
 
+    If the errors of this block do not depend on accesses of earlier blocks, the earlier blocks run in the
+    code of the first run, which takes less time.
+
     attempt: the Attempt whose launch runs again.
     position: the linear index of the block.
     trap: the simulated address of an element whose accesses are recorded, or None.
@@ -112,6 +115,9 @@ class RecordedRun:
         again.begin()
         if attempt.seconds_per_block > SECONDS:
             again.optimise()
+        if attempt.is_independent(position):
+            attempt.run_before(position)
+            again.next = position
         self.run_blocks()
         self.errors = int(again.block_errors[position])
         # the results and the error flags of these blocks, which a comparison with other runs needs
