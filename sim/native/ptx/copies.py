@@ -10,8 +10,8 @@ its shadow entries, so the entry of the last write must still be that of the iss
 of reads. Then the destination counts as written by the current thread, so accesses that no barrier separates
 from the wait are races.
 
-A thread that ends before its copies have arrived leaves them in its ring. The interpreter then runs the
-launch.
+A thread that ends before its copies have arrived leaves them in its ring. Their bytes never arrive, as in the
+interpreter. At the end of the block, they are checked as at an arrival.
 """
 
 import functools
@@ -19,7 +19,7 @@ import functools
 import numpy as np
 
 from sim.native.codegen.int64 import byte, int64_helper, set_byte, variant
-from sim.native.codegen.shadow import BARE, EPOCH_SHIFT, RACE, is_from_earlier_block, set_error, watch_store
+from sim.native.codegen.shadow import BARE, EPOCH_SHIFT, RACE, set_error, watch_store
 from sim.native.ptx.memory import (
     BASE,
     HOST,
@@ -40,8 +40,7 @@ CAPACITY = 128  # copies in a ring, a power of two; a block with more is rerun i
 # FIRST  index of the oldest copy
 # COUNT  number of copies
 # GROUP  number of committed groups so far
-# LEFT   1 if a thread of an earlier block left copies in the ring
-FIRST, COUNT, GROUP, LEFT, HEADER = range(5)
+FIRST, COUNT, GROUP, HEADER = range(4)
 # Fields of a copy, in int64:
 # OF_GROUP  number of groups that were committed before it
 # TO        host address of the destination region's row in the table
@@ -57,11 +56,6 @@ RING = HEADER + CAPACITY * FIELDS
 def make_rings(threads):
     """Return the empty rings of a block's threads."""
     return np.zeros((threads, RING), np.int64)
-
-
-def has_copies(rings):
-    """Return whether any thread ended before its copies had arrived."""
-    return bool(rings[:, [COUNT, LEFT]].any())
 
 
 @functools.cache
@@ -112,9 +106,6 @@ def append_copy(ring, to_region, to_at, from_region, from_at, size, state):
     to_region, from_region: the addresses of the regions of the destination and the source.
     to_at, from_at: the offsets in these regions.
     """
-    if ring[COUNT] > 0 and is_from_earlier_block(copy_at(ring, ring[FIRST])[OWN], state):
-        ring[LEFT] = 1
-        ring[COUNT] = 0
     if ring[COUNT] == CAPACITY:
         set_error(state, RACE)
         return
@@ -167,29 +158,36 @@ def not_earlier(entry, other):
 
 
 @int64_helper(inline=False)
-def arrive(copy, state, entry):
-    """Write the bytes of a copy, and mark the block if accesses may conflict with the copy.
+def check_copy(copy, state, entry):
+    """Mark the block if accesses may conflict with a copy.
 
     entry: the shadow entry of the thread that counts as the writer from now on.
     """
     to_region, from_region, size, own = copy[TO], copy[FROM], copy[BYTES], copy[OWN]
-    to = to_region[HOST] + copy[TO_AT]
     if to_region[WATCH] != BARE:
         shadow, shift, offset = to_region[SHADOW], to_region[SHIFT], copy[TO_AT]
         for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
             if shadow[2 * granule] != own | FLIGHT or shadow[2 * granule + 1] != 0:
                 set_error(state, RACE)
             shadow[2 * granule] = entry
+    if from_region != 0 and from_region[WATCH] != BARE:
+        shadow, shift, offset = from_region[SHADOW], from_region[SHIFT], copy[FROM_AT]
+        for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
+            if not_earlier(shadow[2 * granule], own):
+                set_error(state, RACE)
+
+
+@int64_helper(inline=False)
+def arrive(copy, state, entry):
+    """Write the bytes of a copy, and check it. The parameters are those of `check_copy`."""
+    check_copy(copy, state, entry)
+    to_region, from_region, size = copy[TO], copy[FROM], copy[BYTES]
+    to = to_region[HOST] + copy[TO_AT]
     if from_region == 0:
         for position in range(size):
             set_byte(to, position, 0)
         return 0
     source = from_region[HOST] + copy[FROM_AT]
-    if from_region[WATCH] != BARE:
-        shadow, shift, offset = from_region[SHADOW], from_region[SHIFT], copy[FROM_AT]
-        for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
-            if not_earlier(shadow[2 * granule], own):
-                set_error(state, RACE)
     for position in range(size):
         set_byte(to, position, byte(source, position))
     return 0
@@ -214,6 +212,18 @@ def receive(table, thread, state, groups):
             arrived = number + 1
     ring[FIRST] = first + arrived
     ring[COUNT] = count - arrived
+
+
+@int64_helper(inline=False)
+def end_copies(table, threads, state):
+    """Check the copies that have not arrived at the end of a block, and remove them."""
+    for thread in range(threads):
+        ring = table[PENDING] + 8 * RING * thread
+        if state.stopped == 0:
+            for number in range(ring[COUNT]):
+                copy = copy_at(ring, ring[FIRST] + number)
+                check_copy(copy, state, copy[OWN])
+        ring[COUNT] = 0
 
 
 @int64_helper

@@ -9,17 +9,16 @@ from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
 from sim.native.codegen.shadow import BARE, EMPTY, GLOBAL, LOCAL, SHARED
 from sim.native.lower.module import CannotLower
-from sim.native.ptx.copies import has_copies, make_rings
+from sim.native.ptx.copies import make_rings
 from sim.native.ptx.mbarriers import make_mbarriers
 from sim.native.ptx.memory import OF_BLOCK, READ_ONLY, WRITABLE, Table
-from sim.native.ptx.program import MBARRIER_CALLS, WAITS, compile_kernel
+from sim.native.ptx.program import COPY_OPERATIONS, MBARRIER_CALLS, compile_kernel
 from sim.native.run.launch import Attempt
 from sim.native.split.specialize import memoize
 from sim.observers import DEFAULT
 from sim.ptx.regions import VIEWS
 from sim.ptx.run import Run
 
-COPY_OPERATIONS = {"copy", "track", *WAITS.values()}  # they need the rings of asynchronous copies
 MBARRIER_OPERATIONS = {operation for operation, *_ in MBARRIER_CALLS.values()}  # they need the mbarriers
 WHILE_LIMIT = 1 << 31  # a block counts as endless if its loops have more iterations than this in total
 
@@ -91,9 +90,10 @@ class PtxAttempt(Attempt):
         super().run()
         if self.device is not None:
             self.device.add_compiled(self.table.accessed())
-        if self.rings is not None and has_copies(self.rings):
-            self.restore()
-            raise CannotLower("a thread ends before its asynchronous copies have arrived")
+
+    @property
+    def can_record(self):
+        return super().can_record and not self.is_asynchronous
 
     def homes(self):
         """Return (simulated address space, {}), because compiled code uses the simulated addresses."""
@@ -122,8 +122,9 @@ class PtxAttempt(Attempt):
         """Build the table of memory regions. Return the arguments of the grid function that follow
         `spill_buffer`."""
         # A kernel can wait for copies although it sends none.
-        operations = {operation for operation, *_ in self.source.calls.values()}
+        operations = self.source.operations
         copies, phases = operations & COPY_OPERATIONS, operations & MBARRIER_OPERATIONS
+        self.is_asynchronous = bool(copies or phases)
         if copies and self.is_cooperative:
             raise CannotLower("it has asynchronous copies and grid barriers")
         if phases and self.is_cooperative:

@@ -26,6 +26,7 @@ from sim.ptx.warps import form_of
 
 COPY_SIZES = {f"cp_async_{size}": size for size in (4, 8, 16)}
 WAITS = {"cp_async_commit": "commit", "cp_async_wait": "receive", "cp_async_wait_all": "receive_all"}
+COPY_OPERATIONS = {"copy", "track", *WAITS.values()}  # they need the rings of asynchronous copies
 # mbarrier instruction -> its operation in sim.native.ptx.runs, followed by arguments of the operation
 MBARRIER_CALLS = {
     "mbarrier_init": ("initialise",),
@@ -237,6 +238,11 @@ class Lowering(Program):
         """Return the name of the function that checks the width of a shuffle (sim.isa.shuffles)."""
         return self.add_unrecorded("check_width", clamp)
 
+    @property
+    def operations(self):
+        """The names of the operations that the kernel calls."""
+        return {operation for operation, *_ in self.calls.values()}
+
     def refuse(self, *_):
         """Raise Missing, for an operation that has no compiled form."""
         raise Missing
@@ -358,7 +364,12 @@ def compile_kernel(kernel, records=False):
     made.module.imports["direct"] = "sim.native.codegen.direct"
     others = {name: str(of) for name, of in split.numba_types.items() if of != int64}
     decorator = f"@{made.module.constant('directly', f'direct({others})')}"
-    text = kernel_text(made.module, name, made.parameters, split, decorator, ["reset_shared(table, state)"])
+    ending = []
+    if source.operations & COPY_OPERATIONS:
+        made.module.imports["end_copies"] = "sim.native.ptx.copies"
+        ending = ["end_copies(table, threads, state)"]
+    around = ["reset_shared(table, state)"], ending
+    text = kernel_text(made.module, name, made.parameters, split, decorator, *around)
     path = cache.path_of(name, text)
     cache.write(path, text)
     module = cache.load(path, text)

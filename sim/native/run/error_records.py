@@ -36,7 +36,7 @@ def recorded_findings(attempt):
     """
     flagged = np.flatnonzero(attempt.block_errors & (RECORDED | DIVERGED))
     findings = []
-    if len(flagged) and not attempt.program.lowered.synchronizes and not attempt.is_cooperative:
+    if len(flagged) and attempt.can_record:
         with suppress(CannotLower):
             findings = findings_of_block(attempt, int(flagged[0]))
     attempt.restore()

@@ -72,11 +72,12 @@ def explain(attempt):
 
     The interpreter explains the errors. If it reaches none of them within a limit of time, compiled code
     records the errors of the first block. If these are no errors for the observers, the interpreter continues
-    without a limit.
+    without a limit. If compiled code cannot record errors of the kernel, there is no limit from the start.
 
     attempt: the Attempt, after its `run`.
     """
-    seconds = None if attempt.launch.max_steps else seconds_to_explain(attempt)
+    unlimited = attempt.launch.max_steps or not attempt.can_record
+    seconds = None if unlimited else seconds_to_explain(attempt)
     try:
         if seconds != 0:
             with attempt.results_kept():

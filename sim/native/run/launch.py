@@ -197,6 +197,11 @@ class Attempt(Memory):
             and not self.has_replayed
         )
 
+    @property
+    def can_record(self):
+        """True if compiled code can record the accesses with errors (sim.native.run.error_records)."""
+        return not (self.program.lowered.synchronizes or self.is_cooperative)
+
     def enabled_flags(self):
         """Return the mask of the error flags that matter. These are the flags of subscribed observers, and
         the flags that make any launch invalid."""

@@ -295,13 +295,14 @@ def types_in(module, name, parameters, numba_types):
     return types_of
 
 
-def kernel_text(module, name, parameters, split, decorator="@translated", renewing=()):
+def kernel_text(module, name, parameters, split, decorator="@translated", renewing=(), ending=()):
     """Return the text of a kernel's file: its head, the regions, a function for one block, and the grid
     function, which loops over blocks.
 
     split: the Fission of the kernel.
     decorator: the decorator of the regions and of the block function.
     renewing: statements that run before each block.
+    ending: statements that run after each block.
     """
     shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
     for needed in ("begin_block", "end_block", "block_index", "dim3", "fill_poison", "log_block"):
@@ -332,6 +333,7 @@ def kernel_text(module, name, parameters, split, decorator="@translated", renewi
         *(f"    fill_poison({name})" for name in shared),
         *(f"    {statement}" for statement in renewing),
         f"    {block}",
+        *(f"    {statement}" for statement in ending),
         *(["    log_block(state)"] if module.logs else []),
         "    if end_block(state):",
         "        return",

@@ -20,7 +20,6 @@ pytest.importorskip("numba")
 
 # kernels of the corpus (or one variant of a kernel) that run on fibers, and the reason
 LEFT = {
-    ("copy_not_awaited", "bug"): "a thread ends before its asynchronous copies have arrived",
     ("copy_at_barrier", "bug"): "asynchronous copies",
     "tile_of_warps": "reserved_smem",
     "groups": "results of atomics|call|redux|activemask|atom|fence",

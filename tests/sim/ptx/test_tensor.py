@@ -357,8 +357,18 @@ def test_planted_bugs_are_found_and_their_twins_are_clean(name, engine):
     assert kinds(twin, engine=engine)[0] == []
 
 
+def test_a_launch_with_copies_is_explained_once(monkeypatch):
+    # Compiled code cannot record the errors of copies, so the interpreter has no limit in its first run.
+    explain = pytest.importorskip("sim.native.run.explain")
+    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
+    runs, run = [], explain.explain_by_interpreter
+    monkeypatch.setattr(explain, "explain_by_interpreter", lambda *given: runs.append(given) or run(*given))
+    assert kinds(PLANTED["no wait"][0], engine="native")[0] == ["async-copy"]
+    assert len(runs) == 1
+
+
 def test_waited_copies_are_compiled():
-    """Copies of two groups. If a thread leaves a copy behind, the launch is interpreted."""
+    """Check copies of two groups, and copies that no thread awaits."""
     second = COPY.replace("[%r3]", "[%r3+512]")
     body = f"{COPY}{COMMIT}{second}{COMMIT}cp.async.wait_group 1;{OWN}cp.async.wait_all;{BARRIER}{OTHER}"
     y = np.zeros(128, np.int32)
@@ -367,7 +377,7 @@ def test_waited_copies_are_compiled():
     assert report.notes == ("compiled",) and y[:4].tolist() == [4, 0, 12, 8]
     simulation = simulate(kernel(PLACE + COPY + COMMIT), engine="native", on_finding="report")
     report = simulation[2, 32](np.arange(128, dtype=np.int32), y)
-    assert report.notes == ("interpreted: a thread ends before its asynchronous copies have arrived",)
+    assert report.notes == ("compiled",)
 
 
 def test_a_fragment_mixed_up_is_a_wrong_value_only():
