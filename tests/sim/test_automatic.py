@@ -325,6 +325,7 @@ def test_a_launch_too_short_for_its_instructions_is_not_lowered(monkeypatch):
 
 def test_an_endless_loop_is_left_to_the_interpreter(early, monkeypatch):
     monkeypatch.setattr("sim.native.run.launch.FIRST_LIMIT", 1 << 12)
+    monkeypatch.setattr("sim.native.run.launch.FIRST_SECONDS", -1)
     monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 0.05)
     report = simulate(endless_barriers, on_finding="report")[1, 32](np.zeros(1))
     assert report.engine == "native" and [finding.kind for finding in report.findings] == ["no-progress"]

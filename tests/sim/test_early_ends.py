@@ -84,6 +84,7 @@ def searches_for_a_missing_key(keys):
 
 def test_an_endless_loop_is_explained_once(monkeypatch):
     monkeypatch.setattr(launch, "FIRST_LIMIT", 1 << 12)
+    monkeypatch.setattr(launch, "FIRST_SECONDS", -1)
     monkeypatch.setattr(native, "explain", None)
     report = simulate(searches_for_a_missing_key, engine="native", on_finding="report")[2, 32](np.arange(64))
     assert [finding.kind for finding in report.findings] == ["no-progress"]
@@ -135,6 +136,7 @@ def leaves_late(x, rounds):
 
 def test_errors_are_recorded_after_many_iterations(monkeypatch):
     monkeypatch.setattr(launch, "FIRST_LIMIT", 1 << 12)
+    monkeypatch.setattr(launch, "FIRST_SECONDS", -1)
     monkeypatch.setattr(explain, "PROBE_SECONDS", -1)
     monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
     report = simulate(leaves_late, engine="native", on_finding="report")[2, 32](np.zeros(64), 1000)

@@ -627,6 +627,7 @@ def test_blocks_after_a_long_loop_are_not_lost(monkeypatch):
 def test_a_long_loop_that_ends_is_compiled(monkeypatch):
     """Exceed the first limit of compiled code, at which the interpreter finds no endless loop."""
     monkeypatch.setattr(launch, "FIRST_LIMIT", 10_000)
+    monkeypatch.setattr(launch, "FIRST_SECONDS", -1)
     monkeypatch.setattr(explain, "PROBE_SECONDS", 0.1)
     interpret_blocks, outcomes = explain.interpret_blocks, []
 
@@ -640,6 +641,15 @@ def test_a_long_loop_that_ends_is_compiled(monkeypatch):
     assert (x == 5_000).all() and report.notes == ("compiled",)
     (examined,) = outcomes  # The interpreter does not run the block to its end.
     assert any("0 of 9 blocks ran to the end" in note for note in examined.notes)
+
+
+def test_a_block_that_soon_ends_is_not_examined(monkeypatch):
+    """Exceed the first limit of compiled code, but only for a short time."""
+    monkeypatch.setattr(launch, "FIRST_LIMIT", 1 << 17)
+    monkeypatch.setattr("sim.native.engine.find_endless_loop", None)
+    x = np.zeros(2 * 1024, np.int32)
+    report = simulate(counts_to, engine="native")[2, 1024](x, 1000)
+    assert (x == 1000).all() and report.notes == ("compiled",)
 
 
 @cuda.jit

@@ -31,6 +31,7 @@ EXPORTED = set(
 REPLAY_THRESHOLD = 1 << 16  # at the end of a block, a launch pauses if its log has more entries than this
 # Exit codes of a region. A region that evaluates a test returns 0 or 1 (see `is_true`), so these codes begin
 # at 10.
+FURTHER = 1 << 22  # iterations after the first limit between two readings of the clock
 NO_THREAD, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 
 
@@ -55,6 +56,8 @@ def begin_block(state, threads, position, while_limit, for_limit):
     state.missed_barrier = 0
     state.returned_count = 0
     state.while_left = while_limit
+    state.further_left = state.further_limit
+    state.polled = 0
     state.for_left = for_limit
     for thread in range(threads):
         state.returned[thread] = 0
@@ -326,12 +329,32 @@ def count_iteration(state, threads) -> bool:
     the limit is exceeded or the block has stopped."""
     before = state.while_left
     state.while_left -= threads
-    if state.while_left < 0:
+    if state.while_left < 0 and not continues(state):
         exhaust(state)
     # Polling costs a call into Python, so poll every 65,536 iterations.
     elif state.while_left >> 16 != before >> 16:
+        note_poll(state)
         poll_stop(state)
     return state.stopped == 0
+
+
+@int64_helper(inline=False)
+def note_poll(state):
+    """Store the CPU time of the first poll in a `while` loop of the block."""
+    if state.polled == 0:
+        state.polled = cpu_clock()
+
+
+@int64_helper(inline=False)
+def continues(state) -> bool:
+    """Let a block that has reached the first limit run further iterations, if it has not run for long.
+    Return whether it may continue."""
+    if state.further_left <= 0 or cpu_clock() - state.polled > state.first_time:
+        return False
+    more = min(state.further_left, FURTHER)
+    state.further_left -= more
+    state.while_left += more
+    return True
 
 
 @int64_helper

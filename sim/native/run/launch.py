@@ -44,9 +44,9 @@ WHILE_LIMIT = 1 << 28
 # CPU seconds after which a launch restarts in optimised code if quick code is still running a block. They are
 # about the time in which the optimiser makes the code of a large kernel.
 QUICK_SECONDS = 1.0
-# The number of iterations after which the interpreter examines whether a `while` loop is endless. If it finds
-# nothing, the launch runs again up to WHILE_LIMIT.
-FIRST_LIMIT = 1 << 26
+# The interpreter examines whether a `while` loop is endless if a block exceeds this number of iterations, and
+# this number of CPU seconds. If it finds nothing, the launch runs again up to WHILE_LIMIT.
+FIRST_LIMIT, FIRST_SECONDS = 1 << 26, 5.0
 UNLIMITED = 1 << 62  # a time that no launch takes
 LOG_CAPACITY = 1 << 24  # log entries of 8 bytes; the entries of a single block must fit
 MAX_PAIRS = 1 << 16  # the number of pairs of racing blocks that one launch can record
@@ -103,6 +103,7 @@ class Attempt(Memory):
         self.state.ending_flags = self.enabled_flags() & ~shadow.NARROWED
         # Compiled code gets half of the time, because the interpreter has to explain the errors afterwards.
         self.state.time_after_error = int(SECONDS_AFTER_ERROR / 2 * CLOCKS_PER_SECOND)
+        self.state.first_time = int(FIRST_SECONDS * CLOCKS_PER_SECOND)
         if launch.max_steps:
             self.lift_time_limit()
         self.compiled_arguments, self.spill_buffer = self.arguments(), self.spill_address()
@@ -240,11 +241,14 @@ class Attempt(Memory):
         """
         launch = self.launch
         loop = first, stop, launch.grid, launch.block, self.while_limit, FOR_LIMIT
+        # The blocks of a cooperative launch run in turn, so their times are unknown.
+        self.state.further_limit = 0 if self.is_cooperative else self.most_iterations - self.while_limit
         return *loop, self.state.address, spill_buffer, *self.compiled_arguments
 
     def lift_time_limit(self):
-        """Let compiled code continue after an error without a limit of time."""
-        self.state.time_after_error = UNLIMITED
+        """Let compiled code continue after an error, and up to the last limit on iterations, without a limit
+        of time."""
+        self.state.time_after_error = self.state.first_time = UNLIMITED
 
     @contextmanager
     def results_kept(self):

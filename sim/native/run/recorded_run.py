@@ -100,7 +100,7 @@ class RecordedRun:
         )
         unwatched = replace(self.launch, observers=())
         self.attempt = again = type(attempt)(self.launch if checks else unwatched, records=True)
-        again.while_limit, again.seconds_per_block = attempt.while_limit, attempt.seconds_per_block
+        again.while_limit, again.seconds_per_block = attempt.most_iterations, attempt.seconds_per_block
         again.compile()
         self.space, homes = again.homes()
         self.homes = sorted((low, allocation.base) for low, allocation in homes.items())

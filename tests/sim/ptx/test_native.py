@@ -44,6 +44,7 @@ def test_an_endless_loop_is_found_at_the_first_limit(blocks, monkeypatch):
     # Without it, the test would not end.
     monkeypatch.setattr("sim.native.ptx.launch.WHILE_LIMIT", 1 << 62)
     monkeypatch.setattr("sim.native.run.launch.FIRST_LIMIT", 10_000)
+    monkeypatch.setattr("sim.native.run.launch.FIRST_SECONDS", -1)
     monkeypatch.setattr("sim.loop_limits.FIRST_PATIENCE", 0.05)
     x = np.zeros(64, np.int32)
     waits = kernel("LOOP: bar.sync 0; ld.global.u32 %r4, [%d3]; setp.eq.u32 %p1, %r4, 0; @%p1 bra LOOP;")
