@@ -7,13 +7,15 @@ a call of the same operation with another mask in another arm of the same branch
 Source: CUDA C++ Programming Guide, "Warp Vote Functions". All non-exited threads named in mask must execute
 the same intrinsic with the same mask.
 
-The n-th call of one lane is compared with the n-th call of another lane. The result therefore does not depend
-on the schedule.
+The n-th call of one lane is compared with the n-th call of another lane, unless both lanes have taken part in
+an operation between these two calls: then the calls belong to different iterations of a loop. The result
+therefore does not depend on the schedule.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from sim.events import SITES, Finding
+from sim.isa.table import FULL
 
 # The fix if lanes of one mask make different calls.
 SAME_CALL = (
@@ -28,8 +30,11 @@ class LaneMasks:
 
     def __init__(self):
         # (warp, operation, id of the code object, position in it) -> (Counter {lane: number of its calls},
-        # {number of a call, from 1: {lane: mask}})
+        # {number of a call, from 1: {lane: (mask, number of calls recorded before it)}})
         self.calls = {}
+        self.recorded = 0  # number of calls
+        # warp -> {bit mask of the lanes of an operation: number of calls recorded before the last one}
+        self.joined = defaultdict(dict)
         self.last = {}  # (warp, lane) -> (name of the lane's last operation, its mask, number of its site)
 
     def completed(self, context, block, warp, group):
@@ -46,10 +51,15 @@ class LaneMasks:
             counts, masks = self.calls.setdefault(place, (Counter(), {}))
             counts[lane] += 1
             given = masks.setdefault(counts[lane], {})
-            others = [one for one in given if missing >> one & 1]
+            others = [
+                one
+                for one, (_, number) in given.items()
+                if missing >> one & 1 and not self.joined_since(number, warp, 1 << lane | 1 << one)
+            ]
             if others and disagreeing is None:
-                disagreeing = lane, min(others), given[min(others)]
-            given[lane] = group.mask
+                disagreeing = lane, min(others), given[min(others)][0]
+            given[lane] = group.mask, self.recorded
+            self.recorded += 1
             site = context.sites.of_frame(thread.frame, "call")
             self.last[warp, lane] = group.operation.name, group.mask, site
             if len(masks) > MOST_CALLS:
@@ -58,6 +68,18 @@ class LaneMasks:
             lane, other, mask = disagreeing
             return self.finding(context, block, warp, group, (lane, site), (other, site), mask)
         return self.finding_in_arms(context, block, warp, group, missing)
+
+    def join(self, warp, bits):
+        """Record that the lanes in a bit mask have taken part in one operation."""
+        if self.recorded:
+            joined = self.joined[warp]
+            if bits == FULL:
+                joined.clear()
+            joined[bits] = self.recorded
+
+    def joined_since(self, number, warp, bits):
+        """Return whether all lanes in a bit mask have taken part in one operation after call `number`."""
+        return any(number < recorded and bits & ~lanes == 0 for lanes, recorded in self.joined[warp].items())
 
     def finding_in_arms(self, context, block, warp, group, missing):
         """Return the finding for a missing lane that has made the call in another arm of the same branch,

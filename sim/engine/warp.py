@@ -99,6 +99,8 @@ def complete(context, block, key, running=None):
         if origins:
             exchange_origins(context, group, payloads)
         results = [by_lane[lane] for lane in lanes]
+    if group.mask != CONVERGED:
+        block.lane_masks.join(key[0], group.bits)
     for thread, result in zip(threads, results):
         thread.result = result
     if running is not None:

@@ -113,6 +113,30 @@ def fewer_lanes_each_time(x):
         x[t] = mask
 
 
+@cuda.jit
+def last_iteration_in_half_a_warp(x):
+    t = cuda.threadIdx.x
+    for i in range(t, 80, 32):
+        mask = cuda.ballot_sync(0xFFFFFFFF, i % 3 == 0)
+        if i % 3:
+            mask ^= 0xFFFFFFFF  # contains the lanes that have returned
+        if i % 3:
+            x[t] += cuda.ballot_sync(mask, 1) & 1
+        cuda.syncwarp()
+
+
+@cuda.jit
+def disagreement_in_last_iteration(x):
+    t = cuda.threadIdx.x
+    for i in range(3):
+        mask = 0xFFFF if t < 16 else 0xFFFF0000
+        if i == 2 and t < 16:
+            mask = 0xFFFFFFFF
+        x[t] += cuda.ballot_sync(mask, 1) & 1
+        if i < 2:
+            cuda.syncwarp()
+
+
 def launched(kernel, engine):
     return simulate(kernel, engine=engine, on_finding="report")[1, 32](np.zeros(32, np.int64))
 
@@ -136,6 +160,7 @@ def launched(kernel, engine):
         (voted_in_arms, "lanes 0 and 16 of warp 0 call ballot_sync with different masks"),
         (shuffled_in_arms, "lanes 0 and 16 of warp 0 call shfl_down_sync with different masks"),
         (second_call, "lanes 0 and 16 of warp 0 call ballot_sync with different masks"),
+        (disagreement_in_last_iteration, "lanes 0 and 16 of warp 0 call ballot_sync with different masks"),
     ],
     ids=lambda value: getattr(getattr(value, "py_func", None), "__name__", ""),
 )
@@ -148,7 +173,15 @@ def test_lanes_that_pass_different_masks(kernel, text, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "kernel",
-    [two_halves, returned_before, fewer_lanes_each_time, halves_in_arms, returned_from_an_arm, one_call],
+    [
+        two_halves,
+        returned_before,
+        fewer_lanes_each_time,
+        last_iteration_in_half_a_warp,
+        halves_in_arms,
+        returned_from_an_arm,
+        one_call,
+    ],
     ids=lambda k: k.py_func.__name__,
 )
 def test_lanes_that_agree(kernel, engine):
