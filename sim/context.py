@@ -83,6 +83,7 @@ class Context:
         # site of an access -> its view (Binder.views), if dynamic shared memory has several views; the
         # Allocation of that memory
         self.views, self.dynamic_shared = {}, None
+        self.element_bytes = {}  # name of a PTX argument -> bytes per element of its pointer in the source
         self.tensor_maps = {}  # bytes of a tensor map -> its Located (sim.memory.tensor_map)
         self.memory = None  # the Memory of a PTX kernel (sim.ptx.memory)
         # atomics of scope .cta -> LOAD or STORE; for other blocks they count as plain accesses

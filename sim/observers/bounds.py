@@ -48,6 +48,12 @@ class Bounds(Observer):
         home = outline and outline.function(site.line)
         return lines_of_value(outline.text(home), found[0]) if home and found else frozenset()
 
+    def width(self, access, array, name):
+        """Return the number of array elements that an index on the source line counts as one: 4 for x[i] if x
+        is a float4* to an array of floats."""
+        width = self.context.element_bytes.get(array.name, 0) // array.itemsize
+        return width if width > 1 and access.site and index_of(access.site, name) else 1
+
     def local_finding(self, access, array, index):
         """Return the finding for an access outside the local memory of a PTX function.
 
@@ -92,7 +98,8 @@ class Bounds(Observer):
         lowest = -1 if array.wraps else 0
         axis = next((axis for axis, (i, n) in enumerate(zip(index, shape)) if not lowest * n <= i < n), None)
         if axis is not None:
-            reason, guard = outside(axis, index[axis], shape, array.wraps, name, access)
+            width = self.width(access, array, name)
+            reason, guard = outside(axis, index[axis], shape, array.wraps, name, access, width)
             return Finding(
                 "out-of-bounds",
                 "error",
@@ -121,15 +128,17 @@ class Bounds(Observer):
         )
 
 
-def outside(axis, index, shape, wraps, name, access):
-    """Return the reason why an index along one axis is outside the shape, and the condition to guard it."""
+def outside(axis, index, shape, wraps, name, access, width):
+    """Return the reason why an index along one axis is outside the shape, and the condition to guard it.
+
+    width: see Bounds.width.
+    """
     along = f" along axis {axis}" if len(shape) > 1 else ""
     limit = "not be negative" if index < 0 else f"be below {f'{name}.shape[{axis}]' if name else shape[axis]}"
     guard = f"the index along axis {axis} must {limit}"
     if len(shape) == 1:
-        guard = condition(
-            access, name, ">= 0" if index < 0 else f"< {f'{name}.shape[0]' if name else shape[0]}"
-        )
+        length = (f"{name}.shape[0]" if name else f"{shape[0]}") + f" / {width}" * (width > 1)
+        guard = condition(access, name, ">= 0" if index < 0 else f"< {length}")
     if index < 0 and wraps:
         reason = (
             f"Index {index}{along} is negative. Numba adds the length to a negative index, and"
@@ -139,6 +148,8 @@ def outside(axis, index, shape, wraps, name, access):
         reason = f"Index {index} lies before the first element."
     else:
         reason = f"Index {index}{along} must be below {shape[axis]}."
+        if width > 1:
+            reason += f" One element of {name} in the source has {width} elements of the array."
     return reason, guard
 
 

@@ -108,5 +108,5 @@ def in_language(text: str, language: str) -> str:
     ]
     for word, instead in [(numba["atomics"], other["atomics"]), *pairs, *MORE[language].items()]:
         text = text.replace(word, instead)
-    text = re.sub(r"if ([^;]+ [<>]=? )(\w+)\.shape\[0\]", r"if (\1the length of \2)", text)
+    text = re.sub(r"if ([^;]+ [<>]=? )(\w+)\.shape\[0\]( / \d+)?", r"if (\1the length of \2\3)", text)
     return re.sub(r"(index must be < )(\w+)\.shape\[0\]", r"\1the length of \2", text)

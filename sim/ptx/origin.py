@@ -20,8 +20,8 @@ ITEMSIZES = {
         1: "char int8_t uint8_t bool",
         2: "short int16_t uint16_t half __half __nv_bfloat16",
         4: "int unsigned float int32_t uint32_t",
-        8: "double long int64_t uint64_t size_t float2 int2",
-        16: "float4 int4 double2",
+        8: "double long int64_t uint64_t size_t float2 int2 uint2 short4 ushort4",
+        16: "float4 int4 uint4 double2 longlong2 ulonglong2",
     }.items()
     for name in names.split()
 }

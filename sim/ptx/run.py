@@ -194,6 +194,7 @@ class Run:
         arrays = {a.name: a.array for a in arguments if a.array is not None and not a.is_record}
         for position, nbytes in self.program.origin.element_bytes(self.program.entry).items():
             check_elements(arguments[position].name, arrays, nbytes)
+            self.context.element_bytes[arguments[position].name] = nbytes
         reached = arrays | described_arrays(arguments)
         pinned = self.store.pinned.attach(self, reached)
         places = bind_arguments(self.context.space, {n: a for n, a in reached.items() if n not in pinned})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptx.test_cuda_cpp import module
-from sim import simulate
+from sim import load_cuda, simulate
 
 VIEWS = """
 extern "C" __global__ void kernel(const float *x, float *out) {
@@ -397,6 +397,32 @@ def test_a_guard_tests_the_index_that_is_outside(statement, tmp_path):
     text = f'extern "C" __global__ void kernel(float *x, float *out) {{ int t = threadIdx.x;\n{statement} }}'
     findings = launched(text, tmp_path / "k.cu", (1, 1), *np.zeros((2, 4), np.float32)).findings
     assert {f.fix for f in findings} == {f"guard the access: {GUARDS[statement]}"}
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize(
+    ("kind", "access", "guard"),
+    [
+        ("float4", "x[t].w", "if (t < the length of x / 4)"),
+        ("float4", "x[2 * t].y", "if (2 * t < the length of x / 4)"),
+        ("float4", "x[t - 2].y", "if t - 2 >= 0"),
+        ("float4", "((const float *)x)[t + 12]", "the index must be < the length of x"),
+        ("float", "x[t + 12]", "if (t + 12 < the length of x)"),
+    ],
+)
+def test_a_guard_of_vectors_counts_vectors(kind, access, guard, engine, tmp_path):
+    """Read an array of 14 floats through a pointer to vectors. The last vector is incomplete."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    text = f"""extern "C" __global__ void kernel(const {kind} *x, float *out) {{
+    int t = threadIdx.x;
+    out[t] = {access};
+}}"""
+    x, out = np.zeros(14, np.float32), np.zeros(4, np.float32)
+    (tmp_path / "k.cu").write_text(text)
+    launch = simulate(load_cuda(tmp_path / "k.cu")["kernel"], engine=engine, on_finding="report")
+    (finding,) = launch[1, 4](x, out).findings
+    assert finding.fix == f"guard the access: {guard}"
+    assert ("has 4 elements of the array" in finding.message) == ("/ 4" in guard)
 
 
 def test_a_null_pointer_is_no_consequence_of_an_earlier_finding(tmp_path):
