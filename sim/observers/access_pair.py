@@ -24,11 +24,13 @@ from sim.observers.statements import (
     statement,
     statement_of,
     statements,
+    value_in_full,
 )
 from sim.observers.words import CPP
 
 # A call that arrives at an mbarrier or waits for it, in C++, inline PTX or Python.
 MBARRIER = re.compile(r"mbarrier[._](?:arrive|\w*wait)|(?:\.|->)(?:arrive\w*|wait\w*)\s*\(")
+THREAD_INDEX = re.compile(r"\b(?:threadIdx|thread_rank|cuda\.grid|laneid)\b")
 NAMED_BARRIER = re.compile(r"\bbar(?:rier)?(?:\.cta)?\.(?:sync|arrive)")
 
 
@@ -294,17 +296,45 @@ class AccessPair:
     def views(self):
         """The two different names by which the accesses refer to the same memory, or None. A name assigned
         more than once does not count, because it may have referred to other memory before. A name may be
-        rebound to a slice of its own array: `q = q[48:]`."""
+        rebound to a slice of its own array: `q = q[48:]`. A name for the part of an array that belongs to a
+        thread does not count either, because it is no second array: `mine = q + 32 * warp`."""
         names = self.called(self.a.site), self.called(self.b.site)
         if self.outline is None or self.in_cluster or None in names or names[0] == names[1]:
             return None
-        home = self.outline.function(self.low)
-        text = "\n".join(line for _, line in self.outline.text(home))
+        text = self.text_of_function
         header = re.split(r":\s*\n|\{", text)[0]
         times = [
             len(assigned(name, text)) - len(sliced(name, text)) + mentions(header, name) for name in names
         ]
-        return names if max(times) <= 1 and all(map(self.span, names)) else None
+        if max(times) > 1 or not all(map(self.span, names)):
+            return None
+        inner = self.inner_views(names)
+        parts = (THREAD_INDEX.search(value) and mentions(value, whole) for value, whole in inner)
+        return None if any(parts) else names
+
+    @property
+    def nested_views(self):
+        """True if one of the `views` may be meant as a part of the other: all bytes accessed through it are
+        in the range of the other, and it is defined by the other or depends on the thread."""
+        inner = self.inner_views(self.views)
+        return any(THREAD_INDEX.search(value) or mentions(value, whole) for value, whole in inner)
+
+    def inner_views(self, names):
+        """Return (value, other name) for each of two names whose span is inside the span of the other name.
+
+        value: the definition of the name, as of `value_in_full`.
+        """
+        found, spans = [], {name: self.span(name) for name in names}
+        for name, other in (names, names[::-1]):
+            (first, end), (begin, last) = spans[name], spans[other]
+            if begin <= first and end <= last:
+                found.append((value_in_full(name, self.text_of_function), other))
+        return found
+
+    @cached_property
+    def text_of_function(self):
+        """The text of the function that contains both accesses."""
+        return "\n".join(line for _, line in self.outline.text(self.outline.function(self.low)))
 
     def span(self, name):
         """Return the range (first, end) of byte offsets in the array accessed by the function through

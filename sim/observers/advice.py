@@ -114,6 +114,13 @@ def are_all_atomic(facts):
     return facts.actions == {ATOMIC}
 
 
+def has_separate_views(facts):
+    """Return whether the accesses write to two arrays in shared memory that overlap by mistake."""
+    return (
+        facts.views and facts.space == "shared" and LOAD not in facts.actions and not facts.nested_views
+    )
+
+
 def is_plain_release(facts):
     """Return whether one access is a plain store to an element that another thread polls with an atomic."""
     return facts.spins_on and facts.spins_on.action == "atomic" and STORE in facts.actions
@@ -253,7 +260,7 @@ PATTERNS = (
     ),
     Pattern(
         "overlapping views",
-        lambda facts: facts.views and facts.space == "shared" and LOAD not in facts.actions,
+        has_separate_views,
         fixes.fix_of_written_views,
         fixes.cause_of_views,
         lambda facts: (Step("widen", facts.one.function, 0, *fixes.moved_view(facts)[::2]),),

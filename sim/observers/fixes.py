@@ -24,10 +24,9 @@ def needs_two_barriers(facts):
 
 def moved_view(facts):
     """Return (the view to move, the other view, the byte at which the moved view has to begin)."""
-    spans = sorted(
-        (*facts.span(name), site.line, name) for name, site in zip(facts.views, (facts.one, facts.other))
-    )
-    (_, end, _, stays), (_, _, _, moves) = spans
+    named = sorted((site.line, name) for name, site in zip(facts.views, (facts.one, facts.other)))
+    spans = [(*facts.span(name), name) for _, name in named]
+    (_, end, stays), (_, _, moves) = sorted(spans, key=lambda span: (span[0], -span[1]))
     return moves, stays, end
 
 

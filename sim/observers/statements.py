@@ -309,3 +309,18 @@ def sliced(name, text):
     """Return the matches in `text` of assignments of an array's slice to the array's own name."""
     name = re.escape(name)
     return re.findall(rf"\b{name}\s*=\s*{name}\s*\[[^\]\n]*:", text)
+
+
+def values_assigned(name, text):
+    """Return the values that `text` assigns to a name, each up to the end of its line or statement."""
+    return re.findall(rf"\b{re.escape(name)}\s*(?<![=!<>])=(?!=)\s*([^;\n#]+)", text)
+
+
+def value_in_full(name, text):
+    """Return the value that `text` assigns to a name, followed by the values of the names in it."""
+    found, names = [], [name]
+    for each in names:  # the list grows
+        values = values_assigned(each, text)
+        found += values
+        names += sorted(set(re.findall(r"(?<![.\w])[A-Za-z_]\w*", " ".join(values))).difference(names))
+    return "\n".join(found)

@@ -333,6 +333,56 @@ MORE = {
         [("s[2][64]", "s[3][64]"), ("(k + 2) % 2", "(k + 2) % 3"), ("s[k % 2]", "s[k % 3]")],
         {"out": 6 * X[::-1] + 15},
     ),
+    "part of each warp": (
+        (1, 64, 0, 256),
+        """
+    extern __shared__ float sums[];
+    int t = threadIdx.x, w = t / 32;
+    sums[63 - t] = 0;
+    float *mine = sums + 32 * w;
+    atomicAdd(&mine[t % 16], x[t]);
+    __syncthreads();
+    out[t] = sums[t];
+""",
+        "barrier",
+        "__syncthreads() between the two lines",
+        [("    float *mine", "    __syncthreads();\n    float *mine")],
+        {"out": (X.reshape(2, 2, 16).sum(1)[:, None] * np.array([[[1], [0]]])).ravel()},
+    ),
+    "part of each warp without the name of the whole": (
+        (1, 64, 0, 256),
+        """
+    extern __shared__ char memory[];
+    int t = threadIdx.x;
+    float *sums = (float *)memory;
+    float *mine = (float *)memory + 32 * (t / 32);
+    sums[63 - t] = 0;
+    atomicAdd(&mine[t % 16], x[t]);
+    __syncthreads();
+    out[t] = sums[t];
+""",
+        "views that are read",
+        "if sums and mine are not meant to overlap, move mine to byte 256 or later, after sums; otherwise,"
+        " __syncthreads() between the two lines",
+        [("] = 0;", "] = 0;\n    __syncthreads();")],
+        {"out": (X.reshape(2, 2, 16).sum(1)[:, None] * np.array([[[1], [0]]])).ravel()},
+    ),
+    "second array that begins too early": (
+        (1, 32, 0, 256),
+        """
+    extern __shared__ float first[];
+    float *second = first + 16;
+    int t = threadIdx.x;
+    first[t] = x[t];
+    second[31 - t] = 1;
+    __syncthreads();
+    out[t] = first[t] + second[t];
+""",
+        "overlapping views",
+        "move second to byte 128 or later, after first",
+        [("first + 16", "first + 32")],
+        {"out": X[:32] + 1},
+    ),
 }
 HEADER = 'extern "C" __global__ void kernel(float *x, float *out, int *n) {'
 
