@@ -18,8 +18,8 @@ Read the files in this order:
                    groups accesses by byte, pairs selects the pairs that race; copies checks accesses near
                    asynchronous copies, after the quick test in settled
     advice         the cause and the likely fix of a race: a table of patterns over facts; access_pair,
-        call_lines, extents, statements, tickets, exchanges and plain_releases determine the facts, and fixes
-        and atomic_fixes contain the sentences of the fixes
+        call_lines, extents, statements, tickets, exchanges and plain_releases determine the facts, and
+        fixes, atomic_fixes and mbarrier_arms contain the sentences of the fixes
     poison         findings that are consequences of an earlier finding
     words          the terms of findings in each kernel language
     epochs         the base class of the counters banks, coalescing and branches

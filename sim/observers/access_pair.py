@@ -13,6 +13,7 @@ import numpy as np
 from sim.events import LOAD, SITES
 from sim.observers.call_lines import common_caller, functions, name_in_cpp
 from sim.observers.extents import Extents
+from sim.observers.mbarrier_arms import find_arms
 from sim.observers.statements import (
     ATOMIC_CALL,
     assigned,
@@ -28,8 +29,6 @@ from sim.observers.statements import (
 )
 from sim.observers.words import CPP
 
-# A call that arrives at an mbarrier or waits for it, in C++, inline PTX or Python.
-MBARRIER = re.compile(r"mbarrier[._](?:arrive|\w*wait)|(?:\.|->)(?:arrive\w*|wait\w*)\s*\(")
 THREAD_INDEX = re.compile(r"\b(?:threadIdx|thread_rank|cuda\.grid|laneid)\b")
 NAMED_BARRIER = re.compile(r"\bbar(?:rier)?(?:\.cta)?\.(?:sync|arrive)")
 
@@ -171,15 +170,15 @@ class AccessPair:
         return self.outline and self.outline.branch(self.one.line, self.other.line)
 
     @cached_property
-    def mbarrier_in_arms(self):
-        """True if both arms of the `branch` contain a call that arrives at an mbarrier or waits for it."""
-        arms = (
-            [self.outline.part(self.branch, site.line) for site in (self.one, self.other)]
-            if self.branch
-            else []
-        )
-        texts = ["\n".join(text for _, text in self.outline.text(arm)) for arm in arms]
-        return bool(arms) and all(map(MBARRIER.search, texts))
+    def branch_of_calls(self):
+        """The branch of a caller with the calls that lead to the two accesses in different arms, or None."""
+        calls = self.calls
+        return calls and calls.outline.branch(*calls.lines)
+
+    @cached_property
+    def mbarrier_arms(self):
+        """The two Arms of the branch around the accesses, or None unless both use mbarriers."""
+        return find_arms(self)
 
     @cached_property
     def block_barriers(self):

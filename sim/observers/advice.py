@@ -16,6 +16,7 @@ from sim.events import ATOMIC, LOAD, STORE, Advice, Step
 from sim.observers import atomic_fixes as atomics
 from sim.observers import fixes
 from sim.observers.facts import Facts
+from sim.observers.mbarrier_arms import fix_of_mbarriers
 from sim.observers.words import NUMBA, WORDS
 
 # The causes for rows that do not have their own.
@@ -417,7 +418,7 @@ PATTERNS = (
     Pattern("phases of blocks", is_in_phases, fixes.fix_of_phases, steps=fixes.steps_of_usual),
     Pattern("message", needs_wait, fixes.fix_of_waiting),
     Pattern("two blocks", lambda facts: facts.several_blocks, fixes.general_fix, steps=fixes.steps_of_usual),
-    Pattern("arms with an mbarrier", lambda facts: facts.mbarrier_in_arms, fixes.fix_of_mbarrier_in_arms),
+    Pattern("arms with an mbarrier", lambda facts: facts.mbarrier_arms, fix_of_mbarriers),
     Pattern("opposite arms", lambda facts: facts.branch, fixes.fix_of_arms, steps=fixes.steps_of_arms),
     Pattern("one statement", is_in_one_statement, fixes.fix_of_statement, steps=fixes.steps_of_statement),
     Pattern("barrier", lambda facts: True, fixes.fix_of_barrier, steps=fixes.steps_of_barrier),

@@ -32,6 +32,7 @@ class CallLines:
     outer: object = None
     calls: bool = False
     outline: object = None  # the Outline of the function
+    lines: tuple[int, ...] = ()  # the lines of the first and of the second access
 
 
 def common_caller(sites, outlines, kernel, outline_of):
@@ -72,6 +73,7 @@ def common_caller(sites, outlines, kernel, outline_of):
                     loop_around(name_in(outline, caller), caller, known),
                     all(calls_of(of, outline.lines[low]) for of in names),
                     outline,
+                    tuple(lines),
                 )
             )
     return min(found, key=lambda lines: lines.low == lines.high, default=None)

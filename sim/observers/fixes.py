@@ -208,13 +208,6 @@ def fix_of_arms(facts):
     )
 
 
-def fix_of_mbarrier_in_arms(facts):
-    return (
-        "let the arm that must come first arrive at the mbarrier only after its access, and let the other arm"
-        f" wait for this phase before its own (lines {facts.low} and {facts.high})"
-    )
-
-
 def fix_of_statements(facts):
     line = f"put the statements of line {facts.low} on lines of their own"
     known = all(map(facts.statement, (facts.one, facts.other)))

@@ -52,6 +52,44 @@ extern "C" __global__ void kernel(const float *x, float *out) {
     }
 }
 """
+RING = """
+__device__ unsigned place(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ void create(unsigned long long *b, int n) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(place(b)), "r"(n) : "memory");
+}
+__device__ void leave(unsigned long long *b) {
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" :: "r"(place(b)) : "memory");
+}
+__device__ void wait(unsigned long long *b, int parity) {
+    int over = 0;
+    while (!over) asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
+        " selp.b32 %0, 1, 0, p; }" : "=r"(over) : "r"(place(b)), "r"(parity) : "memory");
+}
+extern "C" __global__ void kernel(const float *x, float *out) {
+    __shared__ float slot[2][32];
+    __shared__ unsigned long long full[2], empty[2];
+    int t = threadIdx.x % 32;
+    if (threadIdx.x < 2) { create(full + threadIdx.x, 32); create(empty + threadIdx.x, 32); }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        for (int k = 0; k < 6; ++k) {
+            wait(empty + k % 2, 1 - k / 2 % 2);
+            slot[k % 2][t] = x[t] + k;
+            leave(full + k % 2);
+        }
+    } else {
+        float sum = 0;
+        for (int k = 0; k < 6; ++k) {
+            wait(full + k % 2, k / 2 % 2);
+            sum += slot[k % 2][31 - t];
+            leave(empty + k % 2);
+        }
+        out[t] = sum;
+    }
+}
+"""
+READ = "            sum += slot[k % 2][31 - t];\n"
+LEAVE = "            leave(empty + k % 2);\n"
 STATEMENT = """
 extern "C" __global__ void kernel(float *x, float *out) {
     int t = threadIdx.x;
@@ -87,10 +125,40 @@ CASES = {
     "arms with an mbarrier": (
         ARMS_WITH_AN_MBARRIER,
         "arms with an mbarrier",
-        "arrive at the mbarrier only after its access, and let the other arm wait for this phase before its"
-        " own (lines 11 and 15)",
+        "arrive at the mbarrier only after the access on line 11, not before it on line 10",
         "        __mbarrier_arrive(&full);\n        half[t] = x[t];",
         "        half[t] = x[t];\n        __mbarrier_arrive(&full);",
+    ),
+    "early arrival of a ring": (
+        RING.replace(READ + LEAVE, LEAVE + READ),
+        "arms with an mbarrier",
+        "arrive at the mbarrier only after the access on line 31, not before it on line 30",
+        LEAVE + READ,
+        READ + LEAVE,
+    ),
+    "late wait of a ring": (
+        RING.replace("slot[k % 2][t] = x[t] + k;", "").replace(
+            "            wait(empty", "            slot[k % 2][t] = x[t] + k;\n            wait(empty"
+        ),
+        "arms with an mbarrier",
+        "wait at the mbarrier before the access on line 22, not only after it on line 23",
+        "            slot[k % 2][t] = x[t] + k;\n            wait(empty + k % 2, 1 - k / 2 % 2);\n",
+        "            wait(empty + k % 2, 1 - k / 2 % 2);\n            slot[k % 2][t] = x[t] + k;\n",
+    ),
+    "count of a ring": (
+        RING.replace("create(full + threadIdx.x, 32)", "create(full + threadIdx.x, 31)"),
+        "arms with an mbarrier",
+        "initialise each mbarrier for all threads that arrive in a phase",
+        "31); create",
+        "32); create",
+    ),
+    "buffer of a ring": (
+        RING.replace("sum += slot[k % 2]", "sum += slot[(k + 1) % 2]"),
+        "arms with an mbarrier",
+        "let both arms access only the buffer of the mbarrier at which they waited; both arms already wait"
+        " before their accesses and arrive after them (lines 23 and 30)",
+        "(k + 1) % 2",
+        "k % 2",
     ),
     "statement": (
         STATEMENT,
