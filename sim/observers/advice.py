@@ -117,9 +117,7 @@ def are_all_atomic(facts):
 
 def has_separate_views(facts):
     """Return whether the accesses write to two arrays in shared memory that overlap by mistake."""
-    return (
-        facts.views and facts.space == "shared" and LOAD not in facts.actions and not facts.nested_views
-    )
+    return facts.views and facts.space == "shared" and LOAD not in facts.actions and not facts.nested_views
 
 
 def is_plain_release(facts):
@@ -419,7 +417,12 @@ PATTERNS = (
     Pattern("message", needs_wait, fixes.fix_of_waiting),
     Pattern("two blocks", lambda facts: facts.several_blocks, fixes.general_fix, steps=fixes.steps_of_usual),
     Pattern("arms with an mbarrier", lambda facts: facts.mbarrier_arms, fix_of_mbarriers),
-    Pattern("opposite arms", lambda facts: facts.branch, fixes.fix_of_arms, steps=fixes.steps_of_arms),
+    Pattern(
+        "opposite arms",
+        lambda facts: facts.branch or facts.branch_of_calls,
+        fixes.fix_of_arms,
+        steps=fixes.steps_of_arms,
+    ),
     Pattern("one statement", is_in_one_statement, fixes.fix_of_statement, steps=fixes.steps_of_statement),
     Pattern("barrier", lambda facts: True, fixes.fix_of_barrier, steps=fixes.steps_of_barrier),
 )

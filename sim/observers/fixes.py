@@ -183,10 +183,7 @@ def fix_of_named_arms(facts):
     """Return the fix for two arms of a branch whose threads wait at the same named barrier, maybe on
     different lines."""
     number, count = facts.named
-    arms = [facts.outline.part(facts.branch, site.line) for site in (facts.one, facts.other)]
-    lines = [[n for n in facts.named_lines if arm.first <= n <= arm.last] for arm in arms]
-    ordered = any(n > facts.one.line for n in lines[0]) and any(n < facts.other.line for n in lines[1])
-    if facts.loop and ordered:
+    if facts.branch and facts.loop and has_ordered_arms(facts):
         return (
             f"let the same {count} threads wait at a second named barrier, with another number, at the end of"
             f" each iteration of the loop at line {facts.loop.first}: bar.sync {number} orders line"
@@ -199,11 +196,20 @@ def fix_of_named_arms(facts):
     )
 
 
+def has_ordered_arms(facts):
+    """Return whether the first access precedes a call of a named barrier in its arm, and the second access
+    follows one in its arm."""
+    arms = [facts.outline.part(facts.branch, site.line) for site in (facts.one, facts.other)]
+    lines = [[n for n in facts.named_lines if arm.first <= n <= arm.last] for arm in arms]
+    return any(n > facts.one.line for n in lines[0]) and any(n < facts.other.line for n in lines[1])
+
+
 def fix_of_arms(facts):
     if facts.named:
         return fix_of_named_arms(facts)
+    branch, place = (facts.branch, "") if facts.branch else (facts.branch_of_calls, facts.calls.place)
     return (
-        f"divide the branch at line {facts.branch.first} into two branches: first the arm whose access must"
+        f"divide the branch at line {branch.first}{place} into two branches: first the arm whose access must"
         f" come first, then {{barrier}}, {EVERY}, then the other arm under its own condition"
     )
 
@@ -283,7 +289,7 @@ def barrier_for(facts):
 
 def steps_of_arms(facts):
     node = facts.branch
-    if facts.named or not facts.outline.divisible(node):
+    if node is None or facts.named or not facts.outline.divisible(node):
         return ()
     what = f"branch{' of the grid' * facts.several_blocks}{' of the cluster' * facts.in_cluster}"
     return (Step("split", facts.one.function, node.first, what, facts.one.line),)

@@ -52,6 +52,20 @@ extern "C" __global__ void kernel(const float *x, float *out) {
     }
 }
 """
+ARMS_THAT_CALL = """
+__device__ void fill(float *half, const float *x, int t) {
+    half[t] = x[t];
+}
+__device__ void empty(const float *half, float *out, int t) {
+    out[t] = half[t - 32];
+}
+extern "C" __global__ void kernel(const float *x, float *out) {
+    __shared__ float half[32];
+    int t = threadIdx.x;
+    if (t < 32) fill(half, x, t);
+    else empty(half, out, t);
+}
+"""
 RING = """
 __device__ unsigned place(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ void create(unsigned long long *b, int n) {
@@ -128,6 +142,14 @@ CASES = {
         "arrive at the mbarrier only after the access on line 11, not before it on line 10",
         "        __mbarrier_arrive(&full);\n        half[t] = x[t];",
         "        half[t] = x[t];\n        __mbarrier_arrive(&full);",
+    ),
+    "arms that call": (
+        ARMS_THAT_CALL,
+        "opposite arms",
+        "divide the branch at line 11 into two branches: first the arm whose access must come first, then"
+        " __syncthreads(), where every thread of the block reaches it, then the other arm",
+        "    else empty",
+        "    __syncthreads();\n    if (t >= 32) empty",
     ),
     "early arrival of a ring": (
         RING.replace(READ + LEAVE, LEAVE + READ),
