@@ -73,8 +73,8 @@ def deadlock_finding(context, running, loop, waits):
         f"{at}, which has counted {arrived} of {barrier.expected} arrivals in phase {barrier.phase}",
         (*witnesses, *returned),
         *context.space.element(barrier.address),
-        reason=f"{MISSING if arrived else NOBODY}{behind}",
-        fix=fix_of_arrivals(barrier, missing),
+        reason=f"{MISSING if arrived else NOBODY}{text_of_parity(graph, barrier)}{behind}",
+        fix=f"{fix_of_parity(graph, barrier)}{fix_of_arrivals(barrier, missing)}",
     )
 
 
@@ -99,8 +99,36 @@ def text_of_others(context, graph, root):
     alone, texts = len(waiting.pop(root)) == 1, []
     for barrier, threads in sorted(waiting.items(), key=lambda item: place(item[1][0])):
         kind = "the mbarrier " if isinstance(barrier, Barrier) else ""
-        texts.append(f"{plural(len(threads), 'thread')} at {kind}{name_of(context, barrier)}")
+        parity = ""
+        if graph.tests_parity(barrier):
+            parity = f" (parity {barrier.phase & 1}, phase {barrier.phase})"
+        texts.append(f"{plural(len(threads), 'thread')} at {kind}{name_of(context, barrier)}{parity}")
     return f" {'This thread blocks' if alone else 'These threads block'} {joined(texts)}." if texts else ""
+
+
+def text_of_parity(graph, barrier):
+    """Return a sentence about the parity that the threads at an mbarrier test, or "" if they test none."""
+    if not graph.tests_parity(barrier):
+        return ""
+    phase = barrier.phase
+    before = f"phase {phase - 1}, which has ended" if phase else "the phase before the first, which has ended"
+    return (
+        f" The wait tests parity {phase & 1}, so it waits for the end of phase {phase}; parity"
+        f" {1 - (phase & 1)} would name {before}."
+    )
+
+
+def fix_of_parity(graph, barrier):
+    """Return the beginning of the fix for a wait that may test the wrong parity, or ""."""
+    phase, arrived = barrier.phase, barrier.expected - barrier.pending
+    if arrived or not graph.tests_parity(barrier):
+        return ""
+    other = f"let the wait test parity {1 - (phase & 1)}"
+    if not phase:
+        return f"if the threads need not wait in the first phase, {other}; otherwise, "
+    if graph.skips_phase(barrier):
+        return f"{other}, because no thread has waited for phase {phase - 1}; or "
+    return ""
 
 
 def fix_of_arrivals(barrier, missing):

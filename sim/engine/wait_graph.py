@@ -5,6 +5,8 @@ A node is an mbarrier, the block-wide barrier of a block, or the barrier of a cl
 arrive at one barrier waits at another, an edge leads from the first barrier to the second.
 """
 
+from sim.events import SITES
+
 BLOCK_BARRIER, CLUSTER_BARRIER = "syncthreads", "barrier.cluster"  # Thread.waits
 
 
@@ -16,6 +18,7 @@ class WaitGraph:
     """
 
     def __init__(self, polls, blocks):
+        self.polls = polls
         threads = [thread for block in blocks for thread in block.threads]
         self.threads = [thread for thread in threads if not thread.done or thread in polls]
         self.at = {thread: self.barrier_of(thread, polls) for thread in self.threads}
@@ -56,7 +59,10 @@ class WaitGraph:
         return found
 
     def root(self):
-        """Return the mbarrier whose arrivals or bytes no thread can supply."""
+        """Return the mbarrier whose arrivals or bytes no thread can supply, or at which threads probably test
+        the wrong parity."""
+        if skipping := [b for b in self.edges if hasattr(b, "suppliers") and self.skips_phase(b)]:
+            return min(skipping, key=self.evidence)
         reachable = {barrier: self.reachable(barrier) for barrier in self.edges}
         # In a cycle, each barrier depends on the others. The root is then the mbarrier with the strongest
         # evidence of missing arrivals or bytes.
@@ -75,6 +81,18 @@ class WaitGraph:
             barrier.phase,
             not barrier.expecting,
         )
+
+    def tests_parity(self, barrier):
+        """Return whether the threads that wait at a barrier test the parity of its phase."""
+        polls = [self.polls[thread] for thread in self.waiting_at(barrier) if thread in self.polls]
+        sites = [SITES[number] for _, number in polls]
+        return bool(sites) and all("parity" in (site.opcode or site.source) for site in sites)
+
+    def skips_phase(self, barrier):
+        """Return whether the threads at an mbarrier test the parity of its current phase, and no thread has
+        waited for the previous phase. The parity is then probably wrong."""
+        skipped = max(barrier.observed.values(), default=-1) < barrier.phase - 1
+        return skipped and self.tests_parity(barrier)
 
     def waiting_at(self, barrier):
         """Return the threads that wait at a barrier, by block and index."""

@@ -39,6 +39,7 @@ class Barrier:
     expected_bytes, brought: for the current phase, the witnesses of expect_tx and of complete copies, each
         with its number of bytes.
     suppliers: thread -> the last phase in which it has arrived, or sent a copy that the barrier counts.
+    observed: thread -> the last phase whose end it has observed by a wait.
     failed: thread whose test of the current phase has failed -> whether its loop only waits for this phase.
     parked: the threads that are suspended until the current phase may have ended.
     expecting: the number of phases, up to the current one, that expect bytes.
@@ -54,7 +55,7 @@ class Barrier:
         self.address, self.block, self.identity, self.replaces, self.tracked = None, None, None, False, []
         self.tx, self.bulk, self.expected_bytes, self.brought = 0, [], [], []
         self.suppliers, self.expecting, self.complete_bytes, self.brought_by = {}, 0, 0, Counter()
-        self.failed, self.parked = {}, []
+        self.observed, self.failed, self.parked = {}, {}, []
         self.observations, self.last_arrival, self.phase_ended = [], None, None
 
     @property

@@ -122,6 +122,7 @@ class BarrierMemory:
     def passed(self, barrier, phase):
         context = self.context
         context.thread.failed_wait = None
+        barrier.observed[context.thread] = phase
         at = context.announce_ordering("passed", phase_of(barrier, phase), self.reach)
         if barrier.phase_ended:
             barrier.observations.append((at or context.moment(), self.site("atomic")))

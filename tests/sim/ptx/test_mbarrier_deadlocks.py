@@ -202,6 +202,7 @@ def test_in_a_cycle_the_root_is_the_barrier_that_lags_behind():
     producer, consumer = Waiting(block), Waiting(block)
     full, empty = Barrier(1), Barrier(1)
     full.phase, empty.phase, full.suppliers, empty.suppliers = 4, 3, {producer: 3}, {consumer: 2}
+    full.observed, empty.observed = {consumer: 3}, {producer: 3}
     polls = {consumer: (full, 0), producer: (empty, 0)}
     assert WaitGraph(polls, [block]).root() is empty
     # The producer has arrived as often as the consumer, and its next arrival is missing.
@@ -246,3 +247,46 @@ def test_the_end_of_a_phase_ends_a_comparison_of_threads(wait, progress, monkeyp
     assert iterations and any(check.advanced for check in iterations) == progress
     if progress:
         assert max(iterations.values()) <= 2 * 2 * 64
+
+
+RING = r"""
+extern "C" __global__ void k(const int* x, int* y) {
+    __shared__ int slot[3][32];
+    __shared__ u64 full[3], empty[3];
+    int t = threadIdx.x & 31;
+    if (threadIdx.x < 3) { init(full + threadIdx.x, 32); init(empty + threadIdx.x, 32); init_fence(); }
+    __syncthreads();
+    for (int r = 0, sum = 0; r < 10; ++r) {
+        int s = r % 3;
+        if (threadIdx.x < 32) {
+            wait(empty + s, FREE);
+            slot[s][t] = x[t] + r;
+            arrive(full + s);
+        } else {
+            wait(full + s, FILLED);
+            sum += slot[s][31 - t];
+            arrive(empty + s);
+            y[t] = sum;
+        }
+    }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("free", "filled", "root", "fix"),
+    [
+        ("r / 3 & 1", "r / 3 & 1", "empty[0]", "if the threads need not wait in the first phase, let the"),
+        ("~(r / 3) & 1", "r / 2 & 1", "full[2]", "let the wait test parity 0, because no thread has waited"),
+    ],
+)
+def test_a_wait_for_the_wrong_parity_names_the_parity_and_the_phase(free, filled, root, fix):
+    source = corpus.PRELUDE + RING
+    x, y = np.arange(32, dtype=np.int32), np.zeros(32, np.int32)
+    buggy = compiled(source.replace("FREE", free).replace("FILLED", filled))
+    (finding,) = simulate(buggy, on_finding="report")[1, 64](x, y).errors
+    assert f"at the mbarrier {root}" in finding.verdict and finding.fix.startswith(fix)
+    phase = 1 if root.startswith("full") else 0
+    assert f"The wait tests parity {phase}, so it waits for the end of phase {phase}" in finding.reason
+    right = compiled(source.replace("FREE", "~(r / 3) & 1").replace("FILLED", "r / 3 & 1"))
+    assert simulate(right, on_finding="report")[1, 64](x, y).findings == ()
+    np.testing.assert_array_equal(y, 10 * x[::-1] + 45)
