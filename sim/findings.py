@@ -82,6 +82,9 @@ class Finding:
         default=False, compare=False
     )  # whether the thread continues with an undefined value
     poison: int = field(default=INTEGER_POISON, compare=False)  # the byte that fills the undefined value
+    from_poison: bool = field(
+        default=False, compare=False
+    )  # whether the fault itself shows that an undefined value caused it, as a call through poison does
     # lines of the access's function that compute its index, as far as the source shows
     origins: frozenset[int] = field(default=frozenset(), compare=False)
     follows: bool = field(default=False, compare=False)  # whether another finding caused this one

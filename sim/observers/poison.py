@@ -1,9 +1,9 @@
 """Accesses caused by an earlier finding that left a thread with an undefined value.
 
 Three operations return a conspicuous value, the poison: a read of unwritten memory, a shuffle from a lane
-that does not participate, and an access out of bounds. An access at a poisoned index is a consequence of such
-an operation. Its finding refers to the cause, and follows it in the report. The cause is a finding for the
-same thread, or else for a thread of the same block.
+that does not participate, and an access out of bounds. An access at a poisoned index, or a call through a
+poisoned pointer, is a consequence of such an operation. Its finding refers to the cause, and follows it in
+the report. The cause is a finding for the same thread, or else for a thread of the same block.
 
 Poison of 32 and 64 bits is far outside any array. Poison of 8 and 16 bits can also result from wrong index
 arithmetic, so it counts only if the thread itself has an earlier finding. If arithmetic has changed the
@@ -67,12 +67,12 @@ def link_causes(findings):
 
 
 def consequences_of(findings):
-    """Return the keys of the findings about accesses at poisoned indices.
+    """Return the keys of the findings about accesses at poisoned indices and calls through poisoned pointers.
 
     An address whose cause is known, such as a null pointer, is not poisoned.
     """
     findings = [f for f in findings if not f.explained]
-    consequences = {f.key for f in findings if f.kind == "out-of-bounds" and is_far(f)}
+    consequences = {f.key for f in findings if f.from_poison or f.kind == "out-of-bounds" and is_far(f)}
     others = [f for f in findings if f.kind in ("out-of-bounds", "negative-index")]
     for byte in (INTEGER_POISON, UNTYPED_POISON):
         unlike = {f.key for f in others if not any(near_poison(i, NARROW, byte) for i in f.index or ())}
@@ -153,15 +153,18 @@ def with_cause(finding, cause, is_consequence, is_root):
     site = cause.accesses[0].site
     where = f" on line {site.line} of {site.function}" if site else ""
     first = f"line {site.line} of {site.function} first" if site else "its cause first"
+    use = "call" if finding.kind == "invalid-call" else "access"
     return replace(
         finding,
         reason=f"{subject(finding)} comes from an undefined value{where}: {cause.verdict}.",
-        fix=f"correct {first}: {cause.fix}; this access then needs no change of its own",
+        fix=f"correct {first}: {cause.fix}; this {use} then needs no change of its own",
         follows=True,
     )
 
 
 def subject(finding):
+    if finding.kind == "invalid-call":
+        return "The pointer"
     index = finding.index or ()
     poisoned = [i for i in index if abs(i) >= FAR] or [
         i for byte in (INTEGER_POISON, UNTYPED_POISON) for i in index if near_poison(i, NARROW, byte)

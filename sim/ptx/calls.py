@@ -12,6 +12,7 @@ from sim.ptx.origin import plain_name
 CODE = 1 << 44
 OF_MODULE = 1 << 24  # the number of bytes of function addresses that are reserved for each module
 STEP = 16  # the number of bytes between two function addresses
+FUNCTIONS = range(CODE, CODE + (OF_MODULE << 16), STEP)  # the function addresses of the first 65,536 modules
 NEVER_WRITTEN = (1 << 64) - 1  # a pointer loaded from poisoned memory: all bits are set
 
 
@@ -91,7 +92,7 @@ class Callee:
             )
             reason = "Unassigned pointers and elements beyond the end of a table are not functions."
             fix = "look at where the pointer comes from: guard the index, or set every entry of the table"
-            if address >= CODE and not self.code <= address < self.code + OF_MODULE:
+            if address in FUNCTIONS and not self.code <= address < self.code + OF_MODULE:
                 what = f"address {address:#x}, which is a function of another module"
                 reason = "A kernel can call only the functions of its own module."
                 fix = "compile both kernels in one module, or store the pointer by a kernel of this module"
@@ -115,6 +116,7 @@ class Callee:
             (witness,),
             reason=reason,
             fix=fix,
+            from_poison=address == NEVER_WRITTEN,
         )
 
 

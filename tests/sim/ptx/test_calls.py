@@ -119,7 +119,18 @@ def test_a_pointer_that_is_no_function_is_a_finding(body, parts, message, engine
 def test_a_read_beyond_the_table_calls_nothing():
     beyond = BY_TABLE.replace("%r2, 8, table", "%r1, 8, table")
     report, y = launched(beyond + CALL, DOUBLES, ADDS, TABLE)
-    assert {f.kind for f in report.errors} == {"out-of-bounds", "invalid-call"} and y == [0, 101, -1, -1]
+    assert [f.kind for f in report.errors] == ["out-of-bounds", "invalid-call"] and y == [0, 101, -1, -1]
+    cause, call = report.errors
+    assert "another module" not in call.message and call.follows
+    assert "The pointer comes from an undefined value on line" in call.reason and cause.verdict in call.reason
+    assert cause.fix in call.fix and call.fix.endswith("this call then needs no change of its own")
+
+
+@pytest.mark.parametrize("address", ["0x3ff0000000000000", "0x7fffffffffffffff"])
+def test_an_address_beyond_all_modules_is_no_function_of_another_module(address):
+    report, _ = launched(f"mov.u64 %d5, {address};" + CALL, DOUBLES)
+    (finding,) = report.errors
+    assert f"reaches address {address}, which is not a function" in finding.message
 
 
 def test_kernels_without_such_a_call_are_launchable():
