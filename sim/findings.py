@@ -87,6 +87,8 @@ class Finding:
     )  # whether the fault itself shows that an undefined value caused it, as a call through poison does
     # lines of the access's function that compute its index, as far as the source shows
     origins: frozenset[int] = field(default=frozenset(), compare=False)
+    # names of the variables, arrays and functions that these lines and the index use
+    origin_names: frozenset[str] = field(default=frozenset(), compare=False)
     follows: bool = field(default=False, compare=False)  # whether another finding caused this one
     explained: bool = field(default=False, compare=False)  # whether the reason already states the cause
     run: int = field(

@@ -28,6 +28,7 @@ from sim.memory.argument import check_argument, classify
 from sim.nouns import plural
 from sim.observers import DEFAULT
 from sim.observers.poison import link_causes
+from sim.observers.racy_indices import link_races
 from sim.report import Report, merge_findings
 
 
@@ -199,7 +200,7 @@ def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *argum
     outcome = ENGINES[engine]().run(replace(launch, arguments=classified))
     # A kernel in another language rewords the findings in that language's terminology.
     reword = launch.function.reword if isinstance(launch.function, Kernel) else list
-    findings = reword(link_causes(outcome.findings))
+    findings = reword(link_races(link_causes(outcome.findings)))
     fields = vars(outcome) | {
         "engine": outcome.engine or engine,
         "findings": merge_findings(findings, outcome.code),

@@ -20,6 +20,7 @@ from sim.observers.statements import arguments, index_of, lines_of_value
 from sim.observers.words import LOCAL_VARIABLE
 
 LOOSE = re.compile(r"[<>=?&|^]|\b(?:if|and|or|not)\b")  # operators with a lower precedence than a comparison
+NO_ORIGINS = frozenset(), frozenset()
 MAX_REPORTED = 1000  # the maximum number of findings per thread and site; further ones are only counted
 
 
@@ -43,10 +44,11 @@ class Bounds(Observer):
             return [self.last[where]]
 
     def find_origins(self, site, name):
-        """Return the numbers of the lines that compute the index used by the access at a Site."""
+        """Return (lines, names): the numbers of the lines that compute the index of the access at a Site, and
+        the names that the index and these lines use."""
         outline, found = self.context.outline(site), index_of(site, name)
         home = outline and outline.function(site.line)
-        return lines_of_value(outline.text(home), found[0]) if home and found else frozenset()
+        return lines_of_value(outline.text(home), found[0]) if home and found else NO_ORIGINS
 
     def width(self, access, array, name):
         """Return the number of array elements that an index on the source line counts as one: 4 for x[i] if x
@@ -93,7 +95,7 @@ class Bounds(Observer):
                 return self.unnamed_finding(access, array, *index)
         element, size = Element(array.name, index), " x ".join(map(str, shape)) or "a scalar's"
         name, called = names(access, array)
-        origins = self.origins(access.site, name) if access.site and name else frozenset()
+        origins, names_used = self.origins(access.site, name) if access.site and name else NO_ORIGINS
         there = Element(name, index) if name else f"index {index_text(index)}"
         lowest = -1 if array.wraps else 0
         axis = next((axis for axis, (i, n) in enumerate(zip(index, shape)) if not lowest * n <= i < n), None)
@@ -111,6 +113,7 @@ class Bounds(Observer):
                 undefined=access.what != "written",
                 poison=INTEGER_POISON if array.wraps else UNTYPED_POISON,
                 origins=origins,
+                origin_names=names_used,
             )
         return Finding(
             "negative-index",
@@ -123,6 +126,7 @@ class Bounds(Observer):
                 " array."
             ),
             origins=origins,
+            origin_names=names_used,
             fix="if you did not mean to count from the end, guard the access:"
             f" {condition(access, name, '>= 0')}",
         )

@@ -127,7 +127,8 @@ def starts_of_action(starts, text, name, action):
 
 
 def lines_of_value(lines, value):
-    """Return the numbers of the lines that assign variables on which `value` depends, directly or indirectly.
+    """Return (lines, names): the numbers of the lines that assign variables on which `value` depends, and the
+    names that these lines and the value use. The dependence can be indirect.
 
     lines: pairs (number, text).
     """
@@ -136,7 +137,7 @@ def lines_of_value(lines, value):
     while True:
         used = [(n, a) for n, a in setting if a and not a.is_element and a.name in names]
         if found == frozenset(n for n, _ in used):
-            return found
+            return found, frozenset(names)
         found = frozenset(n for n, _ in used)
         names.update(name for _, a in used for name in re.findall(r"[^\W\d]\w*", a.value))
 
