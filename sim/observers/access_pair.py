@@ -46,6 +46,7 @@ class AccessPair:
     sites: tuple[int, ...]  # the sites of all accesses that race on the byte
     exceeds_scope: bool  # whether an atomic of block scope races with an access by another block
     lacks_fence: bool  # whether fences before the atomics would order the accesses
+    one_lock: bool  # whether both threads hold one lock, which lacks fences, during their accesses
     relaxed: bool  # whether only a relaxed arrival, or one of block scope, is between the accesses
     synchronizes: bool  # whether threads use the results of atomics, or execute fences
     fenced: bool  # whether the writer executes a grid-wide fence before its next atomic

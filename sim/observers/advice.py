@@ -136,7 +136,7 @@ def is_outside_lock(facts):
 def is_claim(facts):
     """Return whether a branch tests an element and then stores to it, and no lock protects the two
     accesses."""
-    return facts.lock is None and facts.claim
+    return facts.lock is None and not facts.one_lock and facts.claim
 
 
 def is_update(facts):
@@ -346,7 +346,7 @@ PATTERNS = (
     Pattern("claim", is_claim, atomics.fix_of_claim, steps=atomics.steps_of_claim),
     Pattern(
         "lock without fences",
-        lambda facts: facts.lacks_fence and facts.colliding,
+        lambda facts: facts.one_lock or facts.lacks_fence and facts.colliding,
         "{fence} after the atomic that takes the lock, and again before the atomic that releases it",
         steps=atomics.lock_fences,
     ),

@@ -27,6 +27,7 @@ from sim.observers.cells import ATOMIC_LOAD, MAX_CELLS, Rows, pick_evenly, racy_
 from sim.observers.clusters import ClusterAccesses
 from sim.observers.collisions import Cases, Collisions
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
+from sim.observers.critical_sections import CriticalSections
 from sim.observers.event_log import OnDemand
 from sim.observers.extents import Extents
 from sim.observers.facts import Facts
@@ -252,6 +253,7 @@ class Races(OrderingObserver):
         collisions = Collisions(cells, ordered, self.order, block is not None, self.known_pairs)
         findings, self.extents = Cases(), Extents(rows, self.context.space)
         self.plain_releases = PlainReleases(rows, self.context.outline)
+        self.critical_sections = CriticalSections(rows, self.plain_releases.polls)
         # Beyond the limit, cells with known patterns are only counted.
         repeats = self.examined[block] >= MAX_CELLS_PER_BLOCK
         most = 1 if repeats else MAX_CELLS
@@ -358,6 +360,7 @@ class Races(OrderingObserver):
         equal: whether both write the same value.
         pairs: all pairs of sites that race on the cell.
         """
+        lacks_fence = self.lacks_fence(a, b)
         return Facts(
             a,
             b,
@@ -368,7 +371,8 @@ class Races(OrderingObserver):
             sites=tuple(sorted({site for pair in pairs for site in pair})),
             exceeds_scope=a.block != b.block
             and not self.context.block_scoped.keys().isdisjoint((a.site, b.site)),
-            lacks_fence=self.lacks_fence(a, b),
+            lacks_fence=lacks_fence,
+            one_lock=lacks_fence and self.critical_sections.have_one_lock(a, b),
             relaxed=self.performed is not self.order and self.performed.orders(a, b),
             fenced=self.is_fenced(a),
             synchronizes=self.context.synchronizes,

@@ -275,3 +275,61 @@ def test_no_advice_changes_what_a_lock_protects():
     for kernel in (lock_without_fences, lock_in_functions, lock_around_a_test):
         findings, _ = launched(kernel, (4, 8))
         assert {finding.advice.pattern for finding in findings} == {RELEASE}
+
+
+# --- locks in functions without fences ----------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def take_lock(lock):
+    while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+        pass
+
+
+@cuda.jit(device=True)
+def give_lock(lock):
+    cuda.atomic.exch(lock, 0, 0)
+
+
+@cuda.jit
+def maximum_under_a_lock(x, out, n):
+    if cuda.threadIdx.x == 0:
+        take_lock(n)
+        if x[cuda.grid(1)] > out[0]:
+            out[0] = x[cuda.grid(1)]
+        give_lock(n)
+
+
+@cuda.jit
+def maximum_under_a_lock_with_fences(x, out, n):
+    if cuda.threadIdx.x == 0:
+        take_lock(n)
+        cuda.threadfence()
+        if x[cuda.grid(1)] > out[0]:
+            out[0] = x[cuda.grid(1)]
+        cuda.threadfence()
+        give_lock(n)
+
+
+@cuda.jit
+def maximum_after_a_lock(x, out, n):
+    if cuda.threadIdx.x == 0:
+        take_lock(n)
+        give_lock(n)
+        if x[cuda.grid(1)] > out[0]:
+            out[0] = x[cuda.grid(1)]
+        cuda.atomic.add(n, 1, 1)
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_test_and_store_under_a_lock_needs_fences_and_no_atomic(engine):
+    findings, _ = launched(maximum_under_a_lock, (4, 8), engine=engine)
+    assert {finding.advice.pattern for finding in findings} == {"lock without fences"}
+    findings, (x, out, n) = launched(maximum_under_a_lock_with_fences, (4, 8), engine=engine)
+    assert not findings
+    largest_of_four(x, out, n)
+
+
+def test_a_test_and_store_outside_a_lock_needs_an_atomic():
+    findings, _ = launched(maximum_after_a_lock, (4, 8))
+    assert {finding.advice.pattern for finding in findings} == {"claim"}
