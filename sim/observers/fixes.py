@@ -22,6 +22,20 @@ def needs_two_barriers(facts):
     return facts.loop is not None and not facts.barriers_in_loop
 
 
+def branch_in_loop(facts):
+    """Return the branch that contains both lines, if the loop around it has no barrier. Return None if there
+    is no such branch, or if not every thread reaches the code after it.
+
+    No barrier can be inserted between the two lines without dividing the branch. One barrier after the branch
+    is enough if the accesses race only in different iterations, so it comes first.
+    """
+    if facts.outline is None or facts.same_line or facts.named or not needs_two_barriers(facts):
+        return None
+    node = facts.outline.part(facts.loop, facts.low)
+    fits = node is facts.outline.part(facts.loop, facts.high) and node and node.kind == "branch"
+    return node if fits and facts.outline.all_reach_end(node) else None
+
+
 def moved_view(facts):
     """Return (the view to move, the other view, the byte at which the moved view has to begin)."""
     named = sorted((site.line, name) for name, site in zip(facts.views, (facts.one, facts.other)))
@@ -131,6 +145,12 @@ def fix_of_barrier(facts):
         return fix_between_functions(facts, EVERY)
     if has_barrier_between(facts):
         return f"one more {{barrier}}, {again}, {EVERY}"
+    if branch := branch_in_loop(facts):
+        return (
+            f"{{barrier}} after the branch at line {branch.first} and before the loop returns to line"
+            f" {facts.loop.first}, {EVERY}; if the two lines still race then, one more between them, outside"
+            " of the branch"
+        )
     if needs_two_barriers(facts):
         return f"{{barrier}} between the two lines, and one more {again}, {EVERY}"
     return f"{{barrier}} between the two lines, {EVERY}{branch_advice(facts)}"
@@ -150,7 +170,7 @@ def steps_of_barrier(facts):
         return ()
     last = loop and outline.part(loop, high)
     after = insertion_steps(facts, last, what) if last and outline.all_reach_end(last) else ()
-    if facts.same_line or has_barrier_between(facts):
+    if facts.same_line or has_barrier_between(facts) or branch_in_loop(facts):
         return after
     first = steps_between_lines(facts, low, high, what)
     return first + after if first and loop is not None and needs_two_barriers(facts) else first

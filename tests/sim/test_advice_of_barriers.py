@@ -117,6 +117,56 @@ def barrier_in_a_branch_of_a_loop(x, out, n):
         out[0] = s[0]
 
 
+def in_order(x, out, n):
+    assert out[:64].tolist() == list(range(64))
+
+
+# The accesses race only in different iterations, so one barrier at the end of the loop is enough.
+@case(None, (1, 64), "after the branch at line 11 and before the loop returns to line 9", in_order)
+def bitonic_sort(x, out, n):
+    s = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    s[t] = x[t] * 37 % 64
+    cuda.syncthreads()
+    k = 2
+    while k <= 64:
+        j = k // 2
+        while j > 0:
+            partner = t ^ j
+            if partner > t:
+                a = s[t]
+                b = s[partner]
+                if (a > b) == ((t & k) == 0):
+                    s[t] = b
+                    s[partner] = a
+            j //= 2
+        k *= 2
+    out[t] = s[t]
+
+
+def shifted(x, out, n):
+    assert out[:40].tolist() == [sum(3 * r + t + 1 for r in range(3)) for t in range(39)] + [0]
+
+
+# The accesses also race within one iteration, so the loop needs a second barrier inside the branch.
+@case(None, (1, 64), "if the two lines still race then, one more between them", shifted)
+def branch_of_two_barriers(x, out, n):
+    s = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    for r in range(3):
+        if t < 40:
+            s[t] = 3 * r + x[t]
+            if t < 39:
+                out[t] += s[t + 1]
+
+
+def test_one_barrier_is_enough_for_bitonic_sort():
+    findings, _ = launched(bitonic_sort, (1, 64))
+    in_loop = [f for f in findings if all(access.site.line < 19 for access in f.accesses)]
+    steps = {step for finding in in_loop for step in finding.advice.steps}
+    assert {(step.action, step.line, step.what) for step in steps} == {("insert", 16, "barrier")}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_steps_of_the_advice(name, few):
     CASES.follow(name, few)
