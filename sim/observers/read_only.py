@@ -8,6 +8,8 @@ before the write, as in a kernel that works in place, gets the right value.
 Source: PTX ISA 9.7.9.8, "ld.global.nc"; CUDA C++ Programming Guide, "Read-Only Data Cache Load Function".
 """
 
+from collections import Counter
+
 import numpy as np
 
 from sim.events import GLOBAL, LOAD, SITES, Access, Finding
@@ -44,27 +46,28 @@ class ReadOnlyLoads:
         self.loads, self.writes = [], []
         lines = np.intersect1d(*(np.unique(rows[:, 0] >> LINE_SHIFT) for rows in (loads, writes)))
         loads, writes = (rows[np.isin(rows[:, 0] >> LINE_SHIFT, lines)] for rows in (loads, writes))
-        return [self.finding(*pair) for pair in self.late_loads(loads, writes)]
+        return [self.finding(*pair).with_cases(times) for *pair, times in self.late_loads(loads, writes)]
 
     def late_loads(self, loads, writes):
-        """Return the (load, write) with the lowest load for each pair of sites, in which the write comes
-        first."""
+        """Return (load, write, number of such loads) for each pair of sites in which the write comes first.
+        The load is the one of the lowest thread."""
         first = {}  # byte -> the first write of it
         for write in writes[np.argsort(writes[:, 2])].tolist():
             for byte in range(write[0], write[0] + write[1]):
                 first.setdefault(byte, write)
-        found = {}
+        found, times = {}, Counter()
         for load in loads.tolist():
             write = next(filter(None, map(first.get, range(load[0], load[0] + load[1]))), None)
             if write is not None and write[2] < load[2]:
                 key, rank = (load[4], write[4]), (self.blocks[load[5]][::-1], load[3])
+                times[key] += 1
                 if key not in found or rank < found[key][0]:
                     found[key] = rank, load, write
         reported = {frozenset(a.site for a in finding.accesses) for finding in self.context.findings}
         return [
-            pair
-            for (load, write), (_, *pair) in found.items()
-            if frozenset((SITES[load], SITES[write])) not in reported
+            (*pair, times[sites])
+            for sites, (_, *pair) in found.items()
+            if frozenset(map(SITES.__getitem__, sites)) not in reported
         ]
 
     def finding(self, load, write):

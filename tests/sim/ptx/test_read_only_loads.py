@@ -41,6 +41,14 @@ def test_a_load_after_a_write_is_found_despite_a_barrier(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_every_load_after_a_write_is_counted(engine):
+    kernel = load_ptx(HEAD + IN_PLACE.format(again="ld.global.nc.u32 %r3, [%d2]; st.global.u32 [%d2], %r3;"))
+    report = simulate(kernel["k"], engine=engine, on_finding="report")[1, 32](np.zeros(32, np.int32))
+    (finding,) = report.findings
+    assert finding.count == 31 and "31 more like it" in finding.message
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_two_arrays_are_right(engine):
     assert not launch(READ_ONLY, READ_ONLY, engine, False)
 
