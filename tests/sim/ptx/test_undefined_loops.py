@@ -115,6 +115,8 @@ def test_barriers_extend_the_time_limit_of_a_loop_only_for_a_while(engine, monke
     monkeypatch.setattr(sim.loop_limits, "FIRST_PATIENCE", 0.05)
     monkeypatch.setattr(sim.loop_limits, "PATIENCE", 0.05)
     monkeypatch.setattr(sim.loop_limits, "BARRIER_PATIENCE", 0.5)
+    if engine == "native":
+        monkeypatch.setattr("sim.native.run.launch.FIRST_SECONDS", -1)
     began = time.process_time()
     kernel = load_ptx(HEAD + COUNTDOWN)["countdown"]
     how = simulate(kernel, engine=engine, on_finding="report")
