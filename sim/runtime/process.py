@@ -49,11 +49,15 @@ from sim.runtime.signatures import (
     REGISTRATION,
     SIGNATURES,
 )
-from sim.runtime.streams import Pending
+from sim.runtime.streams import MOST_STEPS, Pending
 from sim.runtime.stubs import compile_stubs, needed_functions
 from sim.runtime.unchecked import ignores_result, verdict_and_fix
 
-FINISH, FAULT, REPEAT = -1, -2, 1  # as in sim.runtime.stubs
+FINISH, FAULT, STEPPED, REPEAT, STEP = -1, -2, -3, 1, 2  # as in sim.runtime.stubs
+NOT_STEPPED = (
+    f"the host accessed memory next to the memory of pending work more than {MOST_STEPS:,} times; some of its"
+    " later reads there were not checked"
+)
 CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_longlong,
     ctypes.c_int,
@@ -139,6 +143,9 @@ class Program:
                     self.finish()
                 if index == FAULT:
                     return self.fault(arguments[0], bool(arguments[1]), frames[:count])
+                if index == STEPPED:
+                    self.device.streams.close_stepped()
+                    return 0
                 return self.call(self.names[index], arguments, frames[:count])
             except FirstFinding:
                 self.finish(early=True)
@@ -196,7 +203,10 @@ class Program:
             device.unchecked.setdefault(device.call, (name, code))
 
     def fault(self, address: int, write: bool, frames: list[int]) -> int:
-        """Handle a SIGSEGV of the host. Return REPEAT if the host may repeat its access.
+        """Handle a SIGSEGV of the host.
+
+        Return REPEAT if the host may repeat its access, or STEP if it may execute only this one instruction
+        before `close_stepped`. Return 0 for a fault of another kind.
 
         Report an access to memory that pending work uses. Report an access to a device address, and end the
         program.
@@ -206,6 +216,10 @@ class Program:
         watched, pending = device.streams.take(address, write, device.call)
         if pending is not None:
             report_early_access(device, address, "writes" if write else "reads", pending)
+        if watched and pending is None and can_step():
+            if device.streams.step():
+                return STEP
+            device.log.notes[NOT_STEPPED] = None
         if watched:
             return REPEAT
         buffer = memory.find(address) or memory.find_freed(address)
@@ -241,6 +255,11 @@ class Program:
         log.write_diagnostics()
         print(log.summary(self.name, self.status), file=sys.stderr, flush=True)
         leave(COULD_NOT_RUN if device.could_not_run else ERRORS if log.errors or self.status else CLEAN)
+
+
+def can_step() -> bool:
+    """Return whether the host can execute a single instruction and then raise a signal."""
+    return os.uname().machine == "x86_64"
 
 
 def load_nvrtc() -> bool:

@@ -4,8 +4,9 @@ The simulator executes work when it is issued. On a GPU, work may still be pendi
 This module records which host memory pending work reads and writes, and removes access to the pages of that
 memory with mprotect until the host has waited. If the host accesses them earlier, the process receives a
 SIGSEGV, which `sim.runtime.process` reports if the access conflicts with the work. Otherwise the handler
-gives the host access to the page until the next call of a runtime function. That call searches the page for
-bytes that have changed in the meantime.
+gives the host access to the page for one instruction. After MOST_STEPS such accesses, or on a processor other
+than x86-64, the host keeps the access until the next call of a runtime function. That call searches the page
+for bytes that have changed in the meantime.
 
 The order of operations is that of `sim.runtime.stream_order`.
 """
@@ -24,6 +25,7 @@ from sim.runtime.stream_order import StreamOrder
 LIBC = ctypes.CDLL(None)
 LIBC.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 WORD = 4  # the address of a changed byte is rounded down to a multiple of this size in bytes
+MOST_STEPS = 20_000  # accesses of a program after which pages stay open; so many take about a second
 MOST_PENDING = 64  # operations whose memory is watched at a time
 
 
@@ -70,6 +72,8 @@ class Streams(StreamOrder):
         self.pending: list[Pending] = []
         # page -> its contents when the host was given access to it, and the site of that access
         self.opened: dict[int, tuple[bytes, CallSite]] = {}
+        self.steps = 0  # accesses of a single instruction
+        self.stepped: list[int] = []  # the pages that the current instruction may access
 
     def reach_host(self) -> None:
         """Let the host access all memory while it executes a function of a stream.
@@ -123,8 +127,23 @@ class Streams(StreamOrder):
             self.close()
         elif watched:
             protect(page, page + mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE)
-            self.opened[page] = ctypes.string_at(page, mmap.PAGESIZE), site
+            self.stepped.append(page)
+            if page not in self.opened:
+                self.opened[page] = ctypes.string_at(page, mmap.PAGESIZE), site
         return bool(watched), conflicts[0] if conflicts else None
+
+    def step(self) -> bool:
+        """Return whether the pages that `take` has opened are to be closed after one instruction."""
+        self.steps += 1
+        return self.steps <= MOST_STEPS
+
+    def close_stepped(self) -> None:
+        """Take away the host's access to the pages that the last instruction was allowed to access."""
+        for page in self.stepped:
+            watching = [p.writes for p in self.pending if any(start <= page < end for start, end in p.pages)]
+            if watching:
+                protect(page, page + mmap.PAGESIZE, 0 if any(watching) else mmap.PROT_READ)
+        self.stepped.clear()
 
     def late_writes(self) -> list[tuple[int, Pending, CallSite]]:
         """Return the writes of the host to pages that `take` has opened, as (lowest address, pending work
@@ -140,6 +159,7 @@ class Streams(StreamOrder):
                     self.pending = [p for p in self.pending if p is not pending]
                     break
         self.opened.clear()
+        self.stepped.clear()
         return found
 
     def forget(self, start: int, end: int) -> None:

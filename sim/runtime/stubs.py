@@ -17,6 +17,7 @@ BY_VALUE = "DEL"
 WRAPPED = "read", "write", "pread", "pwrite", "recv", "send", "fread", "fwrite"
 PRELUDE = """\
 #define _GNU_SOURCE
+#include <errno.h>
 #include <execinfo.h>
 #include <signal.h>
 #include <stddef.h>
@@ -32,8 +33,10 @@ typedef struct { size_t width, height, depth; } extent;
 typedef struct { int type, id; } location;
 typedef long long (*callback)(int, size_t *, void **, int);
 
-enum { FINISH = -1, FAULT = -2, REPEAT = 1, FRAMES = 24 };
+enum { FINISH = -1, FAULT = -2, STEPPED = -3, REPEAT = 1, STEP = 2, FRAMES = 24 };
+enum { TRAP_FLAG = 1 << 8 }; /* the processor raises SIGTRAP after the next instruction */
 static callback dispatch;
+static __thread int in_system_call; /* whether pages of pending work stay open until `end_access` */
 static size_t registered_start, registered_end; /* addresses that contain all registered memory */
 
 /* Return whether a buffer can contain memory that CUDA functions have allocated or registered. */
@@ -67,9 +70,28 @@ static void fault(int number, siginfo_t *info, void *context) {
     size_t address = arguments[0];
     if (is_simulated(address, 1)) {
         int count = 1 + backtrace(frames + 1, FRAMES - 1);
-        if (dispatch(FAULT, arguments, frames, count) == REPEAT) { return; }
+        long long answer = dispatch(FAULT, arguments, frames, count);
+#if defined(__x86_64__)
+        greg_t *flags = &((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL];
+        if (answer == STEP && !in_system_call) { *flags |= TRAP_FLAG; }
+#endif
+        if (answer == STEP || answer == REPEAT) { return; }
     }
     signal(number, SIG_DFL);
+}
+
+/* The instruction that may access pages of pending work has been executed, so protect these pages again. */
+static void stepped(int number, siginfo_t *info, void *context) {
+#if defined(__x86_64__)
+    greg_t *flags = &((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL];
+    if (*flags & TRAP_FLAG) {
+        *flags &= ~(greg_t)TRAP_FLAG;
+        dispatch(STEPPED, NULL, NULL, 0);
+        return;
+    }
+#endif
+    signal(number, SIG_DFL);
+    raise(number);
 }
 
 void sim_connect(callback function) {
@@ -83,54 +105,88 @@ void sim_connect(callback function) {
     struct sigaction action = {.sa_sigaction = fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     sigaction(SIGSEGV, &action, NULL);
     sigaction(SIGBUS, &action, NULL);
+    action.sa_sigaction = stepped;
+    sigaction(SIGTRAP, &action, NULL);
 }
 
 void sim_registered(size_t start, size_t end) { registered_start = start, registered_end = end; }
 
 void sim_print(const char *text) { fputs(text, stdout); }
 
-/* A system call that accesses memory of pending work would fail, because the operating system does not send a
-   SIGSEGV. Access each word of the buffer before the call. */
-static void access_buffer(const void *start, size_t size, int writes) {
+/* Access every `step`-th byte of a buffer. */
+static void access_each(const void *start, size_t size, size_t step, int writes) {
     volatile char *bytes = (volatile char *)start;
-    if (!is_simulated((size_t)start, size)) { return; }
-    for (size_t i = 0; i < size; i += 4) {
+    for (size_t i = 0; i < size; i += step) {
         if (writes) { __atomic_fetch_or(bytes + i, 0, __ATOMIC_RELAXED); }
         else { bytes[i]; }
     }
 }
 
+/* A system call that accesses memory of pending work would fail, because the operating system does not send a
+   SIGSEGV. Access each word of the buffer before the call, and then each page, which stays open. */
+static void access_buffer(const void *start, size_t size, int writes) {
+    if (!is_simulated((size_t)start, size)) { return; }
+    access_each(start, size, 4, writes);
+    in_system_call = 1;
+    access_each(start, size, 4096, writes);
+    if (size) { access_each((const char *)start + size - 1, 1, 1, writes); }
+}
+
+/* Protect the pages again that `access_buffer` has opened. */
+static void end_access(void) {
+    int error = errno;
+    if (in_system_call) { dispatch(STEPPED, NULL, NULL, 0); }
+    in_system_call = 0;
+    errno = error;
+}
+
 ssize_t __wrap_read(int file, void *to, size_t size) {
     access_buffer(to, size, 1);
-    return read(file, to, size);
+    ssize_t result = read(file, to, size);
+    end_access();
+    return result;
 }
 ssize_t __wrap_pread(int file, void *to, size_t size, off_t offset) {
     access_buffer(to, size, 1);
-    return pread(file, to, size, offset);
+    ssize_t result = pread(file, to, size, offset);
+    end_access();
+    return result;
 }
 ssize_t __wrap_recv(int file, void *to, size_t size, int flags) {
     access_buffer(to, size, 1);
-    return recv(file, to, size, flags);
+    ssize_t result = recv(file, to, size, flags);
+    end_access();
+    return result;
 }
 size_t __wrap_fread(void *to, size_t size, size_t count, FILE *file) {
     access_buffer(to, size * count, 1);
-    return fread(to, size, count, file);
+    size_t result = fread(to, size, count, file);
+    end_access();
+    return result;
 }
 ssize_t __wrap_write(int file, const void *from, size_t size) {
     access_buffer(from, size, 0);
-    return write(file, from, size);
+    ssize_t result = write(file, from, size);
+    end_access();
+    return result;
 }
 ssize_t __wrap_pwrite(int file, const void *from, size_t size, off_t offset) {
     access_buffer(from, size, 0);
-    return pwrite(file, from, size, offset);
+    ssize_t result = pwrite(file, from, size, offset);
+    end_access();
+    return result;
 }
 ssize_t __wrap_send(int file, const void *from, size_t size, int flags) {
     access_buffer(from, size, 0);
-    return send(file, from, size, flags);
+    ssize_t result = send(file, from, size, flags);
+    end_access();
+    return result;
 }
 size_t __wrap_fwrite(const void *from, size_t size, size_t count, FILE *file) {
     access_buffer(from, size * count, 0);
-    return fwrite(from, size, count, file);
+    size_t result = fwrite(from, size, count, file);
+    end_access();
+    return result;
 }
 """
 
