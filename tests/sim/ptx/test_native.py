@@ -18,9 +18,8 @@ from sim import load_ptx, simulate
 
 pytest.importorskip("numba")
 
-# kernels of the corpus (or one variant of a kernel) that run on fibers, and the reason
+# kernels of the corpus that run on fibers, and the reason
 LEFT = {
-    ("copy_at_barrier", "bug"): "asynchronous copies",
     "tile_of_warps": "reserved_smem",
     "groups": "results of atomics|call|redux|activemask|atom|fence",
     "heap_bounds": "call",
@@ -114,7 +113,7 @@ def test_findings_and_values_are_the_interpreters(name):
             report = how[case.grid, case.block, 0, case.shared](*arguments)
             found.append((told(report), [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]))
         assert found[0] == found[1]
-        reasons = LEFT.get(name) or LEFT.get((name, which))
+        reasons = LEFT.get(name)
         assert report.notes[0].startswith("compiled") == (reasons is None), report.notes
         assert reasons is None or any(why in report.notes[0] for why in reasons.split("|"))
 
