@@ -33,7 +33,7 @@ from sim.interpreted import Interpreted
 from sim.memory.snapshot import Snapshot
 from sim.observers import COUNTERS, DEFAULT
 
-# The work of a second. An access is one unit, and a turn of a thread is TURN units. A unit takes 1 to 2 µs of
+# The work per second. An access is one unit, and a turn of a thread is TURN units. A unit takes 1 to 2 µs of
 # CPU time in the interpreter, or up to 7 µs with much arithmetic, and twice as long in a kernel from PTX.
 WORK, TURN = 1 << 20, 8
 # CPU time counts as work, too: this number of seconds counts as WORK. The clock is read after 1, 2, 4, 8 ...

@@ -53,7 +53,7 @@ class Context:
         self.kernel, self.language = "", "Numba"  # the kernel's name, and its source language
         self.outline = lambda site: None  # maps a Site to the Outline of its source, or to None
         # returns the number of instructions of the kernel and, if it is in Python, of the functions that it
-        # calls; in PTX, a synchronisation counts as many (sim.ptx.program)
+        # calls; in PTX, a barrier or warp instruction counts as several (SYNCHRONISATION in sim.ptx.program)
         self.count_instructions = lambda: 0
         self.max_steps = max_steps
         self.sites = FrameSites()

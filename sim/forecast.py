@@ -29,8 +29,8 @@ class Forecast:
 
     def __init__(self, now):
         self.began, self.samples = now, []  # (CPU time, {thread: Numbers})
-        # Whether a compared number has both risen and fallen. In a search, or in an iteration to convergence,
-        # it does; in a count that has missed its bound, it does not.
+        # Whether a compared number has both risen and fallen. This happens in searches and in iterations
+        # to convergence, but not in a counter that has missed its bound.
         self.wanders = False
 
     def follows(self, thread, sampled):

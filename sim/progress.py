@@ -14,7 +14,7 @@ from sim.forecast import Numbers
 from sim.frames import is_simulator_frame
 from sim.idle_variables import idle_variables
 
-# A thread that does not return to the same state within MAX_STATES iterations is not in a short cycle. The
+# A thread is not in a short cycle if the span of its Cycle exceeds MAX_STATES before it repeats a state. The
 # search for longer cycles continues until all threads together have started twice MOST_STATES iterations in a
 # thorough check, or twice EXHAUSTIVE in an exhaustive check. The exhaustive check finds the cycle of a thread
 # that searches a full hash table for a missing key.
@@ -216,7 +216,7 @@ class ProgressCheck:
         return rounds >= MAX_REPEATS << self.confirms or enough and not self.others_may_run()
 
     def is_confirmed(self):
-        """Return whether the iterations were already enough before each thread returned to its state again.
+        """Return False at the first call, and True at the next, when each thread has repeated its state.
 
         A thread that has left its cycle is noticed only when it does not return.
         """
@@ -298,8 +298,9 @@ class Cycle:
     """A search for a state to which one thread returns, by Brent's algorithm: the state is compared with only
     one earlier state, which is replaced if the thread has not returned to it within `span` iterations.
 
-    The span doubles with each replacement. It therefore exceeds the length of any cycle, after at most
-    three times as many iterations as the thread needs for the way into the cycle and once around it.
+    The span doubles with each replacement. It therefore reaches the length of any cycle. The cycle
+    is found after at most three times as many iterations as the thread needs to enter it and to pass through
+    it once.
     """
 
     __slots__ = ("earlier", "repeats", "span", "steps")

@@ -282,7 +282,7 @@ def add_family(sizes, shape, a_type, accumulators):
     return a, b, sums
 
 
-# the accumulators that are already in the table, because products of several types share them
+# The accumulators that are already in the table. Products of several types share accumulators.
 ADDED = set()
 
 

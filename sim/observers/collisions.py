@@ -11,7 +11,7 @@ from sim.observers.cells import Rows, sorted_distinct
 from sim.observers.pairs import closeness, first_pair, may_race, write_equal_values
 
 THREAD_BITS = 12  # A block has at most 1024 threads.
-MAX_ACCESSES = 1024  # the racing pairs of a cell with more accesses are not cached
+MAX_ACCESSES = 1024  # racing pairs are cached only for cells with at most this many accesses
 
 
 @dataclass(frozen=True)

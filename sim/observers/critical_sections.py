@@ -40,7 +40,7 @@ class CriticalSections:
         """Return the addresses of the locks that a thread holds during an access.
 
         The thread's last atomic on such an address before the access takes the lock. The next one after the
-        access releases it, so it has another site.
+        access releases it, so it must not be at a site that takes a lock.
         """
         rows = self.rows
         mine = (rows.action == ATOMIC) & (rows.thread == row.thread) & (rows.block == row.block)

@@ -66,7 +66,7 @@ class EpochCounter(Observer):
 
     def close(self, block: Index3) -> None:
         """Close the current epoch of a block. Add an offset to its thread numbers, so that they differ from
-        the thread numbers of other closed epochs, and one call of `epochs` can count several epochs."""
+        the thread numbers of other closed epochs. One call of `epochs` can then count several epochs."""
         batches = self.open.pop(block, ())
         for thread, *columns in batches:
             # An offset that is a multiple of the warp size keeps the lanes of a warp together.

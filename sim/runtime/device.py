@@ -231,7 +231,7 @@ class Device:
         shared: int,
         attributes: LaunchAttributes,
     ) -> Callable[[], int]:
-        """Return the action of a launch, or the action that refuses it."""
+        """Return a function that executes the launch, or reports that its arguments are invalid."""
         try:
             values = argument_values(function.kernel, arguments)
         except LaunchError as error:

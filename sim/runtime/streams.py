@@ -25,7 +25,7 @@ from sim.runtime.stream_order import StreamOrder
 LIBC = ctypes.CDLL(None)
 LIBC.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 WORD = 4  # the address of a changed byte is rounded down to a multiple of this size in bytes
-MOST_STEPS = 20_000  # accesses of a program after which pages stay open; so many take about a second
+MOST_STEPS = 20_000  # after so many accesses, which take about a second, pages stay open until the next call
 MOST_PENDING = 64  # operations whose memory is watched at a time
 
 

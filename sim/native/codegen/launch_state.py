@@ -25,7 +25,7 @@ FIELD_SIZES = {
     "phase_epoch": 1,  # first epoch after the last grid barrier; all earlier epochs have smaller numbers
     "while_left": 1,  # remaining iterations of `while` loops in the current block
     "further_limit": 1,  # further iterations that a block may run within `first_time`
-    "further_left": 1,  # those that remain in the current block
+    "further_left": 1,  # further iterations that remain in the current block
     "first_time": 1,  # CPU time since the block's first poll in which it may run further iterations
     "polled": 1,  # CPU time of the first poll in a `while` loop of the current block, or 0
     "for_left": 1,  # remaining iterations of `for` loops in the current block

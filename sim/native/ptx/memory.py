@@ -284,7 +284,7 @@ class Table:
         return array.__array_interface__["data"][0]
 
     def kinds_of_checks(self):
-        """Return the kinds of checks of all regions."""
+        """Return the set of the kinds of checks in the table of regions."""
         return {row[WATCH] for row in self.rows}
 
     def accessed(self):

@@ -97,7 +97,7 @@ def seconds_to_explain(attempt):
     blocks = first + 1 if attempt.is_small else 1
     if SLOWDOWN * blocks * attempt.seconds_per_block < EXPLAIN_SECONDS:
         return EXPLAIN_SECONDS
-    # It reaches the first block with an error too late if the blocks before it take longer than the limit.
+    # It cannot reach the first block with an error if the blocks before it take longer than the limit.
     if SLOWDOWN * (blocks - 1) * attempt.seconds_per_block > FIRST_EXPLAIN_SECONDS:
         return 0
     # Threads that disagree end their block, so they disagreed when the block had run for `seconds_per_block`.

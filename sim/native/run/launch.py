@@ -41,11 +41,11 @@ from sim.watched import watched
 FOR_LIMIT = 1 << 34
 # The same limit for `while` loops, summed over the threads. The launch can override it with `max_steps`.
 WHILE_LIMIT = 1 << 28
-# CPU seconds after which a launch restarts in optimised code if quick code is still running a block. They are
-# about the time in which the optimiser makes the code of a large kernel.
+# CPU seconds after which a launch restarts in optimised code if quick code is still running a block. This is
+# about as long as the optimiser needs for a large kernel.
 QUICK_SECONDS = 1.0
 # The interpreter examines whether a `while` loop is endless if a block exceeds this number of iterations, and
-# this number of CPU seconds. If it finds nothing, the launch runs again up to WHILE_LIMIT.
+# this number of CPU seconds. If it finds nothing, the launch runs again up to `most_iterations`.
 FIRST_LIMIT, FIRST_SECONDS = 1 << 26, 5.0
 UNLIMITED = 1 << 62  # a time that no launch takes
 LOG_CAPACITY = 1 << 24  # log entries of 8 bytes; the entries of a single block must fit

@@ -5,7 +5,7 @@
 #include <cstring>
 namespace cg = cooperative_groups;
 
-// Each block adds the elements of the next block to its own. If `checks`, do nothing without a grid barrier.
+// Each block adds the elements of the next block to its own. If `checks`, it returns if the grid is invalid.
 __global__ void add_next(int *x, int *sum, bool checks) {
     cg::grid_group grid = cg::this_grid();
     if (checks && !grid.is_valid()) return;

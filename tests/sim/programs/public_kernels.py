@@ -100,7 +100,7 @@ def add_offsets(random):
 
 
 def sorting(random):
-    """Return two arrays of 1,024 keys with values, and both sorted."""
+    """Return the arguments for sorting two arrays of 1,024 keys with values, and the expected results."""
     keys = np.stack([random.permutation(1024) for _ in range(2)]).astype(np.uint32)
     arguments = np.zeros_like(keys), np.zeros_like(keys), keys, keys + 7, 1024
     return arguments, {0: np.sort(keys), 1: np.sort(keys) + 7}
