@@ -206,22 +206,6 @@ class Device:
         self.streams.issue(stream)
         return stream_operations.execute(self, action)
 
-    def launch(
-        self,
-        function: HostFunction,
-        grid: tuple,
-        block: tuple,
-        arguments: int,
-        shared: int,
-        stream: int,
-        attributes: LaunchAttributes,
-    ) -> int:
-        """Submit a launch. Return an error code.
-
-        arguments: the address of an array of pointers to the arguments.
-        """
-        return self.submit(stream, self.prepare(function, grid, block, arguments, shared, attributes))
-
     def prepare(
         self,
         function: HostFunction,
@@ -231,7 +215,10 @@ class Device:
         shared: int,
         attributes: LaunchAttributes,
     ) -> Callable[[], int]:
-        """Return a function that executes the launch, or reports that its arguments are invalid."""
+        """Return a function that executes a launch, or reports that its arguments are invalid.
+
+        arguments: the address of an array of pointers to the arguments.
+        """
         try:
             values = argument_values(function.kernel, arguments)
         except LaunchError as error:

@@ -194,7 +194,7 @@ def launch(device, attributes, kernel, grid, block, shared, stream, arguments):
     function = device.functions.get(kernel)
     if function is None:
         return INVALID_HANDLE
-    return device.launch(function, grid, block, arguments, shared, stream, attributes)
+    return device.submit(stream, device.prepare(function, grid, block, arguments, shared, attributes))
 
 
 # --- memory -------------------------------------------------------------------------------------------------

@@ -113,7 +113,8 @@ def launch(device, attributes, kernel, grid, block, arguments, shared, stream):
     function = device.functions.get(kernel)
     if function is None:
         return device.fail(INVALID_DEVICE_FUNCTION)
-    return device.launch(function, read_dim3(grid), read_dim3(block), arguments, shared, stream, attributes)
+    grid, block = read_dim3(grid), read_dim3(block)
+    return device.submit(stream, device.prepare(function, grid, block, arguments, shared, attributes))
 
 
 def cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream):
