@@ -124,7 +124,7 @@ def radix_sort(keys, bits):
     keys[cuda.grid(1)] = source[t]
 
 
-# --- kernels with an error, after many iterations ------------------------------------------------------------
+# --- kernels with an error, after many iterations -----------------------------------------------------------
 
 
 @cuda.jit
