@@ -35,3 +35,11 @@ def test_a_launch_attribute_makes_clusters():
     text = run()
     assert "use-after-free: sum[0] in shared memory of block 0 is read by another block" in text
     assert "1 finding" in text
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not have_nvcc(), reason="nvcc or gcc is not installed")
+def test_a_captured_launch_keeps_its_clusters():
+    text = run("-DFIXED", "-DCAPTURED")
+    assert "0 32640 98176" in text and "no findings" in text
+    assert "use-after-free: sum[0] in shared memory of block 0 is read by another block" in run("-DCAPTURED")

@@ -1,4 +1,5 @@
 // A sum in distributed shared memory. The clusters are a launch attribute. Without FIXED, blocks end too early.
+// With CAPTURED, a graph launches the kernel.
 #include <cooperative_groups.h>
 #include <cstdio>
 namespace cg = cooperative_groups;
@@ -24,7 +25,19 @@ int main() {
     attribute[0].id = cudaLaunchAttributeClusterDimension;
     attribute[0].val.clusterDim.x = 4; attribute[0].val.clusterDim.y = 1; attribute[0].val.clusterDim.z = 1;
     config.attrs = attribute; config.numAttrs = 1;
+#ifdef CAPTURED
+    cudaGraph_t graph; cudaGraphExec_t executable;
+    cudaStreamCreate(&config.stream);
+    cudaStreamBeginCapture(config.stream, cudaStreamCaptureModeGlobal);
+#endif
     cudaError_t e = cudaLaunchKernelEx(&config, k, (const int*)x, y);
+#ifdef CAPTURED
+    cudaStreamEndCapture(config.stream, &graph);
+    cudaGraphInstantiate(&executable, graph, 0);
+    cudaGraphLaunch(executable, config.stream);
+    cudaStreamSynchronize(config.stream);
+    cudaGraphExecDestroy(executable); cudaGraphDestroy(graph); cudaStreamDestroy(config.stream);
+#endif
     if (e == cudaSuccess) e = cudaDeviceSynchronize();
     if (e == cudaSuccess) e = cudaMemcpy(host, y, 32, cudaMemcpyDeviceToHost);
     printf("%d %d %d\n", (int)e, host[0], host[7]);
