@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sim.events import ATOMIC, SITES, Site
-from sim.observers.plain_releases import takes_lock
+from sim.observers.plain_releases import is_swap, takes_lock
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,16 @@ class CriticalSections:
 
     @cached_property
     def takers(self):
-        """The sites of the atomics that take locks."""
+        """The sites of the atomics that take locks: each compare-and-swap, and exchanges that poll.
+
+        Another exchange may release the lock.
+        """
         sites = np.unique(self.rows.site[self.rows.action == ATOMIC]).tolist()
-        return {site for site in sites if takes_lock(SITES[site]) and self.polls(SITES[site])}
+        return {
+            site
+            for site in sites
+            if is_swap(SITES[site]) or takes_lock(SITES[site]) and self.polls(SITES[site])
+        }
 
     def have_one_lock(self, a, b):
         """Return whether the threads of two accesses (Row) hold the same lock during the accesses."""

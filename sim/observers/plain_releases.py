@@ -114,5 +114,10 @@ class PlainReleases:
 
 def takes_lock(site):
     """Return whether an atomic is a compare-and-swap or an exchange."""
-    text = site.opcode or site.source
-    return site.action == "atomic" and bool(CAS.search(site.source) or EXCHANGE.search(text) or "cas" in text)
+    is_exchange = bool(EXCHANGE.search(site.opcode or site.source))
+    return is_swap(site) or is_exchange and site.action == "atomic"
+
+
+def is_swap(site):
+    """Return whether an atomic is a compare-and-swap."""
+    return site.action == "atomic" and bool(CAS.search(site.source) or "cas" in (site.opcode or ""))

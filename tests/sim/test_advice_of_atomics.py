@@ -312,6 +312,28 @@ def maximum_under_a_lock_with_fences(x, out, n):
 
 
 @cuda.jit
+def maximum_under_a_lock_in_an_endless_loop(x, out, n):
+    if cuda.threadIdx.x == 0:
+        while True:
+            if cuda.atomic.cas(n, 0, 0, 1) == 0:
+                break
+        if x[cuda.grid(1)] > out[0]:
+            out[0] = x[cuda.grid(1)]
+        give_lock(n)
+
+
+@cuda.jit
+def maximum_in_the_loop_of_a_lock(x, out, n):
+    waits = cuda.threadIdx.x == 0
+    while waits:
+        if cuda.atomic.cas(n, 0, 0, 1) == 0:
+            if x[cuda.grid(1)] > out[0]:
+                out[0] = x[cuda.grid(1)]
+            give_lock(n)
+            waits = False
+
+
+@cuda.jit
 def maximum_after_a_lock(x, out, n):
     if cuda.threadIdx.x == 0:
         take_lock(n)
@@ -328,6 +350,12 @@ def test_a_test_and_store_under_a_lock_needs_fences_and_no_atomic(engine):
     findings, (x, out, n) = launched(maximum_under_a_lock_with_fences, (4, 8), engine=engine)
     assert not findings
     largest_of_four(x, out, n)
+
+
+@pytest.mark.parametrize("kernel", [maximum_under_a_lock_in_an_endless_loop, maximum_in_the_loop_of_a_lock])
+def test_a_lock_is_known_wherever_its_atomic_is(kernel):
+    findings, _ = launched(kernel, (4, 8))
+    assert {finding.advice.pattern for finding in findings} == {"lock without fences"}
 
 
 def test_a_test_and_store_outside_a_lock_needs_an_atomic():
