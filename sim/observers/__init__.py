@@ -2,15 +2,15 @@
 
 The input is the stream of events: batches of accesses, barriers, fences, asynchronous copies, refused
 accesses. The output consists of findings, and of counters for the launch and for each source line. The
-observers in DEFAULT check every launch for errors. The observers in COUNTERS measure a launch, and must be
-requested.
+observers in DEFAULT check every launch for errors. The observers in COUNTERS measure a launch, and run only
+if the user requests them.
 
 Read the files in this order:
 
     bounds         out-of-bounds accesses, and negative indices
     misuse         a launch without any effect, a value of the wrong type for an atomic
-    uninitialized  reads of memory never written; written has the masks of written bytes
-    order          happens-before between threads; clocks has the vector clocks and their unions, phases the
+    uninitialized reads of memory that was never written; written contains the masks of written bytes order
+    happens-before between threads; clocks has the vector clocks and their unions, phases the
                    clocks of barriers, and invalidation the order for kernels that invalidate mbarriers;
                    event_log passes events to orders that are computed on demand; ordering has the base class
                    of the observers that need the order

@@ -1,5 +1,5 @@
-"""The description of two racing accesses: what the access log and the source say about their lines, the
-barriers near them, and their names for the memory.
+"""The description of two racing accesses: their lines, the barriers near them, and the names by which they
+refer to the memory. It is derived from the access log and the source.
 """
 
 import re
@@ -35,7 +35,7 @@ NAMED_BARRIER = re.compile(r"\bbar(?:rier)?(?:\.cta)?\.(?:sync|arrive)")
 
 @dataclass(frozen=True)
 class AccessPair:
-    """Two accesses to one byte, `a` and `b` (Rows). If only one access writes, it is `a`."""
+    """Two accesses to one byte, `a` and `b` (Rows). If only one of them writes, that one is `a`."""
 
     a: Any
     b: Any
@@ -46,8 +46,8 @@ class AccessPair:
     sites: tuple[int, ...]  # the sites of all accesses that race on the byte
     exceeds_scope: bool  # whether an atomic of block scope races with an access by another block
     lacks_fence: bool  # whether fences before the atomics would order the accesses
-    one_lock: bool  # whether both threads hold one lock, which lacks fences, during their accesses
-    relaxed: bool  # whether only a relaxed arrival, or one of block scope, is between the accesses
+    one_lock: bool  # whether both threads hold the same lock, and it lacks fences
+    relaxed: bool  # whether the only arrivals between the accesses are relaxed, or have block scope
     synchronizes: bool  # whether threads use the results of atomics, or execute fences
     fenced: bool  # whether the writer executes a grid-wide fence before its next atomic
     meetings: dict[tuple[str, str], set[int]]  # (barrier, function) -> lines where the barrier opened
@@ -88,7 +88,7 @@ class AccessPair:
 
     @property
     def several_blocks(self):
-        """True if two blocks access global memory. Only a barrier of the whole grid includes both threads."""
+        """True if two blocks access global memory. Only a grid barrier can then order the two threads."""
         return self.a.block != self.b.block and not self.in_cluster
 
     @property
@@ -167,12 +167,13 @@ class AccessPair:
 
     @cached_property
     def branch(self):
-        """The branch with the two accesses in different arms, or None."""
+        """The branch whose different arms contain the two accesses, or None."""
         return self.outline and self.outline.branch(self.one.line, self.other.line)
 
     @cached_property
     def branch_of_calls(self):
-        """The branch of a caller with the calls that lead to the two accesses in different arms, or None."""
+        """The branch of a caller whose different arms contain the calls that lead to the two accesses, or
+        None."""
         calls = self.calls
         return calls and calls.outline.branch(*calls.lines)
 
@@ -188,8 +189,7 @@ class AccessPair:
 
     @cached_property
     def barriers(self):
-        """The lines of the barriers that can order the accesses: those of the grid, the cluster or the
-        block."""
+        """The lines of the barriers that can order the accesses: grid, cluster or block barriers."""
         if self.in_cluster:
             return self.lines_of("barrier.cluster")
         if self.several_blocks:
@@ -247,7 +247,7 @@ class AccessPair:
         return name if all(re.search(used, text) for text in texts) else None
 
     def assignment(self, source):
-        """Return the Assignment in a line, or None. A scalar in memory counts as an element."""
+        """Return the Assignment in a line, or None. A scalar in memory counts as an array element."""
         found = assignment(source)
         if found and not found.is_element and found.target == self.scalar:
             return replace(found, is_element=True)
@@ -294,10 +294,10 @@ class AccessPair:
 
     @cached_property
     def views(self):
-        """The two different names by which the accesses refer to the same memory, or None. A name assigned
-        more than once does not count, because it may have referred to other memory before. A name may be
-        rebound to a slice of its own array: `q = q[48:]`. A name for the part of an array that belongs to a
-        thread does not count either, because it is no second array: `mine = q + 32 * warp`."""
+        """The two different names by which the accesses refer to the same memory, or None. A name that is
+        assigned more than once does not count, because it may have referred to other memory before. The
+        exception is a name that is rebound to a slice of its own array: `q = q[48:]`. A name for one thread's
+        part of an array does not count either, because it is not a second array: `mine = q + 32 * warp`."""
         names = self.called(self.a.site), self.called(self.b.site)
         if self.outline is None or self.in_cluster or None in names or names[0] == names[1]:
             return None
@@ -314,15 +314,16 @@ class AccessPair:
 
     @property
     def nested_views(self):
-        """True if one of the `views` may be meant as a part of the other: all bytes accessed through it are
-        in the range of the other, and it is defined by the other or depends on the thread."""
+        """True if one of the `views` may be meant as a part of the other view. All bytes accessed through the
+        inner view are then in the range of the outer view, and the definition of the inner view mentions the
+        outer view or a thread index."""
         inner = self.inner_views(self.views)
         return any(THREAD_INDEX.search(value) or mentions(value, whole) for value, whole in inner)
 
     def inner_views(self, names):
-        """Return (value, other name) for each of two names whose span is inside the span of the other name.
+        """Return (value, other name) for each of two names if its span is inside the span of the other name.
 
-        value: the definition of the name, as of `value_in_full`.
+        value: the definition of the name, as `value_in_full` returns it.
         """
         found, spans = [], {name: self.span(name) for name in names}
         for name, other in (names, names[::-1]):

@@ -1,9 +1,9 @@
 """The cause and the fix of a race. A table of patterns selects them by facts about the two accesses.
 
-The first row of PATTERNS that fits is used. A row consists of the sentence for the cause (if it is missing, a
-general one is used), the sentence for the fix, and the steps of the fix. sim.observers.fixes and
-sim.observers.atomic_fixes contain most of them. A program can apply the steps to the source, as
-tests/sim/applied.py does. A row without steps suggests what usually helps. Terms in braces are keys of
+The first row of PATTERNS that fits is used. A row consists of a sentence for the cause, a sentence for the
+fix, and the steps of the fix. If a row has no sentence for the cause, a general one is used. A row without
+steps only has sentences. Most of the fixes are in sim.observers.fixes and sim.observers.atomic_fixes. A
+program can apply the steps to the source, as tests/sim/applied.py does. Terms in braces are keys of
 sim.observers.words. They are replaced by the terms of the kernel's language.
 """
 
@@ -19,13 +19,13 @@ from sim.observers.facts import Facts
 from sim.observers.mbarrier_arms import fix_of_mbarriers
 from sim.observers.words import NUMBA, WORDS
 
-# The causes for rows that do not have their own.
+# The causes for rows that do not have a cause of their own.
 BLOCKS = "Blocks run in any order and at the same time, so either may come first."
 CLUSTER = "The blocks of a cluster run at the same time, so either may come first."
 EITHER, DEPENDS = "Either may come first.", "Either may come first, and the result depends on which."
 
 
-# The end of a fix by a barrier of the cluster.
+# The last part of a fix that inserts a cluster barrier.
 REMOTE_ARRIVAL = (
     "; or let the thread that must come first arrive at an mbarrier in the block of the other thread (mapa,"
     " mbarrier.arrive.release.cluster), let the other thread wait there, and initialise this mbarrier for the"
@@ -42,7 +42,7 @@ INIT_FENCE = (
     " arrives (cutlass::arch::fence_barrier_init), or "
 )
 
-# The patterns of races that can be consequences of a divergence.
+# The patterns of races that a divergence can cause.
 DIVERGED = "barrier that some threads miss", "mask of some lanes", "named barrier"
 
 
@@ -134,8 +134,8 @@ def is_outside_lock(facts):
 
 
 def is_claim(facts):
-    """Return whether a branch tests an element and then stores to it, and no lock protects the two
-    accesses."""
+    """Return whether a branch tests an element, the code in the branch stores to it, and no lock protects the
+    two accesses."""
     return facts.lock is None and not facts.one_lock and facts.claim
 
 
@@ -171,7 +171,7 @@ def needs_wait(facts):
     """Return whether a thread has to wait for a message from another thread.
 
     A block barrier suffices for shared memory, unless the lines are inside a branch. If the writer executes a
-    fence, it already sends a message to other blocks.
+    fence, the kernel already contains a message to other blocks.
     """
     sent = facts.several_blocks and facts.fenced
     without_barriers = (sent or not facts.block_barriers) and facts.space == "global"

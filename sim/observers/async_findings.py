@@ -22,7 +22,7 @@ class AsyncFindings:
     def conflict(self, operation, row, site, address, is_source, other):
         """Return the finding for an access between the issue and the end of an operation.
 
-        row: the Moment of the access, and `site` the number of its site.
+        row, site: the Moment of the access, and the number of its site.
         is_source: whether the operation only reads the address.
         other: the operation to which the access belongs, or None for a generic access.
         """
@@ -32,7 +32,7 @@ class AsyncFindings:
         return self.finding(operation, row, site, address, other, between, fix)
 
     def unordered(self, operation, row, address, other):
-        """Return the finding for an access that nothing orders with an operation."""
+        """Return the finding for an access that is not ordered with an operation."""
         if other is not None and repeats(operation, other):
             return self.repeated(operation, row, address, other)
         is_source = not inside_any(address, operation.writes)
@@ -46,7 +46,7 @@ class AsyncFindings:
         return self.finding(operation, row, row.site, address, other, between, fix)
 
     def repeated(self, operation, row, address, other):
-        """Return the warning for a copy that several threads send, as `repeats` defines."""
+        """Return the warning for a copy that several threads issue (see `repeats`)."""
         element = self.context.space.element(address)
         return Finding(
             "async-copy",
@@ -83,7 +83,7 @@ class AsyncFindings:
     def unfenced(self, operation, write, site, address, space, copied):
         """Return the finding for a write that no proxy fence orders before an operation.
 
-        write: the Moment of the write, and `site` the number of its site.
+        write, site: the Moment of the write, and the number of its site.
         copied: whether the write is an asynchronous copy (cp.async) that has ended.
         """
         element = self.context.space.element(address)

@@ -22,16 +22,16 @@ from sim.observers.order import GRID, HappensBefore, bulk_thread
 from sim.observers.stages import Stages
 from sim.sites import cluster_rank
 
-# Findings after which a block ends before its operations.
+# Kinds of findings that can end a block before its asynchronous operations have ended.
 FATAL = {"deadlock", "no-progress", "undecided", "barrier-divergence", "warp-divergence"}
 
 
 class ProxyOrder(HappensBefore):
     """The order between generic accesses and later operations of the async proxy.
 
-    A thread's clock contains the accesses that happen before a proxy fence which happens before this point.
-    It spreads with the same events as the ordinary clock, but the thread's own accesses enter it only at a
-    proxy fence."""
+    A thread's clock contains the accesses that happened before a proxy fence, if that fence happened before
+    the current point of the thread. The same events pass this clock on as the ordinary clock, but the
+    thread's own accesses enter it only at a proxy fence."""
 
     def __init__(self, clocks):
         super().__init__(clocks=clocks)
@@ -51,7 +51,7 @@ class ProxyOrder(HappensBefore):
         self.issued[block, thread, segment] = [*self.clocks_now(block, epoch, thread, segment)]
 
     def track_copies(self, block, epoch, thread, segment, phase):
-        # The end of a copy by cp.async needs a proxy fence of its own.
+        # After the end of a copy by cp.async, a further proxy fence is necessary.
         self.arrive(block, epoch, thread, segment, phase)
 
     def complete(self, block, thread, segment, phase):
@@ -82,7 +82,7 @@ class AsyncProxy:
         self.units, self.nodes, self.node_of = {}, [], {}
         self.writes, self.write_of = [], {}  # generic writes by number; (segment, site) -> the number
         self.copy_ends = flights.ends
-        self.checked, self.reported = {}, {}  # key of a finding -> its rank, function and arguments
+        self.checked, self.reported = {}, {}  # key -> its rank, a function, arguments of the function
 
     # --- events ---------------------------------------------------------------------------------------------
 
@@ -154,7 +154,8 @@ class AsyncProxy:
         return np.fromiter(self.context.async_segments, np.int64, len(self.context.async_segments))
 
     def state(self, address, block):
-        """Return the Units that contain an address accessed by a block, and the address within its owner."""
+        """Return the Units for an address that a block accesses, and the address within the memory of the
+        block that owns it."""
         space = address >> SPACE_SHIFT
         owner = None
         if space == SHARED:
@@ -170,8 +171,9 @@ class AsyncProxy:
         return self.units[key], address
 
     def generic_rows(self, rows):
-        """Compare generic accesses with the operations before them, and record their writes."""
-        # no two allocations share a MiB of addresses if operations of PTX access them
+        """Compare generic accesses with the earlier operations, and record the writes among these
+        accesses."""
+        # two allocations never share a MiB of addresses if PTX operations access them
         region = rows.address >> 20
         for key in np.unique(rows.block * (1 << 40) + region).tolist():
             chosen = np.flatnonzero((rows.block == key >> 40) & (region == key & ((1 << 40) - 1)))
@@ -236,7 +238,8 @@ class AsyncProxy:
     # --- operations -----------------------------------------------------------------------------------------
 
     def operation(self, operation):
-        """Compare an operation with the earlier accesses to its bytes, and record its own."""
+        """Compare an operation with the earlier accesses to its bytes, and record the accesses of the
+        operation."""
         number = len(self.known)
         self.known.append(operation)
         at = operation.issued._replace(block=self.number(operation.issued.block))
@@ -269,8 +272,8 @@ class AsyncProxy:
         return self.known[number] if number >= 0 else None
 
     def add_reader(self, nodes, number):
-        """Add an operation to lists, and return the nodes of the new lists. The operation replaces the newest
-        one in a list if its end implies the end of that one."""
+        """Add an operation to several lists, and return the nodes of the new lists. In each list, the
+        operation replaces the newest entry if the end of the operation implies the end of that entry."""
         distinct, inverse = np.unique(nodes, return_inverse=True)
         new = np.empty(len(distinct), np.int32)
         for i, node in enumerate(distinct.tolist()):
@@ -284,7 +287,7 @@ class AsyncProxy:
         return new[inverse]
 
     def conflict(self, operation, row, site, address, other=None):
-        """Note a finding if an access follows the issue of an operation, but not its end.
+        """Note a finding if an access is ordered after the issue of an operation, but not after its end.
 
         row: the Moment of the access.
         other: the operation to which the access belongs, or None for a generic access.
@@ -341,7 +344,7 @@ class AsyncProxy:
             ends = self.ends[operation], self.read_ends[operation]
             if operation.site not in explained and not self.lifetimes.contains(operation, *ends):
                 self.reported[operation.site, "end"] = None, self.findings.left, (operation,)
-        # A block that was ended early did not get to its waits.
+        # A block that was ended early did not reach its waits.
         ended_early = self.context.ended_early or any(
             finding.kind in FATAL for finding in self.context.findings
         )
@@ -355,8 +358,7 @@ class AsyncProxy:
 
     def unordered(self, address, a, b):
         """Return the finding for two unordered accesses (Rows) if one of them belongs to an operation,
-        otherwise
-        None."""
+        otherwise None."""
         operation, row = self.by_segment.get(a.segment), b
         if operation is None:
             operation, row = self.by_segment.get(b.segment), a
@@ -374,8 +376,7 @@ def reduces(operation):
 
 
 def follows(operation, earlier):
-    """Return whether the end of an operation implies the end of an earlier one, because one thread waits for
-    both in
-    order."""
+    """Return whether the end of an operation implies the end of an earlier operation, because one thread
+    waits for the two operations in order."""
     same = operation.issued.block == earlier.issued.block and operation.issued.thread == earlier.issued.thread
     return same and operation.through == earlier.through != "mbarrier"

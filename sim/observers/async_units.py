@@ -4,7 +4,7 @@ import numpy as np
 
 from sim.events import GLOBAL, SHARED, Moment
 
-GRAINS = {SHARED: 16, GLOBAL: 2}  # state space -> bytes per unit of the state below
+GRAINS = {SHARED: 16, GLOBAL: 2}  # state space -> bytes per unit in `Units`
 
 
 class Units:
@@ -19,7 +19,7 @@ class Units:
         self.base, self.grain = allocation.base, GRAINS[space]
         count = -(-allocation.root.size // self.grain) + 1
         self.writer, self.readers, self.generic = (np.full(count, -1, np.int32) for _ in range(3))
-        self.used = False  # whether an operation has accessed it
+        self.used = False  # whether an operation has accessed this memory
 
     def span(self, address, size):
         """Return the slice of units that contain these bytes."""

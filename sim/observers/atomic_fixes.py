@@ -76,7 +76,7 @@ def fix_of_update(facts):
 
 
 def fix_of_divided_update(facts):
-    """Return the fix for `k = x[i]` and, on a later line, `x[i] = k + 1`."""
+    """Return the fix for an update divided into two lines: `k = x[i]`, and later `x[i] = k + 1`."""
     line, found, read = facts.update
     taken = assignment(facts.outline.lines[read]) if facts.outline else None
     name = taken.name if taken else "the variable"
@@ -120,7 +120,7 @@ def fix_of_ticket(facts):
 
 
 def use_of_old_value(text, line, found):
-    """Return the advice for a line that reads the counter of a ticket."""
+    """Return the advice for a line that reads the counter of a Ticket (sim.observers.tickets)."""
     taken_back = tickets.text_before_addition(found.element, *found.added.split(" ", 1))
     if line > found.line and taken_back in text:
         return f"on line {line}, replace {taken_back} with the old value"

@@ -9,10 +9,10 @@ COLUMNS = "thread", "segment", "position", "site", "address", "size"  # the colu
 
 
 def without_reserved(batch, space):
-    """Return a batch without the accesses to shared memory reserved by the system for libraries.
+    """Return a batch without the accesses to the shared memory that the system reserves for libraries.
 
-    Cooperative groups let all lanes store the same value there, and order lanes by shuffles. Neither is a
-    fault of the kernel.
+    The library of cooperative groups lets all lanes store the same value there, and orders lanes only by
+    shuffles. The kernel is not at fault in either case.
     """
     for allocation in space.allocations:
         if allocation.reserved:

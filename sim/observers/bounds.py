@@ -44,15 +44,15 @@ class Bounds(Observer):
             return [self.last[where]]
 
     def find_origins(self, site, name):
-        """Return (lines, names): the numbers of the lines that compute the index of the access at a Site, and
-        the names that the index and these lines use."""
+        """Return (lines, names) for the access at a Site: the numbers of the lines that compute its index,
+        and the names that the index and these lines use."""
         outline, found = self.context.outline(site), index_of(site, name)
         home = outline and outline.function(site.line)
         return lines_of_value(outline.text(home), found[0]) if home and found else NO_ORIGINS
 
     def width(self, access, array, name):
-        """Return the number of array elements that an index on the source line counts as one: 4 for x[i] if x
-        is a float4* to an array of floats."""
+        """Return the number of array elements in the unit that an index on the source line counts: 4 for x[i]
+        if x is a float4* to an array of floats."""
         width = self.context.element_bytes.get(array.name, 0) // array.itemsize
         return width if width > 1 and access.site and index_of(access.site, name) else 1
 
@@ -75,7 +75,7 @@ class Bounds(Observer):
         )
 
     def unnamed_finding(self, access, array, index):
-        """Return the finding for an access outside memory of a whole program that no parameter points to."""
+        """Return the finding for an access near memory of a whole program to which no parameter points."""
         size = array.shape[0] * array.itemsize
         limit = ">= 0" if index < 0 else "below the number of elements"
         return untyped_finding(

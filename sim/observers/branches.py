@@ -12,12 +12,13 @@ class Branches(EpochCounter):
 
     The counters are the number of `branches` executed by warps, and the number of `divergent` ones.
 
-    A branch is an `if`, a conditional expression, or the test of a `while` loop. The k-th executions by the
-    lanes of a warp since the last barrier count as one branch. The ends of `for` loops and the short circuits
-    of `and` and `or` are not counted. A compiler can also replace a small branch by predicated instructions.
+    A branch is an `if`, a conditional expression, or the test of a `while` loop. If each lane of a warp
+    executes it for the k-th time since the last barrier, these executions count as one branch of the warp.
+    The ends of `for` loops and the short circuits of `and` and `or` are not counted. A compiler can also
+    replace a small branch by predicated instructions.
     """
 
-    accesses = Observer.accesses  # do not subscribe to accesses, only to branches
+    accesses = Observer.accesses  # subscribe only to branches, not to accesses
     title = "branching"
     names = "branches", "divergent"
     columns = (Column("branches (divergent)", ("branches",), "divergent", 40),)

@@ -1,7 +1,7 @@
-"""The lines of two accesses in different functions, in a function that leads to both.
+"""The lines of a function that lead to two accesses in different functions.
 
-A fix places a barrier between lines of one function. For an access in a device function, it therefore names
-the line of the call.
+A fix inserts a barrier between two lines of one function. If an access is in a device function, the fix
+therefore names the line that calls this function.
 """
 
 import re
@@ -15,8 +15,8 @@ MOST_FUNCTIONS = 32  # the maximum number of Python functions in which calls are
 
 @dataclass(frozen=True)
 class CallLines:
-    """The two lines of a function that perform two accesses, directly or by a call, and the loop around
-    them.
+    """The two lines of a function that perform two accesses, directly or by a call, and the loop around these
+    lines.
 
     place: " of f" if the lines are counted from the beginning of a function f that contains neither access.
     outer: the loop of a caller around the only call of the function, or None.
@@ -36,11 +36,11 @@ class CallLines:
 
 
 def common_caller(sites, outlines, kernel, outline_of):
-    """Return the CallLines of two Sites in different functions, or None if no function is known to lead to
-    both.
+    """Return the CallLines of two Sites in different functions, or None if no known function leads to both
+    Sites.
 
-    A function whose lines for the two accesses differ is preferred. A chain of several calls is followed only
-    if the compiler has inlined them.
+    Prefer a function in which different lines lead to the two accesses. Follow a chain of several calls only
+    if the compiler has inlined these calls.
 
     outlines: the Outlines of the two functions, or None for an unknown one.
     kernel: the name of the kernel.
@@ -88,7 +88,7 @@ def known_functions(site, outlines, kernel, outline_of):
         nodes = sorted(nodes, key=lambda node: name_in_cpp(outlines[0], node) != kernel)
         return [(outlines[0], node, site.function) for node in nodes]
     found, names = [], [kernel]
-    for name in names:  # the list grows
+    for name in names:  # the loop appends to this list
         outline = outline_of(Site("call", name, 1, 0, ""))
         home = outline and outline.function(1)
         if home is not None and len(found) < MOST_FUNCTIONS:
@@ -125,7 +125,7 @@ def functions(node):
 
 
 def name_of(site, outline, home):
-    """Return the name of the function that contains a Site, or None if it is unknown.
+    """Return the name of the function that contains a Site, or None if this name is unknown.
 
     home: the Node of the function.
     """
@@ -158,7 +158,7 @@ def line_of_call(outline, caller, site, name):
 
 def fix_between_functions(facts, every):
     """Return the fix for two accesses in different functions. The barrier must be in a function that leads to
-    both of them.
+    both accesses.
 
     every: the clause of the fix that requires all threads to reach the barrier.
     """

@@ -50,8 +50,8 @@ class Rows:
 
     @classmethod
     def of(cls, batch, written, block):
-        """Return the Rows of a batch: its accesses to global memory, and its accesses to some lines of shared
-        memory.
+        """Return the Rows of a batch: all of its accesses to global memory, and its accesses to the given
+        lines of shared memory.
 
         written: the numbers of the 16-byte lines of shared memory.
         block: the number of the block.
@@ -98,8 +98,8 @@ class Rows:
     def of_global_memory(self, once):
         """Return the accesses to global memory.
 
-        once: whether to keep only two accesses per address and site: the first one by the lowest thread, and
-            the last one by the highest thread. The latter determines the final value.
+        once: whether to keep only two accesses per address and site: the first access of the lowest thread,
+            and the last access of the highest thread, which determines the final value.
         """
         chosen = np.flatnonzero(self.address >> SPACE_SHIFT == GLOBAL)
         if len(chosen) == len(self) <= FEW_ROWS:
@@ -115,7 +115,7 @@ class Rows:
 @dataclass(frozen=True)
 class Cells:
     """Cells, and the accesses to each of them. A cell is a byte, or an element if every access covers a whole
-    one.
+    element.
 
     The rows `origin[starts[c]:ends[c]]` access cell c. They are sorted by party and then by thread.
 
@@ -153,8 +153,8 @@ class Cells:
 
     def distinct(self):
         """Return (Cells, numbers): the Cells without duplicates, and the index of each cell's representative
-        among them. A duplicate has exactly the same accesses as the cell before it, as the bytes of an
-        element do."""
+        in them. A duplicate has exactly the same accesses as the cell before it. An example is the second
+        byte of an element."""
         (cell, row), lengths = self.flat(), self.ends - self.starts
         longer = np.diff(lengths, prepend=-1) != 0
         before = np.arange(len(row)) - lengths[cell]
@@ -170,8 +170,8 @@ class Cells:
     def patterns(self, always=False):
         """Yield (hash of the access pattern, cells with this pattern) for each pattern.
 
-        Two cells have the same pattern if they agree in three sets of sites: the sites that access the cell,
-        the sites executed by several parties, and the sites executed by the lowest party.
+        Two cells have the same pattern if three sets of sites are equal for them: the sites that access the
+        cell, the sites at which several parties access it, and the sites at which the lowest party does.
 
         always: whether to distinguish patterns even for a small number of cells. Otherwise, these form one
             group, with the hash None.
@@ -201,7 +201,7 @@ class Cells:
 
 
 def pick_evenly(cells, most):
-    """Return up to `most` of these cells: the first ones, and others at regular intervals."""
+    """Return up to `most` of these cells: the first cells, and others at regular intervals."""
     if len(cells) <= most:
         return cells
     first = -(-most // 2)
@@ -233,12 +233,13 @@ def is_among(column, numbers):
 def has_shared_cell(cell, party):
     """Return whether several parties access one cell.
 
-    If the packed numbers exceed 64 bits, the result can be a false positive, but never a false negative.
+    If the packed numbers do not fit into 64 bits, the result can be True by mistake, but never False by
+    mistake.
     """
     if not len(cell):
         return False
     bits = int(party.max()).bit_length()
-    # If the highest bits are lost, different cells can become equal, but equal cells cannot become different.
+    # If the highest bits are lost, numbers of different cells can become equal, but equal numbers stay equal.
     both = cell << bits | party
     both.sort()
     # The exclusive or of equal neighbours is 0, and 0 - 1 is the largest unsigned number.
@@ -247,8 +248,8 @@ def has_shared_cell(cell, party):
 
 
 def only_atomic(rows):
-    """Return a mask of accesses of 8 bytes whose bytes are accessed only by such atomics, as the bytes of an
-    mbarrier often are. Such atomics cannot race."""
+    """Return a mask of the 8-byte atomics on bytes that only such atomics access. They cannot race. The bytes
+    of an mbarrier are an example."""
     atomic = (rows.action == ATOMIC) | (rows.action == ATOMIC_LOAD)
     atomic &= (rows.size == 8) & (rows.address & 7 == 0)
     if not atomic.any():
@@ -261,9 +262,9 @@ def only_atomic(rows):
 def near_writes(rows):
     """Return a mask of the accesses near stores or atomics. The other accesses are loads that cannot race.
 
-    A search in a long table makes millions of loads, and almost none of them is near a write. "Near" means in
-    the same 16-byte line. An access of up to 16 bytes touches at most two lines. If there are larger
-    accesses, the mask contains all accesses.
+    A kernel that searches a long table makes millions of loads, and almost none of them is near a write.
+    "Near" means in the same 16-byte line. An access of up to 16 bytes touches at most two lines. If there are
+    larger accesses, the mask contains all accesses.
     """
     if (rows.size > 16).any():
         return np.ones(len(rows.size), bool)
@@ -276,8 +277,8 @@ def near_writes(rows):
 
 
 def racy_cells(rows, party):
-    """Return the Cells accessed by two parties if at least one of the accesses is a write and they are not
-    both atomic."""
+    """Return the Cells that two parties access, if at least one of the accesses is a write and not all of
+    them are atomic."""
     origin = np.flatnonzero(~only_atomic(rows))
     cell, size = rows.address[origin], rows.size[origin]
     # For accesses of mixed sizes, or unaligned ones, a cell is a byte.

@@ -4,9 +4,9 @@ from itertools import zip_longest
 
 import numpy as np
 
-FEW = 64  # a union of clocks with at most this number of entries in total is a dict
+FEW = 64  # a union is a dict if the united clocks have at most this number of entries in total
 CHUNK_BITS = 8
-CHUNK = 1 << CHUNK_BITS  # the number of bounds in each array of a Clock
+CHUNK = 1 << CHUNK_BITS  # the number of bounds in each of a Clock's chunks
 NOTHING = np.full(CHUNK, -1)
 
 
@@ -38,10 +38,10 @@ class Clock:
 class Clocks:
     """The vector clocks of a launch.
 
-    A clock maps each thread and block to a bound, which is the last segment or epoch whose accesses have
-    certainly happened. A clock with few entries is a dict, and any other is a Clock. If many threads release
-    and acquire, most unions differ from one of their operands in only a few entries. A Clock therefore shares
-    unchanged arrays with the clocks from which it was made.
+    A clock maps each thread or block to a bound: the last segment of the thread, or epoch of the block, whose
+    accesses have certainly happened. A clock with few entries is a dict, and any other is a Clock. If many
+    threads release and acquire, most unions of clocks differ from one of the united clocks in only a few
+    entries. A Clock therefore shares unchanged arrays with the clocks from which it was made.
     """
 
     def __init__(self):
@@ -94,7 +94,8 @@ class Clocks:
 
 
 def merge_dicts(clocks):
-    """Return the union of clocks that are dicts. If the largest one contains the others, return it."""
+    """Return the union of clocks that are dicts. If the largest clock contains the others, return this
+    object."""
     largest = result = max(clocks, key=len, default={})
     for clock in clocks:
         for key, bound in clock.items():

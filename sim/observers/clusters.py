@@ -1,9 +1,8 @@
 """Accesses to the shared memory of other blocks of a cluster (distributed shared memory).
 
-They race like accesses to global memory. In addition, an access has to follow the start of the block that
-owns the
-memory, and precede its end: some thread of that block must have synchronised with the accessing thread before
-    the access, and after it.
+They race like accesses to global memory. In addition, the block that owns the memory must run during the
+access: some thread of that block must synchronise with the accessing thread before the access, and again
+after it.
 
 Source: CUDA C++ Programming Guide, "Distributed Shared Memory".
 """
@@ -29,10 +28,10 @@ class ClusterAccesses:
 
     def __init__(self, context, number, names):
         self.context, self.number, self.names = context, number, names
-        # number of a cluster's first block -> its accesses, with addresses that contain the rank of the
-        # owner, and the lines accessed by other blocks than the owner
+        # Two dicts by the number of a cluster's first block: the accesses of the cluster, whose addresses
+        # contain the rank of the owner, and the lines that blocks other than the owner access.
         self.rows, self.lines = {}, {}
-        self.ends = {}  # number of a block -> Moments of its threads after its last access
+        self.ends = {}  # number of a block -> Moments of its threads after the block's last access
 
     def add(self, batch):
         """Keep the accesses of a batch to shared memory."""
@@ -82,8 +81,7 @@ class ClusterAccesses:
 
     def state(self, order, row, owner):
         """Return (missing property, fix) if an access to the memory of a block is not ordered after the start
-        of
-        the block and before its end. Return None if it is."""
+        of the block and before its end, otherwise None."""
         if not started(order, row, owner):
             return "has started", START
         ends = self.ends.get(owner, ())
@@ -115,7 +113,7 @@ START, END = f"{SYNC} before the first such access", f"{SYNC} after the last suc
 
 
 def started(order, row, owner):
-    """Return whether an access is ordered after some point of a block."""
+    """Return whether an access is ordered after any point in the execution of a block."""
     return any(
         key == owner or isinstance(key, tuple) and key[0] == owner
         for clock in order.clocks_at(row)

@@ -7,9 +7,9 @@ from sim.observers.epochs import EpochCounter
 class Coalescing(EpochCounter):
     """A counter of sectors, for the launch (`counters["coalescing"]`) and for each source line.
 
-    The counters are `requests`, the `sectors` accessed, and the `fewest_sectors` possible. A request is the
-    k-th execution of a source location by all lanes of a warp since the last barrier, as if the lanes ran in
-    lockstep.
+    The counters are `requests`, the `sectors` accessed, and the `fewest_sectors` possible. A request consists
+    of the accesses that the lanes of a warp make when each of them executes a source location for the k-th
+    time since the last barrier, as if the lanes ran in lockstep.
     """
 
     space = GLOBAL

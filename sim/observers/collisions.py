@@ -19,10 +19,10 @@ class Collision:
     """The racing accesses to one cell.
 
     address: the address of the cell.
-    all_rows, all_parties: all accesses in which races are searched, and their parties.
+    all_rows, all_parties: all accesses that are searched for races, and their parties.
     members: the positions of the accesses to the cell in `all_rows`.
     pairs: {(site, site): (position in `members`, position in `members`, closeness)}.
-    order: the HappensBefore, or None if nothing is ordered.
+    order: the HappensBefore, or None if it orders no accesses.
     """
 
     address: int
@@ -71,8 +71,8 @@ class Collisions:
     def at(self, cell, racing_pair):
         """Return the Collision at a cell.
 
-        racing_pair: the positions of two accesses that race, which are used if the search finds no pair; or
-            an empty tuple.
+        racing_pair: the positions of two accesses that race, or an empty tuple. They are used if the search
+            finds no pair.
         """
         members, address = self.cells.members(cell), int(self.cells.address[cell])
         order = self.order if self.ordered[cell] else None
@@ -115,7 +115,7 @@ class Cases:
         self.times = {}  # id of a finding -> [the finding, its number of cases]
 
     def add(self, finding, times=1):
-        """Add `times` cases of a finding whose own count is not set yet."""
+        """Add a finding whose count is not set yet, as the example of `times` cases."""
         self.times.setdefault(id(finding), [finding, 0])[1] += times
 
     def merged(self):

@@ -4,8 +4,9 @@ An access to the destination of a copy can read the old or the new bytes if it c
 issued, but before the thread has waited for the copy. A write to the source can happen before or after the
 copy reads the source.
 
-As for races, an access comes after the issue or the wait if program order within a thread, a barrier, or
-sim.observers.order says so. An access unordered with the issue of the copy is a race.
+As in races, an access comes after the issue or the wait if program order within a thread, a barrier, or the
+happens-before order (sim.observers.order) puts it there. An access unordered with the issue of the copy is a
+race.
 """
 
 import math
@@ -35,9 +36,9 @@ class Flight:
     begin: the Moment of its issue.
     ends: the Moments at which the copy ends.
 
-    Here, the block of a Moment is a number. A copy tracked by an mbarrier ends when the phase of the mbarrier
-    completes, for the threads that acquire this phase. The end of the copy is a Moment of the pseudo-thread
-    `copies_thread(thread)`.
+    In these Moments, `block` is the number of the block. A copy tracked by an mbarrier ends when the phase of
+    the mbarrier completes, for the threads that acquire this phase. The end of the copy is a Moment of the
+    pseudo-thread `copies_thread(thread)`.
     """
 
     index: tuple[int, int, int]
@@ -56,13 +57,13 @@ class Flight:
         return any(end.epoch == NEVER for end in self.ends)
 
     def is_over_at(self, row, clocks):
-        """Return whether an access, or another Moment, is ordered after a wait for the copy. The caller
-        passes the clocks that HappensBefore.clocks_at returns."""
+        """Return whether an access, or another Moment, is ordered after a wait for the copy. The clocks are
+        those of the access (HappensBefore.clocks_at)."""
         return any(is_before(end, row, clocks) for end in self.ends)
 
     def is_over(self, order):
-        """Return whether the end of the copy is ordered before all further accesses of the block. The threads
-        of the block have reached a barrier."""
+        """Return whether the end of the copy is ordered before all further accesses of the block. This is
+        called when all threads of the block have reached a barrier."""
         return any(end.epoch < NEVER or order.precedes_barrier(end) for end in self.ends)
 
 
@@ -101,10 +102,10 @@ class ByteRange(NamedTuple):
 class Successive:
     """The copies of one block that write, or read, exactly the same bytes, in the order of their issue.
 
-    mask: these bytes in their line, as from `byte_mask`.
+    mask: these bytes within their 16-byte line (see `byte_mask`).
     begins: the segments of their issues.
-    in_turn: for each of the first copies, whether all copies before it had ended when it was issued. By
-        transitivity, an access after its issue then also comes after the ends of those earlier copies.
+    in_turn: for each of the first copies, whether all earlier copies had ended when it was issued. If so, an
+        access after the issue of this copy also comes after the ends of all earlier copies.
     """
 
     def __init__(self, place):
@@ -116,7 +117,7 @@ class Successive:
         self.begins.append(flight.begin.segment)
 
     def follows_all(self, number, order):
-        """Return whether all copies before the copy with this number had ended when it was issued."""
+        """Return whether all earlier copies had ended when the copy with this number was issued."""
         for later in range(len(self.in_turn), number + 1):
             begin = self.flights[later].begin
             over = self.in_turn[-1] and self.flights[later - 1].is_over_at(begin, order.clocks_at(begin))
@@ -124,7 +125,8 @@ class Successive:
         return self.in_turn[number]
 
     def under_way(self, row, order, known):
-        """Return the copies whose issue is ordered before an access, and whose end no wait orders before it.
+        """Return the copies that are in flight at an access: their issue is ordered before the access, but
+        their end is not.
 
         known: {(a Moment, segment of an access): whether the Moment is ordered before the access}. Many
             copies have the same end, so this saves comparisons of clocks.
@@ -148,7 +150,7 @@ class Successive:
 
 
 def note_case(cases, row, element, flight, place):
-    """Count an access that conflicts with a copy, and keep the first such case in the order of
+    """Count an access that conflicts with a copy. For each key, keep the case that is first in the order of
     `sim.report.choice_order`.
 
     cases: {key: [number of cases, order, (row, element, flight, place)]}. Cases with equal keys have equal
@@ -177,7 +179,7 @@ def settled_lines(rows, chosen, lines, touched, by_line, order):
     counts = np.array([len(one) for one in places])
     places = [copies for one in places for copies in one]
     covered = np.array([copies.mask for copies in places])
-    # From here on, arrays have one entry for each pair of an access and a place in its line.
+    # From here on, the arrays have one entry for each pair of an access and a place (Successive) in its line.
     firsts, line = np.cumsum(counts) - counts, near.searchsorted(lines)
     access, before = np.repeat(np.arange(len(chosen)), counts[line]), np.cumsum(counts[line]) - counts[line]
     place = firsts[line[access]] + np.arange(len(access)) - before[access]
@@ -198,7 +200,7 @@ class Flights:
 
     def __init__(self, context):
         self.context, self.under_way = context, {}  # number of a block -> {id of a Copy: its Flight}
-        # (segment, site) of the issue of a copy -> the ends of its Flight, if there is an async proxy
+        # (segment, site) of a copy's issue -> the ends of its Flight; only with an async proxy
         self.ends = {}
 
     def add_copy(self, at, block, copy):

@@ -1,7 +1,7 @@
 """Accesses between the atomic that takes a lock and the atomic that releases it.
 
-The accesses of the launch show the lock. Source text would not suffice, because the two atomics are often in
-functions of their own.
+Locks are recognised by the accesses of the launch. The source text would not suffice, because the two atomics
+are often in separate functions.
 """
 
 from collections.abc import Callable

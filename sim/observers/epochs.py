@@ -1,5 +1,5 @@
-"""epochs: the base class of counters that process whole epochs. An epoch lasts from one barrier to the
-next."""
+"""epochs: the base class of counters that process whole epochs. An epoch is the time between two successive
+barriers of a block."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -85,8 +85,8 @@ class EpochCounter(Observer):
     def epochs(self, lane: np.ndarray, site: np.ndarray, *columns: np.ndarray) -> None:
         """Count the events of several epochs. For accesses, the columns are the address and the size.
 
-        The events of each lane are in program order. The first lane of each warp is a multiple of the warp
-        size. Lane numbers of different epochs are disjoint.
+        The events of each lane are in program order. The number of each warp's first lane is a multiple of
+        the warp size. Lane numbers of different epochs are disjoint.
         """
 
     def count(self, site: np.ndarray, request: np.ndarray, *columns: np.ndarray) -> None:
@@ -95,7 +95,8 @@ class EpochCounter(Observer):
         site, request: arrays of equal length, with the site of each access and the number of its request.
         columns: arrays with one entry per request, with the counts for all names except the first.
         """
-        # All accesses of a request have the same site, so any of them can set it.
+        # All accesses of a request have the same site, so it does not matter which of them sets the request's
+        # site.
         site_of = np.empty(int(request.max()) + 1, np.int64)
         site_of[request] = site
         for number in np.unique(site_of).tolist():

@@ -1,13 +1,14 @@
-"""The events of a launch that order its threads, and orders that are computed from them on demand."""
+"""The events of a launch that order its threads, and happens-before orders that are computed from these
+events on demand."""
 
-# The maximum number of events that are kept for orders computed on demand. Each takes about 200 bytes.
+# The maximum number of events that are kept for orders computed on demand. Each event takes about 200 bytes.
 MAX_WAITING = 1 << 18
 
 
 class EventLog:
     """The events that order threads, each as (name of a method of HappensBefore, its arguments ...).
 
-    limit: the number of events that are kept if no order needs them.
+    limit: the number of events that are kept while no order is registered.
     count: the number of events so far.
     """
 

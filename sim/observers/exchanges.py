@@ -1,7 +1,7 @@
 """Exchanges: a thread reads an element, and then stores a new value that does not depend on the old one.
 
-`old = heads[c]` and later `heads[c] = i` append to a list or claim an entry. Two threads can read the same
-old value. An atomic exchange reads and writes in one step.
+A kernel that executes `old = heads[c]` and later `heads[c] = i` appends to a list or claims an entry. Without
+an atomic, two threads can read the same old value. An atomic exchange reads and writes in one step.
 """
 
 import re
@@ -70,13 +70,13 @@ def follows(outline, read, line):
 
 
 def value_of(text):
-    """Return the part of a line that is evaluated, without the element to which it stores."""
+    """Return the part of a line that is evaluated: the line without the element to which it stores."""
     found = assignment(text)
     return found.value if found else statement(text)
 
 
 def swap_with_variable(facts, store):
-    """Return the Exchange in `mine, x[i] = x[i], mine`, or None."""
+    """Return the Exchange in a swap such as `mine, x[i] = x[i], mine`, or None."""
     found = re.fullmatch(r"(.+?[^=!<>])=([^=].*)", facts.statement(store))
     targets, values = (arguments(side.strip()) for side in found.groups()) if found else ((), ())
     if len(targets) != 2 or targets != values[::-1]:

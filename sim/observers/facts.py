@@ -39,14 +39,14 @@ class Facts(AccessPair):
         """(line, Assignment, line of the read) for a read-modify-write of one element that an atomic can
         perform.
 
-        The value is None without such a statement, or if the stored value depends on other elements of the
+        It is None if there is no such statement, or if the stored value depends on other elements of the
         array.
         """
         for site in (SITES[row.site] for row in (self.a, self.b)):
             found = None if site.action == "atomic" else self.assignment(self.statement(site))
             if found is None or not found.is_element or len(arguments(found.target)) > 1:
                 continue
-            # A racing read may be the read of an update such as `x[i] += v`, if it races with an atomic.
+            # If a read races with an atomic, it may be the read in an update such as `x[i] += v`.
             if site.action == "load" and not (found.operator and ATOMIC in self.actions):
                 continue
             before = [read for read in self.reads if self.precedes(read, site) and read.line != site.line]
@@ -89,8 +89,8 @@ class Facts(AccessPair):
 
     @cached_property
     def in_passes(self):
-        """True if a loop updates elements from values that other threads changed in earlier iterations, as in
-        a scan or a sort."""
+        """True if a loop updates elements from values that other threads changed in earlier iterations. Scans
+        and sorts are examples."""
         stores = [SITES[row.site] for row in (self.a, self.b) if self.action(row.site) == STORE]
         return self.loop is not None and any(
             read.function == store.function and self.loop.first <= read.line <= store.line
@@ -107,8 +107,8 @@ class Facts(AccessPair):
 
     @cached_property
     def stepped(self):
-        """(text, element, operator) for `x[i]++` on the line of both accesses, if one of them stores, else
-        None."""
+        """(text, element, operator) if the line of both accesses contains a step such as `x[i]++`, and one of
+        the accesses stores, else None."""
         fits = self.same_line and self.language == CPP and STORE in self.actions and self.colliding
         return find_step(self.one.source, self.scalar) if fits else None
 
@@ -126,8 +126,8 @@ class Facts(AccessPair):
 
     @cached_property
     def claim_by_calls(self):
-        """True if a function reads the element in the condition of a branch or loop of its caller, and
-        another function stores to it there."""
+        """True if the condition of a branch or loop calls a function that reads the element, and the branch
+        or loop calls another function that stores to the element."""
         calls = self.calls if self.actions == {STORE, LOAD} else None
         if calls is None or tickets.HEADER.match(calls.outline.lines[calls.low].strip()) is None:
             return False
@@ -139,7 +139,7 @@ class Facts(AccessPair):
 
     @cached_property
     def missed_barrier(self):
-        """The line of a barrier, between the accesses, that some threads do not reach, or None."""
+        """The line of a barrier between the accesses that some threads do not reach, or None."""
         if self.outline is None or self.near == 0:
             return None
         first, last = (self.loop.first, self.loop.last) if self.loop else (self.low, self.high)
@@ -150,7 +150,7 @@ class Facts(AccessPair):
 
     @cached_property
     def incomplete_named_barrier(self):
-        """The lowest line of a named barrier, between the accesses, that never opens, or None."""
+        """The lowest line between the accesses at which a named barrier never opens, or None."""
         if self.outline is None or self.near == 0:
             return None
         lines = [line for function, line in self.diverged if function == self.one.function]
@@ -158,7 +158,7 @@ class Facts(AccessPair):
         return min(filter(self.is_named_barrier, inside), default=None)
 
     def is_named_barrier(self, line):
-        """Return whether a line waits at a named barrier, at which not all threads of the block meet."""
+        """Return whether a line waits at a named barrier, at which only some threads of the block arrive."""
         return line in self.named_lines
 
     @cached_property
@@ -213,7 +213,8 @@ class Facts(AccessPair):
 
     @cached_property
     def exchanges_arrays(self):
-        """True if blocks read one array and write another one, and exchange the two arrays in each iteration.
+        """True if blocks read one array and write another array, and exchange the two arrays in each
+        iteration.
 
         The statements of both accesses then access at least two common arrays.
         """
@@ -258,15 +259,15 @@ class Facts(AccessPair):
         return None
 
     def is_in_body(self, site):
-        """Return whether the access is in the body of a loop on one line, such as `while (p) p = p->next;`,
-        because the condition tests a variable that is not the accessed one."""
+        """Return whether the access is in the body of a loop on one line, such as `while (p) p = p->next;`.
+        It is if the condition tests a variable other than the accessed one."""
         tested = ONE_LINE_LOOP.match(site.source)
         return tested is not None and tested[1] != self.array
 
     @property
     def fences_of_release(self):
-        """A pair: True if the source has a fence before the plain store of `release`, and True if it has one
-        after the atomic that acquires the lock or flag."""
+        """Two flags: whether the source has a fence before the plain store of `release`, and whether it has a
+        fence after the atomic that acquires the lock or flag."""
         store, acquire = self.release.store, self.release.acquire
         stored, acquired = (self.outline_of(site) for site in (store, acquire))
         if None in (stored, acquired) or None in (

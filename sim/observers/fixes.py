@@ -26,8 +26,8 @@ def branch_in_loop(facts):
     """Return the branch that contains both lines, if the loop around it has no barrier. Return None if there
     is no such branch, or if not every thread reaches the code after it.
 
-    No barrier can be inserted between the two lines without dividing the branch. One barrier after the branch
-    is enough if the accesses race only in different iterations, so it comes first.
+    A barrier between the two lines would require the branch to be divided. One barrier after the branch is
+    enough if the accesses race only in different iterations, so this fix is suggested first.
     """
     if facts.outline is None or facts.same_line or facts.named or not needs_two_barriers(facts):
         return None
@@ -98,7 +98,8 @@ def fix_of_phases(facts):
 
 
 def fix_of_loop_with_grid_barrier(facts):
-    """Return the fix for a loop that has a grid barrier on one of the two ways between the two lines."""
+    """Return the fix for a loop that has a grid barrier on only one of the two paths between the two lines:
+    within an iteration, or from one iteration to the next."""
     low, high = facts.low, facts.high
     outside = sorted(line for line in facts.barriers_in_loop if not low < line < high)
     if not has_barrier_between(facts):
@@ -257,7 +258,8 @@ def applicable_steps(facts, steps):
 
 
 def elements_of(facts, step):
-    """Return [text of the element for which a step inserts an atomic], or [] if the step inserts none."""
+    """Return [text of the element for which a step inserts an atomic], or [] if the step inserts no
+    atomic."""
     found = assignment(facts.outline.lines[step.line]) if facts.outline else None
     return [step.element] if step.element else [found.target] if found and found.is_element else []
 
@@ -267,7 +269,8 @@ def fix_of_passes(facts):
 
 
 def launch_per_iteration(facts):
-    """Return the advice to launch a kernel once for each iteration, or to synchronise the grid after each."""
+    """Return the advice to launch a kernel once for each iteration, or to synchronise the grid after each
+    iteration."""
     loop = facts.loop or (facts.calls and facts.calls.loop)
     place = f"each iteration of the loop at line {loop.first}" if loop else "each iteration"
     sync = ", or synchronise all blocks there: {grid_barrier}, which every thread of the grid has to reach"
@@ -325,7 +328,8 @@ def fix_of_statement(facts):
 
 
 def steps_of_statement(facts):
-    """Return the Step that splits a statement, if the branches around it can be split there."""
+    """Return the Step that splits a statement, if the branches around the statement can be split there
+    too."""
     node = facts.outline and facts.outline.innermost(facts.one.line)
     if node is None or facts.named or not facts.outline.divisible(node):
         return ()

@@ -5,7 +5,7 @@ import numpy as np
 from sim.events import GLOBAL, LOAD, SPACE_SHIFT
 from sim.observers.cells import FEW_ROWS, Rows
 
-MAX_WAITING = 1 << 10  # the maximum number of batches that wait for their conversion
+MAX_WAITING = 1 << 10  # the maximum number of batches that are not yet converted
 
 
 class GlobalAccesses:
@@ -48,14 +48,15 @@ class GlobalAccesses:
         }
         action = columns["site"] & 3
         value = np.empty(len(action), object)
-        # Use indices: with a mask, numpy refuses values that are tuples, as the values of vector stores are.
+        # Use indices instead of a mask: numpy refuses tuples with a mask, and the values of vector stores are
+        # tuples.
         value[np.flatnonzero(action != LOAD)] = [one for batch in batches for one in batch.values]
         block, epoch = (np.repeat(of, lengths) for of in (blocks, [batch.epoch for batch in batches]))
         rows = Rows(block, epoch, **columns, value=value, action=action)
         self.parts.append(rows[columns["address"] >> SPACE_SHIFT == GLOBAL])
 
     def take(self):
-        """Return all accesses as Rows, or None if there are none, and forget them."""
+        """Return all accesses as Rows, or None if there are none, and clear the collection."""
         self.convert()
         parts, self.parts = self.parts, []
         return Rows.joined(parts) if parts else None

@@ -46,7 +46,8 @@ class Invalidation(HappensBefore):
     def follows_exchange(self, a, b):
         """Return whether the access b follows an exchange of values that followed the access a.
 
-        This is the usual reason for an order, and deciding it does not require the order `performed`.
+        This is the usual reason why accesses are ordered, and it can be decided without the order
+        `performed`.
         """
         segments, groups = self.exchanges.get((a.block, a.thread), NOTHING)
         first = bisect_left(segments, a.segment)
@@ -60,5 +61,5 @@ class Invalidation(HappensBefore):
 
     def is_invalidation(self, a, b):
         """Return whether the access b invalidates an mbarrier used by the access a. If a is a Moment, it has
-        no site, and does not use an mbarrier."""
+        no site, so the result is False."""
         return b.segment in self.context.invalidating and getattr(a, "site", LOAD) & 3 == ATOMIC

@@ -1,6 +1,7 @@
 """The lifetime of a block's shared memory, and the operations of the async proxy that must end within it.
 
-An operation ends before a block does if its end precedes some point of the block, in the order `Performed`.
+An operation ends before a block does if the order `Performed` puts the operation's end before some point of
+the block.
 """
 
 from math import inf, prod
@@ -42,7 +43,8 @@ class Lifetimes:
     def contains(self, operation, ends, read_ends):
         """Return whether an operation ends while each block whose shared memory it accesses still runs.
 
-        ends, read_ends: the Moments that observe its end, or only the end of its reads.
+        ends, read_ends: the Moments at which a thread observes the end of the operation, or only the end of
+            its reads.
         """
         written = self.owners(operation, operation.writes)
         read = self.owners(operation, operation.reads) - written
@@ -59,7 +61,7 @@ class Lifetimes:
         }
 
     def includes(self, owner, end):
-        """Return whether a block certainly runs at a Moment."""
+        """Return whether a block certainly still runs at a Moment."""
         if end.block == owner and isinstance(end.thread, int):
             return True
         return end.segment <= self.clock(owner).get((end.block, end.thread), -1)

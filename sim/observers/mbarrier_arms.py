@@ -16,7 +16,7 @@ WAIT = re.compile(r"mbarrier[._]\w*wait|(?:\.|->)(?:arrive_and_)?wait\w*\s*\(")
 
 @dataclass(frozen=True)
 class Arm:
-    """The line of an access in one arm of a branch, and the lines of this arm that use mbarriers."""
+    """One arm of a branch: the line of an access in it, and its lines that use mbarriers."""
 
     line: int
     arrivals: list[int]

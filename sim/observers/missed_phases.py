@@ -1,12 +1,13 @@
 """Waits at an mbarrier that can miss their phase.
 
 A test by parity distinguishes the current phase only from the phase before it. If the next phase can end
-before a thread has observed the end of the phase for which it waits, that phase looks incomplete again. On a
-GPU, the thread then waits forever, or continues after a later phase. In a simulated run, the thread usually
-tests in time, so only the order that the program establishes shows the bug: at least one arrival of the next
-phase has to come after the wait.
+before a thread has observed the end of the phase for which it waits, a later test of that phase returns
+"incomplete" again. On a GPU, the thread then waits forever, or continues after a later phase. In a simulated
+run, the thread usually tests in time, so only the order that the program establishes shows the bug: at least
+one arrival of the next phase has to come after the wait.
 
-The four warps of a warp group wait for each other at a wgmma, as they do in the simulator.
+The check assumes that the four warps of a warp group wait for each other at a wgmma, as they do in the
+simulator.
 
 Source: PTX ISA 9.7.13.15.16, "mbarrier.test_wait, mbarrier.try_wait".
 """
@@ -42,22 +43,22 @@ class MissedPhases:
 
     def __init__(self, context, order, log, number, names):
         self.context, self.order, self.number, self.names = context, order, number, names
-        # This order contains the order of the launch, so it is computed only if the order of the launch does
-        # not suffice.
+        # Every order of the launch also holds in this order, so it is computed only if the order of the
+        # launch does not suffice.
         self.log, self.observed = log, OnDemand(log, Observed())
         self.found = {}  # (site of the wait, array) -> (rank, arguments of `finding`)
         context.listeners["phase_ended"].append(self.phase_ended)
         context.listeners["async_issued"].append(self.issued)
 
     def issued(self, operation):
-        """Order the four warps of a warp group at a product, as a barrier does."""
+        """Order the four warps of a warp group at a product, as a barrier would."""
         block, _, thread, segment = operation.issued
         if operation.kind == "wgmma" and thread % WARPGROUP == 0:
             lanes = range(thread, thread + WARPGROUP)
             self.log.add(("multiply", self.number(block), lanes, segment))
 
     def phase_ended(self, phase, observations, arrival):
-        """Note the waits for the previous phase that no arrival of this phase follows."""
+        """Note the waits for the previous phase after which no arrival of this phase is ordered."""
         missed = self.unordered(self.order, phase, observations)
         missed = missed and self.unordered(self.observed.current(), phase, missed)
         for at, site in missed:
@@ -82,7 +83,7 @@ class MissedPhases:
     def launch_finished(self, others):
         """Return the findings of the launch, unless it has other errors.
 
-        A missing wait can be a race, too, whose fix corrects both.
+        If a missing wait also causes a race, the fix of the race corrects both faults.
         """
         if any(finding.severity == "error" for finding in (*self.context.findings, *others)):
             return []

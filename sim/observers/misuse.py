@@ -1,4 +1,4 @@
-"""misuse: kernels that run without an error but cannot do what was intended.
+"""misuse: kernels that run without an error but cannot do what their author intended.
 
 Examples are a launch that writes nothing, a floating-point value for an integer atomic, and a variable read
 before it is assigned.
@@ -73,7 +73,7 @@ class Misuse(Observer):
         )
 
     def unassigned(self, access, name):
-        place = access.block[::-1], access.thread[::-1]  # the lowest thread serves as the example
+        place = access.block[::-1], access.thread[::-1]  # the finding names the lowest thread
         if access.site not in self.unset or place < self.unset[access.site][0]:
             self.unset[access.site] = place, unassigned_variable(access, name)
 

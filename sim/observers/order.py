@@ -10,7 +10,7 @@ Consistency Model):
 A release publishes all accesses performed or acquired by its thread before the fence. `threadfence_block`
 publishes them to the thread's own block, and `threadfence` to the whole grid. Barriers for a part of a block
 (mbarrier, named barrier) and `syncwarp` release and acquire without a fence, unless they are `.relaxed`. An
-mbarrier instruction with the scope .cta neither releases to other blocks nor acquires from them.
+mbarrier instruction with the scope .cta neither releases to other blocks nor acquires from other blocks.
 
 An atomic that does not write (a failed compare-and-swap) publishes nothing. An atomic of scope .cta neither
 publishes to other blocks nor acquires from them. An atomic on shared memory orders only threads of its block,
@@ -47,17 +47,18 @@ class HappensBefore:
     def __init__(self, generous=False, clocks=None):
         self.generous, self.clocks = generous, clocks or Clocks()
         # Whether an atomic orders the later accesses of its thread to the same element after earlier atomics
-        # on this element. False if no thread uses the result of an atomic, because the order of the atomics
-        # is then accidental.
+        # on this element. This is False if no thread uses the result of an atomic, because the order of the
+        # atomics then depends on the schedule alone.
         self.atomics_order = True
-        self.delayed = False  # whether a thread's own accesses enter its clock only at another event
+        self.delayed = False  # whether a thread's own accesses enter its clock only at certain events
         self.active = False  # whether any event so far can order accesses
-        # (block, thread) -> {source: clock acquired from it}. A new clock from the same source contains the
-        # earlier ones, so it replaces them.
+        # (block, thread) -> {source: clock acquired from this source}. A new clock from a source contains the
+        # earlier clocks from it, and therefore replaces them.
         self.acquired, self.acquirers = {}, {}  # block -> the threads with an entry in `acquired`
-        # block -> {thread: {reach: clocks whose union is the thread's clock at its last fence}}. The key None
-        # has the union of the clocks that any thread released before the last barrier. Clocks are not merged
-        # at a fence, because often all threads execute a fence, but only one of them executes an atomic.
+        # block -> {thread: {reach: clocks whose union is the thread's clock at its last fence}}. The entry
+        # for the key None is the union of the clocks that any thread released before the last barrier. Clocks
+        # are not merged at a fence, because often all threads execute a fence, but only one of them executes
+        # an atomic.
         self.released = {}
         # (element, GRID or a block) -> the clock published by atomics to all blocks or to this block
         self.published = {}
@@ -144,7 +145,7 @@ class HappensBefore:
         return found
 
     def track_copies(self, block, epoch, thread, segment, phase):
-        """Record that the asynchronous copies of the thread arrive at an mbarrier on completion.
+        """Record that the completion of the thread's asynchronous copies counts as an arrival at an mbarrier.
 
         A thread that passes the barrier acquires this thread's earlier accesses, and the completion of its
         copies.
@@ -159,11 +160,12 @@ class HappensBefore:
         self.issued[block, thread, segment] = list(self.clocks_now(block, epoch, thread, segment))
 
     def complete(self, block, thread, segment, phase):
-        """Release, at the mbarrier that counts the bytes of an operation, everything before its issue and its
-        accesses."""
+        """Release at the mbarrier that counts the bytes of an operation: everything before the issue of the
+        operation, and the operation's own accesses."""
         gathered = self.phase(block, phase)
         gathered.of(block, GRID).add(self.issued.pop((block, thread, segment), ()))
-        # The bytes of a multicast copy arrive at each block's own mbarrier, whatever the scope of its waits.
+        # The bytes of a multicast copy arrive at each block's own mbarrier, independent of the scope of its
+        # waits.
         end = dict.fromkeys(((block, thread), (block, bulk_thread(thread, phase[0]))), segment)
         gathered.of(block, ANY).add([end])
 
@@ -214,13 +216,13 @@ class HappensBefore:
         for home in (block,) if reach == BLOCK else (GRID, block):
             place, key = (element, home), (block, thread, address, home)
             clock = self.published.get(place)
-            # Skip a clock that has not changed since it was acquired, because spinning threads repeat atomics
-            # many times.
+            # Skip a clock that has not changed since the thread acquired it: spinning threads repeat the same
+            # atomic many times.
             if clock is not None and self.last_acquired.get(key) is not clock:
                 acquired[place] = clock
             if released and (clocks := clocks_released(released, thread, GRID if home == GRID else BLOCK)):
                 clock = self.published[place] = self.union((clock, *clocks) if clock is not None else clocks)
-            # A thread does not need to acquire a clock that it has released itself.
+            # A thread does not need to acquire a clock that it released itself.
             self.last_acquired[key] = clock
         if acquired:
             self.acquire(block, thread, segment, acquired)
@@ -305,7 +307,7 @@ class HappensBefore:
         return [thread for thread, segments in last.items() if segments and segments[0] >= segment]
 
     def before(self, a, b):
-        """Return whether access a happens before access b. Both have the attributes of a Moment."""
+        """Return whether access a happens before access b. Both objects have the attributes of a Moment."""
         block, key = a.block, (a.block, a.thread)
         for clock in self.clocks_at(b):
             if a.epoch < clock.get(block, -1) or a.segment <= clock.get(key, -1):
@@ -340,13 +342,13 @@ def clocks_released(released, thread, reach):
 
 def phase_key(block, phase):
     """Return a key that identifies a phase of a barrier within the grid. It includes the block, unless the
-    phase itself names the block (of an mbarrier) or the cluster."""
+    phase already identifies the block (of an mbarrier) or the cluster."""
     return phase if len(phase[0]) > 2 else (block, phase)
 
 
 def bulk_thread(thread, barrier):
-    """Return the pseudo-thread that represents the operations issued by a thread and counted by an
-    mbarrier."""
+    """Return the pseudo-thread that represents the operations that a thread has issued and an mbarrier
+    counts."""
     return "bulk", thread, barrier
 
 

@@ -31,7 +31,7 @@ class OrderingObserver(Observer):
     """
 
     local = lone_barriers = False
-    # Whether the observer reads the order that an earlier observer of the launch keeps, if there is one.
+    # Whether the observer uses the order of an earlier observer of the launch, if there is one.
     shares_order = False
 
     def launch_started(self, context):
@@ -46,7 +46,7 @@ class OrderingObserver(Observer):
             self.own_order = Invalidation(context, self.log) if context.invalidates else HappensBefore()
             if not context.mbarriers:
                 context.listeners["warp_exchanged"].remove(self.warp_exchanged)
-            if context.ticking and not context.synchronizes:  # atomics cannot order anything
+            if context.ticking and not context.synchronizes:  # then atomics order nothing
                 context.listeners["atomic_done"].remove(self.atomic_done)
                 self.own_order.atomics_order = False
 
@@ -110,6 +110,7 @@ class OrderingObserver(Observer):
 
 
 def element_key(context, block, address):
-    """Return the key of an element of shared memory for atomics: (index of its block, address within it)."""
+    """Return the key by which atomics identify an element of shared memory: (index of its block, address
+    within the block)."""
     rank = cluster_rank(address)
     return block if rank is None else context.cluster_blocks(block)[rank], local_address(address)

@@ -1,14 +1,14 @@
 """Views of dynamic shared memory that overlap, although the kernel uses them as separate arrays.
 
 Every dynamic shared array begins at the same byte. If a kernel declares two of them, one of them has to be a
-slice after the end of the other. Two arrays of one dtype are compared only if one function assigns both to
-variables, because a device function may declare the array of its caller again.
+slice after the end of the other. Two arrays with the same dtype are compared only if one function assigns
+both of them to variables, because a device function may declare the array of its caller again.
 
 A kernel may reuse or reinterpret the bytes. A finding therefore requires four accesses to the same bytes:
 
     1. a store through one view
     2. a store through the other view, which overwrites that value before any load through the other view. A
-       kernel that reinterprets bytes has such a load
+       kernel that reinterprets bytes performs such a load
     3. a load of the new value through the view of the first store
     4. a load of the new value through the view of the second store
 
@@ -16,8 +16,8 @@ A kernel that reuses the bytes reads a new value only through the view through w
 thread could store between these accesses, the launch has a race, which is reported instead.
 
 Without the last access, the finding is a warning. It then requires that no thread of the launch loads through
-the view of the second store. A kernel that writes the bits of a number through one view, and then reads the
-number through the other view, has the same accesses if it has initialised the bytes before.
+the view of the second store. Without this condition, the warning would be wrong for a kernel that initialises
+the bytes, then writes the bits of a number through one view, and reads the number through the other view.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from sim.events import ATOMIC, SITES, STORE, Access, Finding
 
 @dataclass
 class Held:
-    """The last value that was stored to a unit of memory.
+    """The last store to a unit of memory, and the loads since then.
 
     view: the view through which it was stored (Binder.views), or None if it is unknown.
     store: the row (thread, site) of the store.

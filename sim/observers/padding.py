@@ -1,4 +1,4 @@
-"""Unwritten bytes that a program copies with a structure, which are no fault by themselves.
+"""Unwritten bytes that a program copies as part of a structure. Copying them is not an error by itself.
 
 A load that copies a structure (Context.copied_loads) may read unwritten bytes if other bytes of the structure
 are written. The bytes at the destination of the copy then count as unwritten.
@@ -17,14 +17,15 @@ class Padding:
 
     def __init__(self, context):
         self.context, self.missing, self.holes = context, {}, {}
-        self.refused = set()  # the positions of loads whose unwritten bytes hide a whole number
+        self.refused = set()  # positions of loads that are errors: their unwritten bytes form a value
 
     @property
     def allowed(self):
         return self.missing.keys() - self.refused
 
     def add_load(self, position, size, is_unwritten):
-        """Record a load that read unwritten bytes, if it copies padding. Return whether this is new.
+        """Record a load that read unwritten bytes, if it copies padding. Return whether the load was not
+        recorded before.
 
         is_unwritten: function (byte offset relative to the load) that returns whether this byte is unwritten.
         """
@@ -43,7 +44,7 @@ class Padding:
         return True
 
     def refuse_members(self, position, size):
-        """Refuse loads of one member that is written in some structures only.
+        """Refuse loads of a member that the program writes in some structures and not in others.
 
         position, size: the columns of all loads in an epoch.
         """
@@ -72,7 +73,8 @@ class Padding:
                 self.holes[where] = hole
 
     def hides_number(self, address, hole):
-        """Return whether unwritten bytes at offsets from an address cover a number that the host reads."""
+        """Return whether the unwritten bytes at the offsets `hole` from an address cover a value that the
+        host reads."""
         allocation = self.context.space.find(address)
         mask = np.zeros(max(hole) + 1, bool)
         mask[list(hole)] = True

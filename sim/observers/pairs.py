@@ -1,5 +1,4 @@
-"""Pairs of accesses to the same bytes: finds the pairs that race, and selects the pair described by a
-finding."""
+"""Pairs of accesses to the same bytes: which pairs race, and which pair a finding describes."""
 
 from itertools import combinations
 
@@ -8,7 +7,8 @@ import numpy as np
 from sim.events import ATOMIC, LOAD, STORE
 from sim.observers.cells import ATOMIC_LOAD, sorted_distinct
 
-# The maximum number of pairs searched for the lowest racing threads. After that, any racing pair is used.
+# The maximum number of pairs in which the lowest racing threads are searched. After that, any racing pair is
+# used.
 MAX_PAIRS = 4096
 WARP_SHIFT = 5
 WORD = 4  # size in bytes of the word on which libcu++ emulates smaller atomics
@@ -130,7 +130,7 @@ def in_order(rows, i, j, order):
 def follows_atomic(rows, atomics, j):
     """Return a mask of the `atomics` that a later atomic orders before the access j.
 
-    The later atomic must have observed the effect of the earlier one. It must be executed by j's own thread
+    The later atomic must have read the effect of the earlier atomic. It must be executed by j's own thread
     before j, or by another thread of the block before a barrier that precedes j.
     """
     own = (rows.thread == rows.thread[j]) & (rows.position < rows.position[j])
@@ -154,7 +154,8 @@ def unordered_pairs(cells, order):
 
 
 def pairs_of_distinct(cells, order):
-    """Return the list of `unordered_pairs` for Cells none of which equals the one before it."""
+    """Return the list of `unordered_pairs` for Cells in which no cell has the same accesses as the cell
+    before it."""
     rows, party = cells.rows, cells.party
     row, bounds = cells.in_order()
     # Most cells have no such pair. Only the cells that may have one are searched for their first pair.
@@ -162,8 +163,8 @@ def pairs_of_distinct(cells, order):
     simple = ~has_atomics | (np.diff(bounds) == 2)
     suspect = ~simple | has_unordered(rows, party, row, bounds, simple, order)
     # Thousands of cells of an array often have the same sequence of plain accesses. Only these columns
-    # determine the result, so each sequence is examined once: `judged` maps it to the positions of its pair,
-    # or to None.
+    # determine the result, so each sequence is examined once. `judged` maps a sequence to the positions of
+    # its unordered pair, or to None.
     columns, judged, found = np.column_stack([rows.segment[row], rows.action[row], party[row]]), {}, []
     cache = {}
 
@@ -183,7 +184,7 @@ def pairs_of_distinct(cells, order):
             if mixed:
                 pairs = pairs_with_atomics(rows, party, members, order.atomics_order)
             else:
-                members = members.tolist()  # a numpy array is slow to index by one element
+                members = members.tolist()  # because single elements of a numpy array are slow to read
                 pairs = successive_pairs(rows, party, members)
             racing = (pair for pair in pairs if not ordered(*pair))
             pair = next(racing, None)
@@ -250,7 +251,7 @@ def pairs_with_atomics(rows, party, members, atomics_order):
         competing = changing if here.action[j] == LOAD else atomic_mask(here)
         atomics = np.flatnonzero(competing & (party[members] != party[members[j]]))
         earlier, later = atomics[atomics < j], atomics[atomics > j]
-        # For each thread, only the last atomic before the access and the first one after it need a check.
+        # For each thread, check only its last atomic before the access and its first atomic after it.
         last = earlier[len(earlier) - 1 - np.unique(who[earlier][::-1], return_index=True)[1]]
         first = later[np.unique(who[later], return_index=True)[1]]
         if atomics_order:
@@ -265,7 +266,7 @@ def overlapping_atomic_pairs(here, party, members):
     """Yield pairs of atomics on different but overlapping elements. They are not atomic with respect to each
     other.
 
-    For each atomic, the last earlier one by each other thread suffices.
+    For each atomic, it suffices to examine the last earlier atomic of each other thread.
     """
     who, elements = here.block.astype(np.int64) << 12 | here.thread, atomic_mask(here) & ~narrow_load(here)
     for j in np.flatnonzero(elements).tolist():

@@ -13,7 +13,7 @@ class Released:
 
     def __init__(self, merge):
         self.merge, self.clocks, self.entries = merge, {}, {}
-        self.union = None  # the cached union of all clocks. Adding a clock clears it.
+        self.union = None  # the cached union of all clocks, or None after a clock was added
 
     def add(self, clocks):
         """Add acquired clocks."""
@@ -35,7 +35,7 @@ class Released:
 
 
 class Phase:
-    """A phase of a barrier, as the happens-before order sees it.
+    """The clocks that threads release and acquire in one phase of a barrier.
 
     key: identifies the phase.
     clocks: the Clocks of the launch.

@@ -7,11 +7,10 @@ from sim.recording import AsyncEvent
 
 class Pipeline(Observer):
     """An observer that records the issue and the end of each operation of one block, and the waits for phases
-    of
-    mbarriers.
+    of mbarriers.
 
     block: the index of the block, as (x, y, z) or as x.
-    events: the AsyncEvents, in the order of execution.
+    events: the recorded AsyncEvents, in the order of execution.
     limit: the maximum number of events. Later events are only counted, in `cut`.
     """
 
@@ -24,7 +23,7 @@ class Pipeline(Observer):
         self.context = context
 
     def attach(self, context):
-        """Record a launch in addition to its observers, if one of them receives asynchronous operations."""
+        """Add this observer to those of a launch, if one of them receives asynchronous operations."""
         self.context = context
         for hook in ("async_issued", "async_done", "async_tracked", "passed"):
             if context.listeners["async_issued"]:

@@ -78,8 +78,8 @@ class PlainReleases:
         return None
 
     def between(self, members, row, low, high, address=None):
-        """Return the positions among `members` of the accesses by the thread of a Row that the launch
-        performed after access `low` and before access `high`.
+        """Return the positions in `members` of the accesses that the thread of a Row made after access `low`
+        and before access `high`.
 
         address: the address of these accesses, or None for any address.
         """

@@ -2,12 +2,13 @@
 
 Three operations return a conspicuous value, the poison: a read of unwritten memory, a shuffle from a lane
 that does not participate, and an access out of bounds. An access at a poisoned index, or a call through a
-poisoned pointer, is a consequence of such an operation. Its finding refers to the cause, and follows it in
-the report. The cause is a finding for the same thread, or else for a thread of the same block.
+poisoned pointer, is a consequence of such an operation. The finding about the consequence refers to the
+cause, and follows it in the report. The cause is a finding for the same thread, or else for a thread of the
+same block.
 
 Poison of 32 and 64 bits is far outside any array. Poison of 8 and 16 bits can also result from wrong index
 arithmetic, so it counts only if the thread itself has an earlier finding. If arithmetic has changed the
-poison beyond recognition, the source can still show that the index depends on the undefined value.
+poison so that it is not recognised, the source can still show that the index depends on the undefined value.
 """
 
 from dataclasses import replace
@@ -25,8 +26,8 @@ NARROW, WIDE = (1, 2), (4, 8)
 def near_poison(index, sizes, byte=INTEGER_POISON):
     """Return whether an index is close to poison.
 
-    Poison is an integer whose bytes all equal `byte`. It can be signed or unsigned. Signed untyped poison is
-    -1, so no offset is allowed for it.
+    Poison is a signed or unsigned integer whose bytes all equal `byte`. Signed untyped poison is -1, so an
+    index has to equal it exactly.
 
     sizes: the possible sizes of the integer in bytes.
     """
@@ -117,8 +118,8 @@ def flows_into(root, finding):
 
 
 def rank(finding):
-    """Return the sort key by which a cause is chosen. Uninitialized reads and shuffles precede other
-    findings. Findings of equal rank are in the order of their positions."""
+    """Return the sort key by which a cause is chosen. Uninitialized reads and shuffles come before other
+    findings. Findings of the same kind are sorted by position."""
     outside = finding.kind == "out-of-bounds"
     return outside, finding.key[2], [(block[::-1], thread[::-1]) for block, thread in threads(finding)]
 

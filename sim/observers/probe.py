@@ -47,7 +47,7 @@ class Probe:
         return []
 
     def end_epoch(self, block):
-        """Withdraw the finding of the block's epoch, because the search of the whole epoch replaces it."""
+        """Withdraw the finding of the block's epoch, because the whole epoch is now searched."""
         self.count.pop(block, None)
         self.next.pop(block, None)
         self.context.withdraw(self.found.pop(block, ()))

@@ -1,4 +1,4 @@
-"""A quick test that settles most epochs: no two threads of the block access one cell."""
+"""A quick test that suffices for most epochs: whether two threads of the block may access one cell."""
 
 import numpy as np
 
@@ -14,7 +14,8 @@ def joined_columns(batches, names):
 
 
 def may_share_cell(batches):
-    """Return whether two threads may access one cell, one of them by a write, in an epoch of a block.
+    """Return whether two threads of a block may access one cell in an epoch, and at least one of them may
+    write to it.
 
     False is certain. This test takes a fraction of the time of `racy_cells`.
     """
@@ -27,7 +28,7 @@ def may_share_cell(batches):
     if not np.count_nonzero(writes):
         return False
     if np.count_nonzero(size != size[0]) or np.count_nonzero(address & size[0] - 1):
-        return True  # A cell is a byte then.
+        return True  # In this case, a cell is a byte.
     if not has_shared_cell(address, thread):
         return False
     among = is_among(address, sorted_distinct(address[writes])).nonzero()

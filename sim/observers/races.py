@@ -54,9 +54,9 @@ class Races(OrderingObserver):
     """An observer that reports `race-shared` and `race-global`.
 
     allow_equal_writes: whether to ignore races between writes of equal values. Otherwise, they are warnings.
-    allow_replicas: whether to ignore the replicated accesses of Triton programs. These are a load that
-        another thread of the block has made before its own store (sim.observers.replicas), and stores to
-        shared memory by one instruction. Equal writes must be allowed too.
+    allow_replicas: whether to ignore the replicated accesses of Triton programs (sim.observers.replicas).
+        These are loads of an element that another thread of the block loads too and then stores to, and
+        stores of one instruction to shared memory. Requires allow_equal_writes.
     """
 
     def __init__(self, allow_equal_writes: bool = False, allow_replicas: bool = False) -> None:
@@ -84,7 +84,7 @@ class Races(OrderingObserver):
         self.recorders = [self.proxy.record] if self.proxy else []
         if self.performed is not order:
             self.recorders.append(lambda name, *facts: getattr(self.performed, name)(*facts))
-        self.generous = None  # an OnDemand: the order if a fence preceded every atomic
+        self.generous = None  # an OnDemand: the order if every atomic had a fence before it
         # (block, thread) -> (segment, whether it is a grid-wide fence) of each recorded fence and atomic
         self.fences = {}
         self.meetings = {}  # (barrier, such as "syncthreads" or "grid.sync", function) -> its lines
@@ -209,7 +209,8 @@ class Races(OrderingObserver):
         for site, action in self.context.block_scoped.items():
             rows.action[rows.site == site] = action
         ranks = np.empty(len(self.names), np.int64)
-        # Rank the blocks by index, so that findings name the lowest ones, whatever the order of execution.
+        # Rank the blocks by index, so that findings name the lowest blocks, independent of the order of
+        # execution.
         ranks[sorted(range(len(ranks)), key=lambda number: self.names[number][::-1])] = np.arange(len(ranks))
         return self.races(rows, ranks[rows.block])
 
@@ -220,7 +221,7 @@ class Races(OrderingObserver):
         ]
         if any(finding.kind in FATAL for finding in self.context.findings):
             return findings
-        # A race explains the missing order of its accesses.
+        # The race already explains why its accesses are not ordered, so report nothing else about them.
         racing = {access.site for finding in findings for access in finding.accesses}
         lifetimes = self.cluster.lifetimes(self.performed)
         return findings + [finding for finding in lifetimes if finding.accesses[0].site not in racing]
@@ -245,7 +246,7 @@ class Races(OrderingObserver):
         cells = racy_cells(rows, party)
         ordered = self.may_be_ordered(cells, block)
         pairs = iter(unordered_pairs(cells.select(ordered), self.order))
-        # a pair; None if all accesses are ordered; () if no accesses can be ordered
+        # a pair, None if all accesses are ordered, () if no accesses can be ordered
         racing_pairs = [next(pairs) if may_be else () for may_be in ordered.tolist()]
         racing = np.array([pair is not None for pair in racing_pairs], bool)
         racing_pairs = [pair for pair in racing_pairs if pair is not None]
@@ -290,7 +291,8 @@ class Races(OrderingObserver):
     def races_at(self, collision):
         """Yield one finding for each pair of sites that race on a cell."""
         pairs = collision.pairs
-        # A racy read can change the value that its thread writes, so equal values excuse only racing stores.
+        # A racy read can change the value that its thread writes, so equal values excuse only races between
+        # stores.
         equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
             self.allow_replicas
             and is_replicated_store(collision.address, one, other)
@@ -306,8 +308,8 @@ class Races(OrderingObserver):
     def finding(self, collision, sites, equal):
         """Return the finding for a racing pair of sites.
 
-        A report shows one finding per pair of sites. If an earlier pair from these sites takes precedence,
-        return its finding again as another occurrence, because the advice for a pair is expensive.
+        A report shows one finding per pair of sites, and its advice is expensive to compute. If a pair of
+        these sites that was found earlier takes precedence, return its finding again, as another occurrence.
         """
         address, near = collision.address, collision.pairs[sites][2]
         if address not in self.elements:

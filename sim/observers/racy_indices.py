@@ -24,7 +24,7 @@ def is_race(finding):
 
 
 def with_race(finding, races):
-    """Return the finding, with the first race on which its index depends."""
+    """Return the finding with a reference to the first race on which its index depends."""
     if not finding.origin_names or finding.follows or finding.explained:
         return finding
     race = next((race for race in races if depends(finding, race)), None)

@@ -3,7 +3,7 @@
 Compilers emit such loads for __ldg, and for pointers that are const and __restrict__.
 
 This cache is not coherent, so the load can return an old value, and no barrier or fence changes this. A load
-before the write, as in a kernel that works in place, gets the right value.
+before the write gets the correct value, for example in a kernel that works in place.
 
 Source: PTX ISA 9.7.9.8, "ld.global.nc"; CUDA C++ Programming Guide, "Read-Only Data Cache Load Function".
 """
@@ -15,7 +15,7 @@ import numpy as np
 from sim.events import GLOBAL, LOAD, SITES, Access, Finding
 
 COLUMNS = ("address", "size", "position", "thread", "site")
-LINE_SHIFT = 7  # lines of 128 bytes, by which loads and writes are compared first
+LINE_SHIFT = 7  # loads and writes are first compared by 128-byte lines
 
 
 class ReadOnlyLoads:
@@ -50,8 +50,8 @@ class ReadOnlyLoads:
 
     def late_loads(self, loads, writes):
         """Return (load, write, number of such loads) for each pair of sites in which the write comes first.
-        The load is the one of the lowest thread."""
-        first = {}  # byte -> the first write of it
+        `load` is the load of the lowest thread."""
+        first = {}  # byte -> the first write to it
         for write in writes[np.argsort(writes[:, 2])].tolist():
             for byte in range(write[0], write[0] + write[1]):
                 first.setdefault(byte, write)

@@ -1,7 +1,7 @@
 """Two setmaxnreg of a warp group between which its warps do not synchronise.
 
 The PTX ISA requires that all warps of a warp group synchronise explicitly after a setmaxnreg, before any of
-them executes the next one. The setmaxnreg itself does not synchronise them, nor does a wgmma. Any other
+them executes the next one. Neither the setmaxnreg itself nor a wgmma synchronises them. Any other
 synchronisation is accepted if it orders the first setmaxnreg of every warp before the second setmaxnreg of
 every other warp.
 
@@ -45,7 +45,7 @@ class RegisterChanges:
         return []
 
     def ordered(self, a, b):
-        """Return whether one arrival of a block is ordered before a later one."""
+        """Return whether one arrival in a block is ordered before a later arrival in it."""
         return a.epoch < b.epoch or self.order.current().before(a, b)
 
     def finding(self, block, *executed):

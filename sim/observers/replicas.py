@@ -1,9 +1,9 @@
 """Loads of the same element by several threads of a Triton program, which do not race with a later store.
 
 If a tile has fewer elements than a program has threads, or if a value is a scalar, Triton lets several
-threads load each element, and one of them store it. In the order of the program, the store comes after all of
-these loads. A thread that loads late receives the stored value, but has no use for it: the thread that stores
-uses its own load.
+threads load each element, and lets one of these threads store it. In the order of the program, the store
+comes after all of these loads. A thread that loads late receives the stored value, but this has no effect:
+only the thread that stores uses its loaded value.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SPACE_SHIFT, STORE
 def replicated_loads(rows):
     """Return a mask of the loads that race only with stores that follow the same load by their own thread.
 
-    The k-th load of an element at a site by one thread is the same as the k-th load there by another.
+    The k-th load of an element at a site by one thread corresponds to the k-th load by another thread there.
 
     rows: the accesses of a block between two barriers.
     """
@@ -48,7 +48,7 @@ def expanded(rows, chosen, shift):
 
 
 def judge(rows, members):
-    """Yield (row, whether all writes excuse it) for each load of one cell with a write by another thread.
+    """Yield (row, whether no write races with it) for each load of a cell to which another thread writes.
 
     members: the accesses to the cell, in the order of execution.
     """
@@ -70,8 +70,8 @@ def judge(rows, members):
 
 
 def is_replicated_store(address, one, other):
-    """Return whether two stores to shared memory, at these sites, write replicas of one sum, as code from
-    Triton's compiler does.
+    """Return whether two stores to shared memory at these sites write copies of the same sum. Triton's
+    compiler generates such code.
 
     All lanes that hold a sum store it. If the last product is fused into the sum, the lanes' values can
     differ in their last bits.

@@ -1,7 +1,7 @@
-"""A quick test that shows for most accesses near asynchronous copies that the copies have ended.
+"""A quick test that shows, for most accesses near asynchronous copies, that the copies have already ended.
 
 The search in sim.observers.copies compares one access with one copy at a time. This test compares arrays of
-accesses and copies. Accesses that it does not settle are left to the search.
+accesses and copies. The search examines only the accesses for which this test has no result.
 """
 
 from typing import NamedTuple
@@ -42,8 +42,8 @@ class Settled:
         self.keys = place << SEGMENT_BITS | self.begins.segment
         self.firsts = self.keys.searchsorted(np.arange(len(places)) << SEGMENT_BITS)
         self.add_ends([flight.ends for flight in flights])
-        # in_turn: for each copy, whether this copy and all earlier copies to the same place began only after
-        # the previous copy had ended
+        # in_turn: for each copy, whether it began only after the end of the previous copy to the same place,
+        # and the same is true of all earlier copies there
         later = np.flatnonzero(place[1:] == place[:-1]) + 1
         late = np.zeros(len(flights), int)
         late[later] = ~self.have_ended(later - 1, self.begins[later])
@@ -91,7 +91,8 @@ class Settled:
         for at, row in enumerate(zip(*columns)):
             clocks = self.order.clocks_at(Moment(self.block, *row))
             groups.setdefault(tuple(map(id, clocks)), (clocks, []))[1].append(at)
-        # There are few groups, because threads that pass a barrier share their clocks.
+        # There are few groups of Moments with equal clocks, because threads that pass a barrier share their
+        # clocks.
         group = np.empty(len(first), int)
         for i, (_, members) in enumerate(groups.values()):
             group[members] = i

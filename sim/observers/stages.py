@@ -1,5 +1,5 @@
-"""Stages of a pipeline that a producer reuses: bytes that an mbarrier expects before its previous phase is
-certainly complete.
+"""Stages of a pipeline that a producer reuses too early: an mbarrier expects new bytes before its previous
+phase is certainly complete.
 
 A copy can take any amount of time. If nothing orders an expect_tx after the end of the previous phase, copies
 of that phase can still be under way, and the bytes count in the wrong phase. In a simulated run, the copies
@@ -11,8 +11,8 @@ from sim.observers.copies import precedes
 
 
 class Stages:
-    """The phases of all mbarriers that count bytes. The observer Races uses it to find stages that are reused
-    too early.
+    """The phases of all mbarriers that count bytes. The observer Races uses this class to find stages that
+    are reused too early.
 
     order: the order in which operations are performed, with the numbers of blocks (sim.observers.lifetimes).
     number: the function that returns the number of a block.
@@ -42,8 +42,8 @@ class Stages:
             self.observed[barrier].setdefault((block, thread), at)
 
     def expected(self, at, phase, site):
-        """Return the finding for an mbarrier that expects bytes before its last phase is known to be
-        complete."""
+        """Return a finding if an mbarrier expects bytes before a thread has certainly observed the end of its
+        last phase."""
         barrier, number = phase
         last, operation = self.counted.get(barrier, (number, None))
         if last >= number or self.is_relaxed and not self.context.clustered:

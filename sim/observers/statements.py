@@ -1,4 +1,4 @@
-"""Parsers for source lines in Python or C++. They find assignments, atomics and array elements.
+"""Parsers for source lines in Python or C++, which find assignments, atomics and array elements.
 
 Regular expressions suffice, because advice based on the results has a general fallback.
 """
@@ -110,7 +110,8 @@ def index_of(site, name):
 
 
 def starts_of_action(starts, text, name, action):
-    """Return the positions of brackets that can belong to an access, or [] if their indices differ.
+    """Return the positions of the brackets that can belong to an access, or [] if the brackets contain
+    different indices.
 
     starts: the positions at which the array's brackets open in a statement.
     text: the statement.
@@ -242,7 +243,7 @@ def inside_brackets(text):
     return text[1 : closing_bracket(text)].strip()
 
 
-@lru_cache(maxsize=1024)  # a race for thousands of elements parses the same few lines again
+@lru_cache(maxsize=1024)  # for a race on thousands of elements, the same few lines are parsed again
 def assignment(source):
     """Return the Assignment in a line of Python or C++, or None."""
     text = statement(source)
@@ -281,7 +282,7 @@ def elements(text, name, scalar=False):
     """Return all substrings `name[...]` of a text, each with the record field that follows it, and all
     substrings `*name`.
 
-    scalar: whether the name is that of a variable in memory. The name by itself is then an element, too.
+    scalar: whether the name is a variable in memory. The name by itself is then an element, too.
     """
     found, name = [], re.escape(name)
     for match in re.finditer(rf"\b{name}\s*\[", text):

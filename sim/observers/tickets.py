@@ -1,8 +1,9 @@
-"""Reads of an element that could be replaced by a single atomic: tickets, claims and checks.
+"""Sequences of a read and a write of one element that a single atomic could replace: tickets, claims and
+checks.
 
 A ticket is a counter that threads read and increment in two statements. A claim is a comparison in the
-condition of a branch, followed by a store to the same element in the branch. A check is such a comparison
-before an atomic.
+condition of a branch, followed by a store to the same element in the branch. A check is a comparison in the
+condition of a branch that contains an atomic on the same array.
 """
 
 import re
@@ -30,10 +31,10 @@ MIRRORED = {"==": "==", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
 @dataclass(frozen=True)
 class Ticket:
-    """A counter whose `element` is incremented on line `line`, while threads read it on other lines."""
+    """A counter: its `element` is incremented on line `line` and read on other lines."""
 
     line: int
-    first: int  # the line of the first of these statements
+    first: int  # the first of these lines
     element: str
     reads: tuple[int, ...]  # the lines that read the element
     added: str  # the operator and operand, such as "+ 1"
@@ -80,8 +81,8 @@ def find_increment(source, assignment=assignment):
 
 
 def is_unchanged(outline, first, last, *texts):
-    """Return whether no line from `first` up to but not including `last` assigns to an identifier in the
-    texts."""
+    """Return whether no identifier in the texts is assigned on the lines from `first` up to, but not
+    including, `last`."""
     between = "\n".join(outline.lines[line] for line in range(first, last))
     names = {name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)}
     return not any(assigned(name, between) for name in names)
@@ -98,7 +99,8 @@ def find_ticket(facts):
     element, operator, operand = increment
     name = re.search(r"\w+", element)[0]
     holder = outline.holders(outline.innermost(site.line), outline.root)[-1]
-    # Search the text and not the log, because a compiler can read the element once for several lines.
+    # Search the source and not the access log, because compiled code can read the element once for several
+    # lines.
     lines = [
         line
         for line, text in outline.text(holder)
@@ -135,10 +137,11 @@ def index(element):
 
 
 def is_own_value(outline, holder, line, added):
-    """Return whether the thread needs the value returned by its own atomic rather than the final one.
+    """Return whether the thread needs the value that its own atomic returns, rather than the final value of
+    the element.
 
-    It does if the line compares the element, uses it as an index (perhaps through a variable), or reverts the
-    addition.
+    It does if the line compares the element, uses it as an index (perhaps through a variable), or subtracts
+    what was added.
     """
     element, text = added[0], outline.lines[line]
     if is_number(text, element) or text_before_addition(*added) in text:

@@ -14,7 +14,7 @@ DONE = {"load": "loads", "store": "stores", "atomic": "atomics"}
 
 
 class Traffic(Observer):
-    """A counter of accesses and bytes. No cache is simulated, so every access by every thread counts.
+    """A counter of accesses and bytes. Caches are not simulated, so every access by every thread counts.
 
     It counts `loads`, `stores` and `atomics` of elements, and `load_bytes`, `store_bytes` and `atomic_bytes`.
     These counters exist for the launch, by memory space (`counters["memory"]`), by array

@@ -36,7 +36,7 @@ from sim.observers.words import LOCAL_VARIABLE, NUMBA
 from sim.observers.written import EpochPart, all_written, loads_with_equal_store, mark_written, stores_by_byte
 from sim.sites import cluster_rank, local_address
 
-# An epoch with so few accesses is checked without numpy.
+# An epoch with at most this number of accesses is checked without numpy.
 FEW = 64
 MAX_READS = 256  # the maximum number of loads reported per site and epoch; further ones are only counted
 
@@ -78,8 +78,8 @@ class Uninitialized(OrderingObserver):
         # (block, site) -> the number of its unwritten loads so far, for blocks that have not ended
         self.reported = {}
         self.empty = [a for a in context.space.allocations if a.unwritten is not None]
-        # For arrays from sim.empty: (address, site) -> [(block, thread)] for the loads of elements that the
-        # block of the load has not written before.
+        # For arrays from sim.empty: (address, site) -> [(block, thread)] of the loads of elements that the
+        # loading block had not written before.
         self.suspects = {}
         self.writers = {}  # address -> the blocks that write to it
         self.setters = {}  # address -> the blocks that write to it without reading it
@@ -107,7 +107,7 @@ class Uninitialized(OrderingObserver):
     def unwritten(self, access, address, use=None):
         """Count a read of unwritten local memory. For each site and array, keep the lowest element, block and
         thread."""
-        # A use on the same line adds no information.
+        # If the use is on the line of the read, naming it adds no information.
         if use is not None and line_of(use) == line_of(access):
             use = None
         array, index = (None, ()) if address is None else self.context.space.element(address)
@@ -169,7 +169,7 @@ class Uninitialized(OrderingObserver):
         return len(self.layout[1]) > 0
 
     def follow_copies(self, parts, position, address):
-        """Find the loads that copy padding, and the stores that make bytes unwritten.
+        """Find the loads that copy padding, and the stores that write the copied padding elsewhere.
 
         position, address: the columns of all accesses of the epoch.
         """
@@ -198,7 +198,7 @@ class Uninitialized(OrderingObserver):
         return self.findings(part.block, part.thread, part.site, part.address, suspects)
 
     def loads_written(self, part):
-        """Return whether earlier epochs wrote all bytes that are loaded, as is usual. True is certain."""
+        """Return True only if earlier epochs wrote all bytes that are loaded, which is the usual case."""
         width = int(part.size[0])
         if self.context.copied_loads or np.count_nonzero(part.size != width):
             return False
@@ -222,9 +222,9 @@ class Uninitialized(OrderingObserver):
     def findings(self, block, thread, site, address, suspects):
         """Yield findings for the loads at these positions.
 
-        There are at most MAX_READS per site, and the last one counts the other loads. Once a block has that
-        many loads of a site, each further epoch in which they read one array has one finding: it names the
-        load with the lowest address and counts all of them.
+        There are at most MAX_READS findings per site, and the last one counts the other loads. Once a block
+        has that many loads at a site, there is one finding for each further epoch and array: it names the
+        load with the lowest address and counts all loads.
         """
         places = {}
         for i in suspects:
@@ -298,7 +298,8 @@ class Uninitialized(OrderingObserver):
                 self.setters.setdefault(int(address[i]), set()).add(block)
 
     def is_certain(self, part, i):
-        """Return whether the load at index i is certainly an error. No write of its own block precedes it.
+        """Return whether the load at index i, before which its own block has not written the byte, is
+        certainly an error.
 
         If nothing orders the blocks, a write by another block would be a race, so it cannot justify the load.
         """
@@ -323,7 +324,8 @@ class Uninitialized(OrderingObserver):
         return [i for i, _ in self.unwritten_loads(part) if int(part.position[i]) not in allowed]
 
     def unwritten_loads(self, part):
-        """Return pairs (index of an uninitialized load, function that tells whether a byte is set for it).
+        """Return pairs (index of an uninitialized load, function that returns whether a byte is set for the
+        load).
 
         The bytes of such a load are not in `written`, its own thread has not stored them before, and no other
         thread stores them in this epoch, except by a store ordered after the load. The arguments of the
@@ -355,7 +357,8 @@ class Uninitialized(OrderingObserver):
         return [(i, is_set) for i in suspects.tolist() if not covered(i)]
 
     def test_of_bytes(self, part, sets, stores):
-        """Return the function (index of a load, offset of a byte) that tells whether the byte is set for it.
+        """Return a function of (index of a load, offset of a byte) that returns whether the byte is set for
+        the load.
 
         stores: {offset of a byte: indices of the accesses that store it}.
         """
@@ -387,7 +390,8 @@ class Uninitialized(OrderingObserver):
         return is_set
 
     def sets(self, site):
-        """Return a mask of the accesses that do not use the old value: stores, and Context.overwriting."""
+        """Return a mask of the accesses that do not use the old value: stores, and the atomics in
+        Context.overwriting."""
         stores, others = site & 3 == STORE, list(self.context.overwriting)
         return stores | np.isin(site, others) if others else stores
 

@@ -5,7 +5,7 @@ Advice is a template over these terms. All other findings are written for Numba 
 
 import re
 
-LOCAL_VARIABLE = "local variable"  # the name in findings if the compiler did not keep the variable's own
+LOCAL_VARIABLE = "local variable"  # the name in findings if the compiler did not keep the variable's name
 NUMBA, CPP, TRITON = "Numba", "C++", "Triton"
 WORDS = {
     NUMBA: {

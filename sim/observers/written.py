@@ -8,12 +8,12 @@ from sim.events import LOAD, STORE
 from sim.observers.cells import sorted_distinct
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-# width in bytes -> the number whose bytes are all True
+# width in bytes -> the integer whose bytes are all True (1)
 ALL_SET = {width: np.ones(width, bool).view(word)[0] for width, word in WORDS.items()}
 
 
 def all_written(written, offset, width):
-    """Return a mask that is true for each `offset` from which on all `width` bytes are set."""
+    """Return a mask that is True for each `offset` at which all of the next `width` bytes are set."""
     words = as_words(written, offset, width)
     if words is None:
         return written[offset[:, None] + np.arange(width)].all(1)
@@ -30,7 +30,7 @@ def as_words(written, offset, width):
 
 
 def mark_written(written, offset, size):
-    """Set `size` bytes from each `offset` on."""
+    """Set the `size` bytes that begin at each `offset`."""
     for width in sorted_distinct(size).tolist():
         at = offset[size == width]
         words = as_words(written, at, width)
