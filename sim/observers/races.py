@@ -205,9 +205,7 @@ class Races(OrderingObserver):
         rows = self.global_accesses.take()
         if rows is None or not (rows.action != LOAD).any():
             return []
-        # With respect to other blocks, an atomic of scope .cta is a plain load or store.
-        for site, action in self.context.block_scoped.items():
-            rows.action[rows.site == site] = action
+        self.weaken_block_scope(rows)
         ranks = np.empty(len(self.names), np.int64)
         # Rank the blocks by index, so that findings name the lowest blocks, independent of the order of
         # execution.
@@ -216,15 +214,22 @@ class Races(OrderingObserver):
 
     def between_blocks_of_cluster(self):
         """Return the races between blocks on shared memory, and the accesses outside a block's lifetime."""
-        findings = [
-            finding for rows in self.cluster.between_blocks() for finding in self.races(rows, rows.block)
-        ]
+        findings = []
+        for rows in self.cluster.between_blocks():
+            self.weaken_block_scope(rows)
+            findings += self.races(rows, rows.block)
         if any(finding.kind in FATAL for finding in self.context.findings):
             return findings
         # The race already explains why its accesses are not ordered, so report nothing else about them.
         racing = {access.site for finding in findings for access in finding.accesses}
         lifetimes = self.cluster.lifetimes(self.performed)
         return findings + [finding for finding in lifetimes if finding.accesses[0].site not in racing]
+
+    def weaken_block_scope(self, rows):
+        """Turn the atomics of scope .cta into plain loads and stores, because they are atomic only with
+        respect to threads of their own block."""
+        for site, action in self.context.block_scoped.items():
+            rows.action[rows.site == site] = action
 
     @property
     def order_matters(self):

@@ -83,6 +83,9 @@ def test_an_update_by_two_blocks_of_a_cluster_needs_an_atomic():
     )
     assert all("atomicAdd" in finding.fix for finding in report_of(body).findings)
     assert not report_of(body.replace("*first += x[blockIdx.x]", "atomicAdd(first, x[blockIdx.x])")).findings
+    of_block = body.replace("*first += x[blockIdx.x]", "atomicAdd_block(first, x[blockIdx.x])")
+    (finding,) = report_of(of_block).findings
+    assert finding.kind == "race-shared" and "scope of its own block" in finding.message
 
 
 @pytest.mark.filterwarnings("ignore:the fix of a race is general")
