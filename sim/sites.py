@@ -68,8 +68,9 @@ class Site:
     source: str  # the text of the line without indentation
     indent: int = 0  # width of the indentation
     file: str = ""  # path of the source file of a PTX kernel, whose lines count from the start of the file
-    # Opcode of an atomic in PTX. One source line can contain atomics of different scopes and operations, and
-    # compilers often record no column for them.
+    # Opcode of an atomic in PTX, or of a load through the read-only cache. One source line can contain
+    # atomics of different scopes and operations, or loads of both kinds, and compilers often record no
+    # column for them.
     opcode: str = ""
     # Lines of the calls if the access is in a device function that a compiler has inlined, innermost call
     # first; one tuple for each chain of calls.

@@ -5,6 +5,7 @@ import pytest
 
 from ptx.test_language import HEAD
 from sim import load_ptx, simulate
+from sim.ptx.nvrtc import compile_ptx
 
 ENGINES = "fibers", "threads", "native"
 # Each thread loads x[i] and stores y[i]; after a barrier, it loads x[31 - i].
@@ -70,3 +71,20 @@ def test_a_load_before_the_write_of_its_thread_is_right(engine, again):
     kernel = load_ptx(HEAD + IN_PLACE.format(again=again))["k"]
     findings = simulate(kernel, engine=engine, on_finding="report")[1, 32](np.zeros(32, np.int32)).findings
     assert {finding.kind for finding in findings} == ({"race-global"} if again else set())
+
+
+ON_ONE_LINE = """
+extern "C" __global__ void add(const int *__restrict__ a, int *b, int n) {
+    b[threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    if (threadIdx.x + 1 < n) b[n + threadIdx.x] = b[threadIdx.x + 1] + a[threadIdx.x];
+}
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_plain_load_on_the_line_of_a_read_only_load_is_right(engine):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    kernel = load_ptx(compile_ptx(ON_ONE_LINE, "k.cu"), ON_ONE_LINE)["add"]
+    given = np.arange(32, dtype=np.int32), np.zeros(64, np.int32), 32
+    assert not simulate(kernel, engine=engine, on_finding="report")[1, 32](*given).findings
