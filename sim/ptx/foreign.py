@@ -2,7 +2,6 @@
 or module, in shared memory of another block, or the null pointer."""
 
 from sim.events import LOCAL, SHARED, SPACE_SHIFT
-from sim.ptx.regions import HOST
 
 HOST_ADDRESSES = range(1 << 40, 1 << 47)  # where Linux maps the heap and the stacks of a process
 # space -> (name, owner of the memory)
@@ -57,7 +56,7 @@ def explain_range(other):
 
     other: the AddressRange that contains it.
     """
-    if other.key[0] == HOST:
+    if other.is_freed:
         return f"It is in {other.name}.", "free memory after the last launch that uses it"
     rule = "a launch can use the arrays that it gets, and the variables of its module"
     if other.permanent:

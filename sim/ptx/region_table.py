@@ -196,14 +196,14 @@ class RegionTable:
         allocation = region.allocation if region else self.nearest(address)
         if elsewhere is not None or allocation is None:
             reason, fix, where = explain_address(address, elsewhere, self.heap)
-            message = f"address {address:#x} is in no array{where}"
+            kind, message = "out-of-bounds", f"address {address:#x} is in no array{where}"
+            if elsewhere is not None and elsewhere.is_freed:
+                kind, message = "use-after-free", f"address {address:#x} is in memory that has been freed"
             witness = (self.context.witness(what, site),)
             # Poison is an address far from all memory, and arithmetic may bring it near the null pointer.
             explained = elsewhere is not None or is_null(address) and address % max(size, 4) == 0
             self.context.findings.append(
-                Finding(
-                    "out-of-bounds", "error", message, witness, reason=reason, fix=fix, explained=explained
-                )
+                Finding(kind, "error", message, witness, reason=reason, fix=fix, explained=explained)
             )
             return
         array = whole_array(self.context, allocation)

@@ -64,6 +64,12 @@ class AddressRange:
         return first_free_after(self.base, self.nbytes)
 
     @property
+    def is_freed(self):
+        """Whether the host has freed the memory. The memory that host code allocates is in each launch until
+        then."""
+        return self.key[0] == HOST
+
+    @property
     def permanent(self):
         return isinstance(self.key, ModuleKey) and self.key.permanent
 
