@@ -7,7 +7,7 @@ INVALID_DEVICE_FUNCTION, INVALID_DEVICE, INVALID_HANDLE, NOT_READY = 98, 101, 40
 ILLEGAL_STATE, NOT_FOUND = 401, 500
 ILLEGAL_ADDRESS, ALREADY_REGISTERED, NOT_REGISTERED = 700, 712, 713
 ASSERT, LAUNCH_FAILURE, COOPERATIVE_TOO_LARGE, NOT_SUPPORTED = 710, 719, 720, 801
-CAPTURE_UNJOINED = 904
+CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_ISOLATION = 901, 904, 905
 
 # code -> (name, text)
 ERRORS = {
@@ -39,7 +39,15 @@ ERRORS = {
     LAUNCH_FAILURE: ("cudaErrorLaunchFailure", "unspecified launch failure"),
     COOPERATIVE_TOO_LARGE: ("cudaErrorCooperativeLaunchTooLarge", "too many blocks in cooperative launch"),
     NOT_SUPPORTED: ("cudaErrorNotSupported", "operation not supported"),
+    CAPTURE_INVALIDATED: (
+        "cudaErrorStreamCaptureInvalidated",
+        "operation failed due to a previous error during capture",
+    ),
     CAPTURE_UNJOINED: ("cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"),
+    CAPTURE_ISOLATION: (
+        "cudaErrorStreamCaptureIsolation",
+        "dependency created on uncaptured work in another stream",
+    ),
     999: ("cudaErrorUnknown", "unknown error"),
 }
 

@@ -19,6 +19,7 @@ class Footprint(Observer):
     local = False
 
     def __init__(self) -> None:
+        self.verb = ""  # what the operation does with the memory if it allocates or frees it
         # action -> merged ranges, as rows (start, end)
         self.ranges = {action: np.empty((0, 2), np.int64) for action in VERBS}
         self.pending: dict[int, list[np.ndarray]] = {action: [] for action in VERBS}

@@ -117,9 +117,18 @@ def copy_piece(device, destination, source, nbytes, sides, name, pending):
             if buffer is not None and buffer.kind == PINNED:
                 what = f"{name} {'writes' if writes else 'reads'} {buffer}"
                 device.streams.watch(np.array([[at, at + nbytes]]), writes, what, device.call)
-    elif to_device is False or from_device is False:
+    elif any(is_on_host(*each) for each in ((to_device, to[1]), (from_device, origin[1]))):
         device.streams.synchronize(DEFAULT_STREAM)
     return SUCCESS
+
+
+def is_on_host(given, buffer):
+    """Return whether the host waits for a copy because of one of its sides.
+
+    given: whether the copy's direction names the device for this side, or None if it leaves the side open.
+    buffer: the buffer of the side, or None in pageable host memory.
+    """
+    return not given if given is not None else buffer is None or buffer.kind == PINNED
 
 
 def mark_copied(to, destination, origin, source, nbytes):

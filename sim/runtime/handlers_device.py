@@ -12,6 +12,7 @@ import ctypes
 from collections import Counter
 
 from sim.runtime.errors import (
+    CAPTURE_ISOLATION,
     INVALID_DEVICE,
     INVALID_HANDLE,
     INVALID_VALUE,
@@ -213,6 +214,10 @@ def cudaStreamWaitEvent(device, stream, event, flags):
         capture, nodes = device.graphs.events[event]
         device.graphs.capturing[stream] = capture
         capture.join(stream, nodes)
+    elif stream in device.graphs.capturing and event in device.streams.events:
+        # The event was recorded outside the capture.
+        device.graphs.capturing[stream].is_valid = False
+        return CAPTURE_ISOLATION
     else:
         device.streams.wait(stream, event)
     return SUCCESS
@@ -280,6 +285,9 @@ def cudaEventElapsedTime(device, milliseconds, start, end):
     times = device.events.get(start), device.events.get(end)
     if None in times:
         return INVALID_HANDLE
+    clocks = [device.streams.events.get(event, Counter()) for event in (start, end)]
+    if not all(device.streams.query(clock) for clock in clocks):
+        return NOT_READY
     device.log.notes["times of CUDA events are those of the simulator, not of a GPU"] = None
     ctypes.c_float.from_address(milliseconds).value = times[1] - times[0]
     return SUCCESS

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from sim.runtime.call_sites import CallSite
-from sim.runtime.errors import CAPTURE_UNJOINED, ILLEGAL_STATE, INVALID_VALUE, SUCCESS
+from sim.runtime.errors import CAPTURE_INVALIDATED, CAPTURE_UNJOINED, ILLEGAL_STATE, INVALID_VALUE, SUCCESS
 from sim.runtime.footprints import VERBS, Footprint, before, unordered
 from sim.runtime.handlers_copies import copy, copy_region, read_region, set_rows
 from sim.runtime.handlers_memory import write_int, write_pointer
@@ -63,10 +63,12 @@ class Capture:
     """A graph into which streams are being captured.
 
     last: stream -> the nodes on which its next operation depends.
+    is_valid: False after a call that made the capture invalid.
     """
 
     graph: Graph = field(default_factory=Graph)
     last: dict[int, frozenset[int]] = field(default_factory=dict)
+    is_valid: bool = True
 
     def add(self, handle: int, stream: int, action: Callable[[], int], site: CallSite) -> None:
         self.graph.nodes[handle] = Node(action, site, self.last.get(stream, frozenset()))
@@ -127,7 +129,7 @@ def cudaStreamBeginCapture(device, stream, mode):
 def cudaStreamEndCapture(device, stream, pointer):
     """End a capture. Streams that joined it through events stop capturing too.
 
-    The capture is invalid if the stream has not waited for the work of all other streams.
+    It fails if the stream has not waited for the work of all other streams.
     """
     capture = device.graphs.capturing.get(stream)
     if capture is None:
@@ -135,6 +137,8 @@ def cudaStreamEndCapture(device, stream, pointer):
     nodes = capture.graph.nodes
     joined = before({h: node.after for h, node in nodes.items()} | {None: capture.last.get(stream, ())})[None]
     code = SUCCESS if len(joined) == len(nodes) else CAPTURE_UNJOINED
+    if not capture.is_valid:
+        code = CAPTURE_INVALIDATED
     streams, events = device.graphs.capturing, device.graphs.events
     device.graphs.capturing = {s: c for s, c in streams.items() if c is not capture}
     device.graphs.events = {e: given for e, given in events.items() if given[0] is not capture}

@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.runtime.errors import ALREADY_REGISTERED, INVALID_VALUE, MEMORY_ALLOCATION, NOT_REGISTERED, SUCCESS
 from sim.runtime.memory import DEVICE, LIMIT, MANAGED, PINNED, PITCH, SYMBOL, DeviceBuffer, OutOfDeviceMemory
-from sim.runtime.stream_operations import free_in_order
+from sim.runtime.stream_operations import free_in_order, use_whole_buffer
 
 
 def allocate(device, pointer, nbytes, kind):
@@ -33,11 +33,16 @@ def cudaMalloc(device, pointer, nbytes):
 
 
 def cudaMallocAsync(device, pointer, nbytes, stream):
-    return allocate(device, pointer, nbytes, DEVICE)
+    code = allocate(device, pointer, nbytes, DEVICE)
+    if code == SUCCESS and nbytes:
+        (address,) = struct.unpack("<Q", ctypes.string_at(pointer, 8))
+        # An access in another stream must be ordered after the allocation.
+        use_whole_buffer(device, device.memory.buffers[address], stream, "allocates", lambda: SUCCESS)
+    return code
 
 
 def cudaMallocFromPoolAsync(device, pointer, nbytes, pool, stream):
-    return allocate(device, pointer, nbytes, DEVICE)
+    return cudaMallocAsync(device, pointer, nbytes, stream)
 
 
 def cudaMallocManaged(device, pointer, nbytes, flags):

@@ -27,6 +27,8 @@ def execute(device, action):
     for conflict in device.races.add(device.streams, Operation(stream, number, before, mine, site)):
         buffer = device.memory.find(conflict.address) or device.memory.find_freed(conflict.address)
         what = f"byte {conflict.address - buffer.base:,} of {buffer}" if buffer else ""
+        if conflict.of_buffer:
+            what = str(buffer)
         verdict = conflict.verdict(what or f"memory at {conflict.address:#x}")
         device.report("stream-race", "error", verdict, FIX)
     if device.races.forgotten:
@@ -36,12 +38,22 @@ def execute(device, action):
 
 def free_in_order(device, buffer, stream, action):
     """Free a buffer as an operation of a stream. It conflicts with every access not ordered before it."""
-
-    def free():
-        if device.graphs.footprint is not None:
-            device.graphs.footprint.add(STORE, buffer.base, buffer.root.size)
-        return action()
-
-    code = device.submit(stream, free)
+    code = use_whole_buffer(device, buffer, stream, "frees", action)
     device.races.free(buffer.base, buffer.end)
     return code
+
+
+def use_whole_buffer(device, buffer, stream, verb, action):
+    """Perform an action on a buffer as an operation of a stream. It conflicts with every access that is not
+    ordered with it. Return its error code.
+
+    verb: what the operation does with the buffer, as a word for the message.
+    """
+
+    def operation():
+        if device.graphs.footprint is not None:
+            device.graphs.footprint.add(STORE, buffer.base, buffer.root.size)
+            device.graphs.footprint.verb = verb
+        return action()
+
+    return device.submit(stream, operation)

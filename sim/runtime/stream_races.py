@@ -56,11 +56,18 @@ class Conflict:
     early: int
     late: int
 
+    @property
+    def of_buffer(self) -> bool:
+        """Whether one of the operations allocates or frees the memory."""
+        return bool(self.earlier.footprint.verb or self.later.footprint.verb)
+
     def verdict(self, what: str) -> str:
-        """Return the sentence that states the race. `what` names the byte."""
+        """Return the sentence that states the race. `what` names the byte, or the buffer if `of_buffer`."""
+        early = self.earlier.footprint.verb or VERBS[self.early]
+        late = self.later.footprint.verb or VERBS[self.late]
         return (
             f"this operation is not ordered after the one at {self.earlier.site}, in another stream: that one"
-            f" {VERBS[self.early]} {what}, and this one {VERBS[self.late]} it"
+            f" {early} {what}, and this one {late} it"
         )
 
 

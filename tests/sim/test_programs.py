@@ -127,7 +127,7 @@ HOST_FAULTS = {
     7: rf"host-access: the host accesses 0x\w+, in {OF_P}, which is device memory\n  at host_faults.cu:21",
     27: (r"use-after-free: the host accesses 0x\w+, in the managed memory allocated at host_faults.cu:46 \(16 bytes\),"
          r" which was freed at host_faults.cu:46\n  at host_faults.cu:46\n  Likely fix: free it after its last use"),
-    8: rf"(?s)out-of-bounds: .*It is in {OF_P}, freed at host_faults.cu:22.*Launched from host_faults.cu:22: fill",
+    8: rf"(?s)use-after-free: .*It is in {OF_P}, freed at host_faults.cu:22.*Launched from host_faults.cu:22: fill",
     12: r"refused-launch: fill asks for 100,000 bytes of dynamic shared memory; without cudaFuncSetAttribute",
     13: rf"invalid-pointer: cudaFreeHost is given a pointer to {OF_P}",
     18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:56\n  at host_faults.cu:57",
@@ -418,7 +418,8 @@ STREAM_RACES = {
     11: [(91, 89, "writes byte 0 of", "writes")],
     12: [(95, 92, "writes byte 2,048 of", "reads")],
     13: [(97, 91, "writes byte 0 of", "writes")],
-    14: [(105, 102, "writes byte 0 of", "writes")],
+    14: [(105, 102, "writes", "frees")],
+    16: [(102, 98, "allocates", "writes")],  # further findings at this call are not printed
 }
 
 
@@ -428,7 +429,8 @@ def test_operations_of_two_streams_without_an_order_are_found(run, built, which)
     status, _, err = run(built("streams"), which)
     found = re.findall(
         r"stream-race: this operation is not ordered after the one at"
-        r" streams.cu:(\d+), in another stream: that one (\w+ byte [\d,]+ of) .*, and this one (\w+) it\n  at streams.cu:(\d+)",
+        r" streams.cu:(\d+), in another stream: that one (\w+(?: byte [\d,]+ of)?) .*,"
+        r" and this one (\w+) it\n  at streams.cu:(\d+)",
         err,
     )
     assert [(int(b), int(a), what, verb) for a, what, verb, b in found] == STREAM_RACES[which], err
@@ -439,6 +441,20 @@ def test_operations_of_two_streams_without_an_order_are_found(run, built, which)
 def test_ordered_operations_of_two_streams_are_right(run, built):
     status, out, err = run(built("streams"), 10)
     assert (status, out) == (0, "2\n") and "no findings" in err
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    "which, wanted",
+    [
+        (20, "1 1"),
+        (21, "cudaErrorNotReady cudaSuccess"),
+        (22, "cudaErrorStreamCaptureIsolation cudaErrorStreamCaptureInvalidated 1"),
+    ],
+)
+def test_calls_wait_or_return_an_error_as_on_a_gpu(run, built, which, wanted):
+    status, out, err = run(built("streams"), which)
+    assert (status, out) == (0, f"{wanted}\n") and "no findings" in err, err
 
 
 GRAPH_RACES = {

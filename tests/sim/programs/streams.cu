@@ -11,7 +11,7 @@ __global__ void increment(int *x) {
 }
 
 void count(void *calls) { ++*(int *)calls; }
-void overlap(int which, int *device, int *pinned, cudaStream_t first, cudaStream_t second, cudaEvent_t event);
+void overlap(int, int *, int *, cudaStream_t, cudaStream_t, cudaEvent_t), results(int, int *, int *, cudaStream_t, cudaStream_t, cudaEvent_t);
 int main(int argc, char **argv) {
     int which = argc > 1 ? atoi(argv[1]) : 0, calls = 0, *device, *pinned, *managed;
     cudaMalloc(&device, bytes);
@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
     cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking);
     cudaEvent_t event;
     cudaEventCreate(&event);
-    if (which >= 10) return overlap(which, device, pinned, first, second, event), cudaFree(managed);
+    if (which >= 20) return results(which, device, managed, first, second, event), cudaFreeHost(pinned); else if (which >= 10) return overlap(which, device, pinned, first, second, event), cudaFree(managed);
     cudaMemcpyAsync(device, pinned, bytes, cudaMemcpyHostToDevice, first);
     if (which == 1) pinned[5] = 0;
     increment<<<4, 256, 0, first>>>(device);
@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
     return 0;
 }
 
-// Operations of two streams. Each of the arguments 11 to 15 omits a wait.
+// Operations of two streams. Each of the arguments 11 to 16 omits a wait.
 void overlap(int which, int *device, int *pinned, cudaStream_t first, cudaStream_t second, cudaEvent_t event) {
     int *other;
     cudaMemset(device, 0, bytes);
@@ -98,7 +98,7 @@ void overlap(int which, int *device, int *pinned, cudaStream_t first, cudaStream
     cudaMallocAsync(&other, bytes, first);
     cudaMemsetAsync(other, 0, bytes, first);
     cudaEventRecord(event, first);
-    cudaStreamWaitEvent(second, event, 0);
+    if (which != 16) cudaStreamWaitEvent(second, event, 0);
     increment<<<4, 256, 0, second>>>(other);
     cudaEventRecord(event, second);
     if (which != 14) cudaStreamWaitEvent(first, event, 0);
@@ -110,4 +110,37 @@ void overlap(int which, int *device, int *pinned, cudaStream_t first, cudaStream
     printf("%d\n", pinned[7]);
     cudaDeviceSynchronize();
     cudaFree(device), cudaFreeHost(pinned);
+}
+
+// Calls that wait for earlier work, or return an error.
+void results(int which, int *device, int *managed, cudaStream_t first, cudaStream_t second, cudaEvent_t event) {
+    static int host[n];
+    float milliseconds = -1;
+    cudaEvent_t start;
+    cudaGraph_t graph = nullptr;
+    if (which == 20) {  // a copy to the host waits for the kernel
+        increment<<<4, 256>>>(managed);
+        cudaMemcpy(host, managed, bytes, cudaMemcpyDefault);
+        printf("%d %d\n", managed[7], host[7]);
+    }
+    if (which == 21) {  // the time of an event for which the host has not waited
+        cudaMemset(device, 0, bytes);
+        cudaEventCreate(&start);
+        cudaEventRecord(start);
+        for (int i = 0; i < 300; i++) increment<<<4, 256>>>(device);
+        cudaEventRecord(event);
+        const char *name = cudaGetErrorName(cudaEventElapsedTime(&milliseconds, start, event));
+        cudaEventSynchronize(event);
+        cudaError_t error = cudaEventElapsedTime(&milliseconds, start, event);
+        printf("%s %s\n", name, cudaGetErrorName(error));
+    }
+    if (which == 22) {  // a captured stream waits for an event that was recorded outside the capture
+        cudaEventRecord(event, second);
+        cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal);
+        const char *name = cudaGetErrorName(cudaStreamWaitEvent(first, event, 0));
+        cudaError_t error = cudaStreamEndCapture(first, &graph);
+        printf("%s %s %d\n", name, cudaGetErrorName(error), graph == nullptr);
+    }
+    cudaDeviceSynchronize();
+    cudaFree(device), cudaFree(managed);
 }
