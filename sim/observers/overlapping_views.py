@@ -12,6 +12,9 @@ A kernel may reuse or reinterpret the bytes. A finding therefore requires four a
     3. a load of the new value through the view of the first store
     4. a load of the new value through the view of the second store
 
+In the second step, the value may have been loaded through the other view if both views lose a value: the
+value itself has overwritten a value of the other view, and it was never loaded through its own view.
+
 A kernel that reuses the bytes reads a new value only through the view through which it was stored. If another
 thread could store between these accesses, the launch has a race, which is reported instead.
 
@@ -79,8 +82,10 @@ class OverlappingViews:
             return Held(view, row, None)
         if view == before.view:
             return Held(view, row, before.lost)
-        lost = None if before.reads.keys() - {before.view} else (before.view, before.store)
-        return Held(view, row, lost)
+        is_lost = not before.reads.keys() - {before.view}
+        # Both views lose a value: the value that overwrote one of `view` was never read through its own view.
+        is_lost |= before.lost is not None and before.lost[0] == view and before.view not in before.reads
+        return Held(view, row, (before.view, before.store) if is_lost else None)
 
     def loaded(self, block, unit, held, view, row):
         """Record a load or an atomic, and add a finding if it completes one. An atomic reads the bytes before

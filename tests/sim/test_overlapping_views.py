@@ -84,6 +84,31 @@ def test_two_arrays_of_one_dtype(engine):
     assert "a store to second overwrites a value that was stored to first, and both" in found.verdict
 
 
+@cuda.jit
+def exchanges_keys(keys, values):
+    sorted_keys, sorted_values = cuda.shared.array(0, float32), cuda.shared.array(0, int32)
+    t = cuda.threadIdx.x
+    sorted_keys[t] = keys[t]
+    sorted_values[t] = values[t]
+    cuda.syncthreads()
+    key = sorted_keys[t ^ 1]
+    cuda.syncthreads()
+    sorted_keys[t] = key
+    cuda.syncthreads()
+    keys[t] = sorted_keys[t]
+    values[t] = sorted_values[t]
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+def test_two_arrays_that_both_lose_values(engine):
+    (found,) = findings(exchanges_keys, engine, np.ones(32, np.float32), np.arange(32, dtype=np.int32))
+    assert (found.kind, found.severity) == ("misuse", "error")
+    assert (
+        "a store to an array of float32 overwrites a value that was stored to an array of int32"
+        in found.verdict
+    )
+
+
 def make_written_only(dtype, read_again):
     @cuda.jit
     def written_only(x, out):
