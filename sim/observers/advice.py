@@ -193,6 +193,16 @@ def is_in_phases(facts):
     return not waits and (facts.one.line < facts.other.line or again)
 
 
+def is_in_kernel_with_grid_barrier(facts):
+    """Return whether two blocks access memory on two lines of a function that has a grid barrier, but none
+    between these lines. In a loop, the order of the lines is unknown."""
+    if not facts.several_blocks or facts.in_cluster or facts.same_line or not facts.in_one_function:
+        return False
+    return bool(
+        facts.barriers and not facts.branch and not facts.loop and not fixes.has_barrier_between(facts)
+    )
+
+
 def is_in_loop_with_grid_barrier(facts):
     """Return whether blocks write data that other blocks read, on another line of the same loop, and the loop
     contains a grid barrier."""
@@ -411,6 +421,15 @@ PATTERNS = (
         "loop with a grid barrier",
         is_in_loop_with_grid_barrier,
         fixes.fix_of_loop_with_grid_barrier,
+        steps=fixes.steps_of_usual,
+    ),
+    Pattern(
+        "kernel with a grid barrier",
+        is_in_kernel_with_grid_barrier,
+        lambda facts: (
+            f"one more {{grid_barrier}}, which every thread of the grid has to reach, between lines"
+            f" {facts.low} and {facts.high}{fixes.branch_advice(facts)}"
+        ),
         steps=fixes.steps_of_usual,
     ),
     Pattern("phases of blocks", is_in_phases, fixes.fix_of_phases, steps=fixes.steps_of_usual),

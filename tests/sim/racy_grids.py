@@ -289,6 +289,20 @@ def jacobi_without_the_first_barrier(a, b, n):
         cuda.cg.this_grid().sync()
 
 
+@case(
+    "kernel with a grid barrier",
+    (2, 32),
+    lambda: (np.zeros(64, F), np.zeros(64, F), 1),
+    lambda a, b, n: {"b": np.roll(np.arange(64), -32)},
+)
+def second_barrier_of_the_grid_missing(a, b, n):
+    i = cuda.grid(1)
+    a[i] = 0
+    cuda.cg.this_grid().sync()
+    a[i] = i
+    b[i] = a[(i + 32) % 64]
+
+
 @case("two blocks", (2, 32), lambda: (X64(), 4), lambda x, n: {"x": np.roll(x, -4)})
 def rotate_many_blocks(x, n):
     i = cuda.grid(1)

@@ -5,6 +5,7 @@ import pytest
 from numba import cuda, int32
 
 from followed import Cases, launched
+from sim import simulate
 
 CASES = Cases()
 case = CASES.case
@@ -361,3 +362,27 @@ def test_a_lock_is_known_wherever_its_atomic_is(kernel):
 def test_a_test_and_store_outside_a_lock_needs_an_atomic():
     findings, _ = launched(maximum_after_a_lock, (4, 8))
     assert {finding.advice.pattern for finding in findings} == {"claim"}
+
+
+# --- a flag that a plain load polls -------------------------------------------------------------------------
+
+
+@cuda.jit
+def message_by_a_plain_flag(data, flag, out):
+    if cuda.blockIdx.x == 0:
+        data[0] = 7
+        cuda.threadfence()
+        cuda.atomic.exch(flag, 0, 2)
+    else:
+        cuda.threadfence()
+        cuda.atomic.exch(flag, 1, 1)
+        while flag[0] != 2:
+            pass
+        out[0] = data[0]
+
+
+def test_a_fence_in_the_opposite_arm_is_no_fence_of_the_writer():
+    empty = [np.zeros(2, np.int32) for _ in range(3)]
+    report = simulate(message_by_a_plain_flag, on_finding="report")[2, 1](*empty)
+    patterns = {finding.array: finding.advice.pattern for finding in report.findings if finding.advice}
+    assert patterns == {"data": "message", "flag": "spin by plain reads"}
