@@ -50,6 +50,9 @@ def side(device, address, nbytes, wanted, role, name):
         if wanted or 0 <= address < 1 << SPACE_SHIFT and not is_mapped(address):
             what = "a null pointer" if address == 0 else f"{address:#x}, which is no device memory"
             fix = "exchange the arguments, or name the right direction" if address else "allocate it first"
+            if variable := device.variables.get(address):
+                what = f"the host address of the variable {variable.name}, which is no device memory"
+                fix = "use cudaMemcpyToSymbol or cudaMemcpyFromSymbol, or the address of cudaGetSymbolAddress"
             device.report("invalid-pointer", "error", f"the {role} of {name} is {what}", fix)
             return None
         return address, None
@@ -114,12 +117,26 @@ def copy_piece(device, destination, source, nbytes, sides, name, pending):
         mark_copied(to[1], destination, origin[1], source, nbytes)
     if pending:
         for (at, buffer), writes in ((to, True), (origin, False)):
-            if buffer is not None and buffer.kind == PINNED:
-                what = f"{name} {'writes' if writes else 'reads'} {buffer}"
-                device.streams.watch(np.array([[at, at + nbytes]]), writes, what, device.call)
+            watch_pinned(device, buffer or device.memory.find_registered(at), at, nbytes, writes, name)
     elif any(is_on_host(*each) for each in ((to_device, to[1]), (from_device, origin[1]))):
         device.streams.synchronize(DEFAULT_STREAM)
     return SUCCESS
+
+
+def watch_pinned(device, buffer, at, nbytes, writes, name):
+    """Watch the host's accesses to pinned memory that a copy still uses.
+
+    at: the host address of the bytes, in a buffer or in none.
+    writes: whether the copy writes the bytes.
+    """
+    if buffer is None or buffer.kind != PINNED:
+        return
+    offset = buffer.root.ctypes.data - buffer.base
+    start, end = (limit + offset for limit in buffer.protectable())
+    start, end = max(at, start), min(at + nbytes, end)
+    if start < end:
+        what = f"{name} {'writes' if writes else 'reads'} {buffer}"
+        device.streams.watch(np.array([[start, end]]), writes, what, device.call)
 
 
 def is_on_host(given, buffer):

@@ -190,6 +190,11 @@ class DeviceMemory:
         buffer = self.buffers[self.bases[at]] if at >= 0 else None
         return buffer if buffer is not None and address < max(buffer.end, buffer.base + 1) else None
 
+    def find_registered(self, address: int) -> DeviceBuffer | None:
+        """Return the buffer of the registered memory that contains a host address, or None."""
+        found = (b for start, b in self.registered.items() if start <= address < start + b.root.size)
+        return next(found, None)
+
     def find_freed(self, address: int) -> DeviceBuffer | None:
         """Return the most recently freed buffer that contained an address, or None."""
         return next((b for b in reversed(self.freed) if b.base <= address < b.end), None)

@@ -366,6 +366,7 @@ HOST_WRITES = {
     6: (r"reads 0x\w+ .*:56: set_total writes the variable total", 57),
     7: (r"writes(, here or later before a call,)? 0x\w+ .*:61: advance reads the managed memory", 63 if can_step() else 62),
     8: (r"writes 0x\w+ .*:65: advance reads the managed memory allocated at host_writes.cu:30", 67),
+    14: (r"writes 0x\w+ .*:81: cudaMemcpyAsync \(HostToDevice\) reads the pinned host memory allocated at \S+:35", 82),
 }  # fmt: skip
 
 

@@ -78,6 +78,9 @@ int main(int argc, char **argv) {
     cudaDeviceSynchronize();
     count<<<1, 1>>>(&step->done);
     while (*(volatile int *)&step->done == 0) {}
+    cudaMemcpyAsync(x, plain, bytes, cudaMemcpyHostToDevice);  // from registered memory
+    if (which == 14) plain[1500] = 1;
+    cudaDeviceSynchronize();
     cudaHostUnregister(plain);
     cudaFree(x), cudaFree(y), cudaFree(other), cudaFree(step), cudaFreeHost(pinned), free(plain);
 }
