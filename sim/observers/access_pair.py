@@ -338,8 +338,8 @@ class AccessPair:
         return "\n".join(line for _, line in self.outline.text(self.outline.function(self.low)))
 
     def span(self, name):
-        """Return the range (first, end) of byte offsets in the array accessed by the function through
-        `name`, or None if there is no such access."""
+        """Return the range (first, end) of byte offsets in the array that the function accesses through
+        `name`. Return None if there is no such access."""
         home = self.outline.function(self.low)
 
         def by_name(number):

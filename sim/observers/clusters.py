@@ -34,7 +34,7 @@ class ClusterAccesses:
         self.ends = {}  # number of a block -> Moments of its threads after the block's last access
 
     def add(self, batch):
-        """Keep the accesses of a batch to shared memory."""
+        """Keep those accesses of a batch that are to shared memory."""
         lines = np.unique(batch.address[batch.space == SHARED] >> LINE_SHIFT)
         rows = Rows.of(batch, lines, self.number(batch.block))
         rows = rows[np.flatnonzero(rows.address >> SPACE_SHIFT == SHARED)]

@@ -4,7 +4,8 @@ GRID, BLOCK, ANY = "grid", "block", "any scope"  # the reach of a fence or of a 
 
 
 class Released:
-    """The clocks that the threads of a block release to one phase of a barrier, for one reach.
+    """The clocks that the threads of a block release to one phase of a barrier and to the threads within one
+    reach.
 
     clocks: id -> a clock that a thread has acquired. Usually, many threads have acquired the same clocks.
     entries: the clock of the threads' own accesses.

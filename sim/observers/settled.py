@@ -11,7 +11,7 @@ import numpy as np
 from sim.events import Moment
 
 SEGMENT_BITS = 40  # the maximum number of bits of a segment's number
-ENDLESS = np.iinfo(np.int64).max  # an epoch greater than every other one, for sim.observers.copies.NEVER
+ENDLESS = np.iinfo(np.int64).max  # an epoch greater than all others, in place of sim.observers.copies.NEVER
 
 
 class Moments(NamedTuple):
