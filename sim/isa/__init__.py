@@ -6,18 +6,18 @@ decorators `instruction`, `function`, `memory_instruction` and `vote`. The packa
 `sim`, except for the text helper `sim.nouns`.
 
 All engines use this table. The interpreter calls an entry's reference implementation (its *semantics*). The
-native engine compiles the semantics with Numba, or a faster compiled form with the same results (`native=`).
-The PTX front end finds entries by their PTX names (`by_ptx`), and `registers` turns PTX instructions that
-only use registers into Python expressions. `tests/sim/test_isa.py` compares every compiled form with its
-semantics.
+native engine compiles the semantics with Numba, unless the entry provides a faster compiled form with the
+same results (`native=`). The PTX front end finds entries by their PTX names (`by_ptx`), and `registers` turns
+PTX instructions that only use registers into Python expressions. `tests/sim/test_isa.py` compares every
+compiled form with its semantics.
 
 Most semantics come from NVIDIA's *PTX ISA* manual, chapter 9, "Instruction Set". Each file names the sections
 implemented there. Section numbers are those of PTX ISA 8.6 to 9.2. Other versions number some sections
-differently, but keep their titles. Where Numba defines the types or the result, the file says so.
+differently, but keep their titles. If Numba defines the types or the result instead, the file says so.
 
 Read the files in this order:
 
-    conversions   how a value's Python type represents its Numba type; conversions between types
+    conversions   the Python types that represent Numba types; conversions between types
     promotion     Numba's rules for the result type of an operation
     table         the table itself
     warp_instruction   entries for warp instructions

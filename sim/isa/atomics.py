@@ -1,4 +1,4 @@
-"""Atomic operations. An entry computes the new value of an element from the old one, and lists the
+"""Atomic operations. An entry computes the new value of an element from its old value, and lists the
 operation's names in Numba and in PTX.
 
 Operands are converted to the element's type. Integers are passed as Python ints, and results wrap around.
@@ -24,7 +24,7 @@ class Atomic(Entry):
     semantics: the function (old value, *operands) that returns the new value.
     operands: the names of the operands after the element.
     overwrites: whether the new value is independent of the old one.
-    tests: whether the operation may leave the element unchanged.
+    tests: whether the operation stores only under a condition, and may leave the element unchanged.
     indexed: whether a call passes an index after the array.
     native: the compiled form. By default, it is the semantics.
     """
@@ -58,7 +58,7 @@ def increment(old, value):
 
 
 def decrement(old, value):
-    """Return `value` if `old` is 0 or greater than `value`, otherwise old - 1 (atom.dec)."""
+    """Return `value` if `old` is 0 or greater than `value`, otherwise `old` - 1 (atom.dec)."""
     return value if old == 0 or old > value else old - 1
 
 

@@ -30,9 +30,9 @@ from sim.isa.table import (
 class Barrier(Entry):
     """A barrier. No thread of the block or grid (`scope`) continues before all threads have arrived.
 
-    In a vote, each thread passes a number, and all threads receive the same result. `semantics` is the
-    function (result so far, number of the next thread) that returns the new result. It is folded over the
-    threads in order, beginning with `start`.
+    At a barrier with a vote, each thread passes a number, and all threads receive the same result.
+    `semantics` is the function (result so far, number of the next thread) that returns the new result. It is
+    folded over the threads in order, beginning with `start`.
 
     operands: {name: dtype, or None for a number of any type}. Empty without a vote.
     results: {name: dtype}. Empty without a vote.
@@ -125,8 +125,8 @@ VOTES = [syncthreads_count, syncthreads_and, syncthreads_or]
 def fence(name, reach, scopes):
     """Add a memory fence to the table.
 
-    No thread within `reach` observes the calling thread's accesses after the fence before those that precede
-    it.
+    No thread within `reach` observes an access of the calling thread after the fence before an access that
+    precedes the fence.
 
     reach: "block" or "grid".
     scopes: the PTX scopes, such as "cta" or "gpu".
@@ -150,7 +150,7 @@ def nanosleep(memory, nanoseconds):
     memory.yield_turn()
 
 
-# There is one GPU without clusters, so the scopes cluster, gpu and sys all reach the whole grid.
+# The simulator has a single GPU, and treats the scopes cluster, gpu and sys alike: they reach the whole grid.
 FENCES = [
     fence("threadfence_block", "block", ("cta",)),
     fence("threadfence", "grid", ("gl", "gpu", "cluster")),

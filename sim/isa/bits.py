@@ -51,7 +51,7 @@ def first_set(x):
 
 # --- floats -------------------------------------------------------------------------------------------------
 
-# type of a float -> the function that reads its bit pattern from memory, in a tenth of the time of `view`
+# type of a float -> a function that reads its bit pattern from memory; it takes a tenth of the time of `view`
 PATTERN = {
     scalar: Struct(code).unpack_from
     for scalar, code in {float16: "=H", bfloat16: "=H", float32: "=I", float64: "=Q"}.items()
@@ -90,7 +90,8 @@ def to_tf32(bits, mode, relu=False, finite=False):
     bits: the bit pattern of the float32.
     mode: "rn" (to nearest, ties to even), "rna" (to nearest, ties away from zero) or "rz" (towards zero).
     relu: whether a negative number becomes 0.
-    finite: whether infinities and out-of-range numbers become the largest finite tf32 (.satfinite).
+    finite: whether infinities and out-of-range numbers become the largest finite tf32, with their sign
+        (.satfinite).
     """
     if relu and bits >> 31 and bits & 0x7FFFFFFF <= 0x7F800000:
         return 0

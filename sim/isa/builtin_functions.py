@@ -1,5 +1,5 @@
 """Entries for the builtins that compute with numbers: abs, max, min, round, and conversions such as int and
-numpy.float32. `BUILTINS` contains the functions called for them by the interpreter.
+numpy.float32. `BUILTINS` contains the functions that the interpreter calls in place of the builtins.
 
 Source: Numba's typing on CUDA, and its PTX; PTX ISA 9.7.3 (min, max).
 """
@@ -112,7 +112,7 @@ def of_round_to_digits(x, digits):
 
 # --- the absolute value ------------------------------------------------------------------------------------
 
-# Operand type -> result type of abs, for the types where they differ.
+# Operand type -> result type of abs, for the operand types whose result has another type.
 MAGNITUDES = {bool: int8, bfloat16: float32, complex64: float32, complex128: float64}
 
 
@@ -158,8 +158,8 @@ def dispatch_by_count(name):
 def fold_extreme(name, better):
     """Return the function for max or min.
 
-    Two numbers are compared by the entry, with PTX's rule for NaN. More than two numbers, or the elements of
-    a tuple, are compared one after another with `better`, as in Numba.
+    For two numbers, the function calls the table's entry, which follows PTX's rule for NaN. For more than two
+    numbers, or the elements of a tuple, it compares one number after another with `better`, as Numba does.
     """
     of_two = INSTRUCTIONS[f"builtins.{name}.2"].call
     following = Function(name, better, SOURCE, rule=of_extreme()).call
@@ -186,13 +186,13 @@ def range_(*bounds):
 
 
 def zip_(*items):
-    """Zip as Numba does: if an array is longer than the others, the element after its last pair is not
-    loaded."""
+    """Return zip(*items) without loading the array element after the last pair. Python's zip would load it if
+    an array is longer than the others; Numba's does not."""
     length = min((len(part) for part in items if hasattr(part, "__len__")), default=None)
     return zip(*(itertools.islice(part, length) for part in items))
 
 
-# name of a builtin -> the function called for it by the interpreter
+# name of a builtin -> the function that the interpreter calls in its place
 BUILTINS = {name.partition(".")[0]: entry.call for name, entry in entries_under("builtins").items()}
 BUILTINS |= {name: dispatch_by_count(name) for name in ("complex", "round")}
 BUILTINS |= {"max": fold_extreme("max", second_if_larger), "min": fold_extreme("min", second_if_smaller)}

@@ -1,8 +1,8 @@
 """Bulk copies (cp.async.bulk) between global and shared memory, which a thread starts and the async proxy
 performs.
 
-An element is identified as in memory.read. A location in the shared memory of another block of the cluster
-has the state space "cluster" in PTX.
+An element is identified as in memory.read (sim.isa.memory). In PTX, a location in the shared memory of
+another block of the cluster has the state space "cluster".
 
 Source: PTX ISA 9.7.9.25.4, "Bulk copy": cp.async.bulk, cp.reduce.async.bulk, cp.async.bulk.prefetch,
 cp.async.bulk.commit_group, cp.async.bulk.wait_group; 9.7.13.4, "membar, fence": fence.proxy.
@@ -14,7 +14,7 @@ from ml_dtypes import bfloat16
 from sim.isa.memory import memory_instruction
 from sim.isa.table import ASYNCHRONOUS
 
-ALIGNMENT = 16  # of both addresses and of the size (PTX ISA, cp.async.bulk)
+ALIGNMENT = 16  # bytes, of both addresses and the size (PTX ISA, cp.async.bulk)
 GLOBAL, SHARED = 0, 2  # the numbers of state spaces (sim.sites)
 
 
@@ -30,13 +30,14 @@ def bulk_instruction(**more):
 
 
 def check_size(memory, size, barrier=None):
-    """Report a size that is no multiple of 16 bytes. Return whether the copy can be performed."""
+    """Report a finding if the size is not a multiple of 16 bytes. Return whether the copy can be
+    performed."""
     return memory.check_bulk_size(size, ALIGNMENT, barrier)
 
 
 @bulk_instruction(source="PTX ISA cp.async.bulk")
 def cp_async_bulk_load(memory, tile, index, source, source_index, size, where, place):
-    """Copy `size` bytes to shared memory. The mbarrier at (where, place) counts them."""
+    """Copy `size` bytes to shared memory. The mbarrier at (where, place) counts these bytes."""
     barrier = memory.barrier(where, place)
     if barrier is None or not check_size(memory, size, barrier):
         return
@@ -116,7 +117,8 @@ def cp_reduce_async_bulk_store(memory, target, target_index, tile, index, size, 
 def cp_reduce_async_bulk_cluster(
     memory, tile, index, source, source_index, size, where, place, operation, ptx_type
 ):
-    """Combine `size` bytes with the shared memory of a block of the cluster. The mbarrier counts them."""
+    """Combine `size` bytes with the shared memory of a block of the cluster. The mbarrier counts these
+    bytes."""
     barrier = memory.barrier(where, place)
     if barrier is None or not check_size(memory, size, barrier):
         return

@@ -18,7 +18,8 @@ from sim.isa.ptx_types import FLOATS, INTEGERS, PATTERNS, REALS, UNSIGNED, add_e
 
 
 def negated(compare):
-    """Return the negation of `compare`. If `compare` is ordered, the negation is true for NaN operands."""
+    """Return the negation of `compare`. If `compare` is False for NaN operands, its negation is True for
+    them."""
     return lambda x, y: not compare(x, y)
 
 
@@ -30,7 +31,8 @@ ORDERED = {
     name: (lambda x, y: x < y or x > y) if name == "ne" else compare
     for name, compare in COMPARISONS.items()
 }
-# Comparisons that are also true if an operand is NaN, such as setp.ltu. Python's != is one of them.
+# Comparisons that are also true if an operand is NaN, such as setp.ltu. Python's != is one of these
+# comparisons.
 UNORDERED = {"lt": negated(operator.ge), "le": negated(operator.gt), "gt": negated(operator.le)}
 UNORDERED |= {"ge": negated(operator.lt), "eq": negated(ORDERED["ne"]), "ne": operator.ne}
 for _name, _semantics in COMPARISONS.items():
@@ -82,8 +84,8 @@ for _to, _scalar in WIDE_AND_NARROW.items():
                 (f"cvt.{_mode}i.sat.{_to}.{_from}",),
             )
             add_entry(f"cvt.{_mode}i.{_to}.{_from}", _semantics, (_source,), _scalar, also=_also)
-# From float to float, and from integer to float. A conversion to a wider type is exact, so it takes no
-# rounding modifier.
+# Conversions from float to float, and from integer to float. A conversion to a wider type is exact, so it has
+# no rounding modifier.
 for _to, _scalar in REALS.items():
     for _from, _source in (REALS | WIDE_AND_NARROW).items():
         wider = np.dtype(_scalar).itemsize > np.dtype(_source).itemsize

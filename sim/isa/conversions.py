@@ -39,7 +39,7 @@ def wrap(value, bits=64):
 
 @cache
 def cast(dtype):
-    """Return the function that converts any value in a kernel to `dtype`, as `numba.float32(x)` or
+    """Return the function that converts any value of a kernel to `dtype`, as `numba.float32(x)` and
     `np.int32(x)` do.
 
     A signed result is a Python int within the range of `dtype`.
@@ -134,9 +134,9 @@ def _integral(value, bits, signed):
 def truncated(value, bits=64, signed=True, least=16):
     """Convert a float to an integer, as PTX's `cvt.rzi` does for Numba.
 
-    The value is rounded towards zero. It saturates to `bits` bits, or to `least` bits if that is more: Numba
-    converts to an 8-bit integer by saturating to 16 bits and keeping the low 8 bits. A float16 is rounded to
-    the nearest integer instead (ties to even) and saturates to 8 bits, because Numba emits `cvt.rni` for it.
+    The value is rounded towards zero. It saturates to `bits` bits, but to at least `least` bits: for an 8-bit
+    integer, Numba saturates to 16 bits and then keeps the low 8 bits. A float16 is rounded to the nearest
+    integer instead (ties to even) and saturates to 8 bits, because Numba emits `cvt.rni` for it.
 
     NaN becomes 0. If the source is a float64 or the result has 64 bits, NaN becomes the integer with only the
     top bit set (PTX ISA 9.7.9, `cvt`).
@@ -144,7 +144,7 @@ def truncated(value, bits=64, signed=True, least=16):
     half = type(value) is float16
     width = bits if half else max(bits, least)
     if value != value:
-        # np.float64 is a subclass of Python's float. No other numpy float is.
+        # np.float64 is the only numpy type that is a subclass of Python's float.
         top = width == 64 or isinstance(value, float) and width > 8
         return (-1 if signed else 1) << (width - 1) if top else 0
     value = float(value)

@@ -14,17 +14,17 @@ from sim.isa.memory import memory_instruction
 
 
 def cp_async(size):
-    """Add to the table the cp.async for copies of `size` bytes.
+    """Add the cp.async for copies of `size` bytes to the table.
 
-    It reads `valid` bytes from the source (the operand src-size in PTX), and fills the remaining bytes with
-    zeros.
+    The copy reads `valid` bytes from the source (the operand src-size in PTX), and fills the remaining bytes
+    of the destination with zeros.
     """
 
     def semantics(memory, tile, index, source, source_index, valid):
         if not 0 <= valid <= size:
             raise ValueError(f"cp_async_{size} takes 0 to {size} bytes of its source, got {valid}")
-        # The source is read when the copy starts. A write to the source before the copy is complete is a
-        # race, so `send` needs its Spot.
+        # The simulator reads the source when the copy starts. A write to the source before the copy is
+        # complete is a race, so `send` also needs the Spot of the source.
         read = memory.source(source, source_index, valid, size) if valid else None
         if valid == size:
             data = read.memory.copy()

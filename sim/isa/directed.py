@@ -19,7 +19,7 @@ def to_float(value, source, scalar, mode):
     """Convert `value` to the type `source`, then round it to `scalar` in the direction `mode` (cvt)."""
     value = cast(source)(value)
     number = int(value) if as_dtype(source).kind in "iu" else float(value)
-    # `rounded` accepts neither zeros nor infinities. Their conversions are exact.
+    # `rounded` accepts neither zeros nor infinities, whose conversions are exact.
     if not math.isfinite(number) or number == 0:
         return scalar(number)
     return rounded(*number.as_integer_ratio(), scalar, mode)
@@ -50,7 +50,7 @@ def divided(x, y, scalar, mode):
 def multiplied(x, y, scalar, mode):
     """Return x * y, rounded once to `scalar` in the direction `mode`."""
     x, y = float(x), float(y)
-    # `fused` would add +0 to the product. A product of -0 would lose its sign.
+    # `fused` would add +0 to the product, and a product of -0 would lose its sign.
     if x == 0 or y == 0:
         return scalar(x * y)
     return fused(x, y, 0.0, scalar, mode)

@@ -13,8 +13,8 @@ from sim.isa.ptx_types import REALS
 class Operation:
     """A PTX instruction as a Python expression.
 
-    text: the expression, with {0}, {1}, ... in place of the operands. The value of the expression is a tuple
-        if there are several results.
+    text: the expression, with {0}, {1}, ... in place of the operands. If there are several results, the value
+        of the expression is a tuple.
     operands, results: the PTX types of the operands and results.
     in_range: whether an integer result is guaranteed to be within the range of its type, so that it needs no
         mask.
@@ -42,7 +42,7 @@ for _function in (
     bits.two_halves, bits.two_bytes, bits.halves_to_bytes, bits.bytes_to_halves, bits.at_most,
 ):  # fmt: skip
     HELPERS[_function.__name__] = _function
-HELPER_ENTRIES = {}  # name of a helper -> the table entry computed by it
+HELPER_ENTRIES = {}  # name of a helper -> the table entry whose result it computes
 PAIRS = {}  # name of a helper -> (expression for one half, number of operands, their PTX type)
 MAKERS = {}  # opcode -> the function that returns the Operation for a Name, or None
 

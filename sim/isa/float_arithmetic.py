@@ -3,8 +3,8 @@
 If libdevice or cuda.fp16 provides the same function, that module adds its name and a compiled form to the
 entry.
 
-An `.approx` function returns the correctly rounded value. The hardware's result can differ in the last bits.
-`.ftz` is ignored here (see sim.isa.registers).
+An `.approx` instruction returns the correctly rounded value here. The hardware's result can differ in the
+last bits. `.ftz` is ignored here (see sim.isa.registers).
 
 Source: PTX ISA 9.7.3, "Floating-Point Instructions"; 9.7.4, "Half Precision Floating-Point Instructions".
 """

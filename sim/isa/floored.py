@@ -3,8 +3,8 @@ compute them on a GPU.
 
 The quotient |x| / |y| is rounded to the type, and then rounded down to an integer n. The remainder |x| - n
 |y| is rounded only once, because ptxas contracts the product and the difference into an fma. Therefore, the
-result differs from Python's if the quotient rounds up to an integer, or if it exceeds the integers exactly
-representable in the type. The remainder of a division by infinity is NaN.
+result differs from Python's if the quotient rounds up to an integer, or if it exceeds the range in which the
+type represents every integer. The remainder of a division by infinity is NaN.
 
 Source: the PTX of Numba's `real_divmod`. The results were compared with those of an H200.
 """

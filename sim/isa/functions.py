@@ -26,8 +26,8 @@ VALUE = "the same number, in the type of the result"
 
 
 def identity(x):
-    """Return x. This is the semantics of conversions, because the conversion to the result type does all the
-    work."""
+    """Return x. This is the semantics of conversions, because the entry converts the returned value to the
+    result type."""
     return x
 
 
@@ -132,9 +132,10 @@ class Function(Entry):
                 given = inspect.signature(self.semantics).bind(*given, **named).args
             return forms[*map(type, given)](*given)
 
-        # A function with a fixed number of parameters does not pack the arguments into a tuple on each call.
+        # Because this function has a fixed number of parameters, a call does not pack the arguments into a
+        # tuple.
         made = {1: of_one, 2: of_two}.get(self.count, of_more)
-        made.__qualname__ = self.name  # Python shows it in the error for missing arguments
+        made.__qualname__ = self.name  # Python shows this name in the error for missing arguments
         return made
 
     def __call__(self, *operands):
@@ -164,8 +165,8 @@ class Forms(dict):
 
 
 def make_form(version, given):
-    """Return the semantics, specialised for operands of the types `given`. A conversion without effect is
-    left out."""
+    """Return the semantics, specialised for operands of the types `given`. Conversions without effect are
+    omitted."""
     names = {
         "semantics": bind_width(version.semantics, version.operands),
         "result": to_result(version.results),

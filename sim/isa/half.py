@@ -5,9 +5,9 @@ from a double. Operands of other types are first converted to float16.
 false, or true for the variant whose name ends in u. `_sat` clamps the result to the range from 0 to 1, and
 returns 0 for NaN. `_relu` returns 0 for negative numbers and for NaN.
 
-Compiled code computes in float64. For sums, products, quotients and square roots this gives the correctly
-rounded float16, because float64's 53-bit significand is longer than twice float16's 11 bits plus two
-(Figueroa, "When is double rounding innocuous?", 1995).
+Compiled code computes in float64. For sums, products, quotients and square roots, this gives the correctly
+rounded float16, because float64's significand of 53 bits is longer than 2 * 11 + 2 bits, where 11 is the
+length of float16's significand (Figueroa, "When is double rounding innocuous?", 1995).
 
 Source: CUDA Math API, "Half Precision Intrinsics"; PTX ISA 9.7.4, "Half Precision Floating-Point
 Instructions".
@@ -21,7 +21,7 @@ from sim.isa.directed import DIRECTIONS
 from sim.isa.functions import BITS, SAME, Function, identity
 from sim.isa.table import PTX, entries_under
 
-# The functions computed in double precision and then rounded to float16.
+# The functions whose results are computed in double precision and then rounded to float16.
 ELEMENTARY = "ceil cos exp exp10 exp2 floor log log10 log2 rint rsqrt sin sqrt tanh trunc".split()
 # integer type in the name of a CUDA function -> PTX type
 INTEGERS = {"short": "s16", "ushort": "u16", "int": "s32", "uint": "u32", "ll": "s64", "ull": "u64"}

@@ -1,5 +1,5 @@
-"""Functions on doubles that return the result specified by IEEE 754 and CUDA where Python's `math` raises an
-exception.
+"""Functions on doubles. Where Python's `math` raises an exception, they return the result that IEEE 754 and
+CUDA specify.
 
 UNARY and BINARY map each name to a pair. The first function is fast, but can raise ValueError, OverflowError
 or ZeroDivisionError. In that case, the second function computes the result.
@@ -51,10 +51,10 @@ def nearest_remainder(x, y):
     size, step = abs(x), abs(y)
     above = np.fmod(
         size, step
-    )  # |x| modulo |y|; `below` is the distance from |x| to the next multiple of |y|
+    )  # |x| modulo |y|; `below` is the distance from |x| up to the next multiple of |y|
     below = step - above
-    # In a tie, the parity of the truncated quotient decides. If the quotient is even, (size - above) / 2
-    # modulo |y| is 0; if it is odd, it is |y| / 2.
+    # In a tie, the parity of the truncated quotient decides. (size - above) / 2 modulo |y| is 0 for an even
+    # quotient, and |y| / 2 for an odd quotient.
     tie = above - 2 * np.fmod((size - above) / 2, step)
     return copysign(1.0, x) * (above if above < below else -below if above > below else tie)
 
@@ -101,8 +101,8 @@ def sinpi(x):
 
 
 def _edges(low, at_low, high, at_high):
-    """Return a function with the limits of an inverse function at the ends of its domain. Outside the domain,
-    it returns NaN."""
+    """Return a function that returns the limits of an inverse function at the ends of its domain, and NaN
+    outside the domain."""
     return lambda x: at_low if x == low else at_high if x == high else nan
 
 
@@ -160,8 +160,8 @@ def rounded_to_digits(x, digits):
 
 
 def whole_in_int64(y):
-    """Return the integer nearest to y and within the range of int64, as a double. A zero is never negative,
-    because it passes through an integer."""
+    """Return the integer nearest to y within the range of int64, as a double. The result is never -0, because
+    the value is converted to an integer in between."""
     return min(max(np.rint(y), -(2.0**63)), 2.0**63) + 0.0
 
 
@@ -169,7 +169,8 @@ def whole_in_int64(y):
 
 
 def larger(x, y):
-    """Return the larger operand (PTX ISA 9.7.3, `max`). A number is preferred to NaN, and +0 to -0."""
+    """Return the larger operand (PTX ISA 9.7.3, `max`). A number takes precedence over NaN, and +0 over
+    -0."""
     if x > y or y > x:
         return x if x > y else y
     if x != x or y != y:
@@ -178,7 +179,8 @@ def larger(x, y):
 
 
 def smaller(x, y):
-    """Return the smaller operand (PTX ISA 9.7.3, `min`). A number is preferred to NaN, and -0 to +0."""
+    """Return the smaller operand (PTX ISA 9.7.3, `min`). A number takes precedence over NaN, and -0 over
+    +0."""
     if x < y or y < x:
         return x if x < y else y
     if x != x or y != y:
@@ -245,8 +247,8 @@ UNARY = both_libraries(
 
 BINARY = both_libraries("atan2 copysign fmod pow") | {
     "fdim": (lambda x, y: nan if x != x or y != y else x - y if x > y else 0.0, np.subtract),
-    # abs() of a complex number calls hypot of the C library, as compiled code does. math.hypot has its own
-    # algorithm, with other last bits.
+    # abs() of a complex number calls hypot of the C library, as compiled code does. math.hypot uses another
+    # algorithm, whose results differ in the last bits.
     "hypot": (lambda x, y: abs(complex(x, y)), np.hypot),
     "remainder": (math.remainder, lambda x, y: nan),
 }
@@ -267,7 +269,7 @@ LIBRARY = """acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp expm1 
 
 def in_double(function):
     """Return the compiled form of a function of the C library. It computes in double precision, like the
-    reference implementation. The library's own functions for floats can differ in the last bit."""
+    reference implementation. The library's functions for single precision can differ in the last bit."""
 
     def compute(x):
         return function(float64(x))
@@ -295,7 +297,7 @@ WHOLE = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}
 def compiled(name):
     """Return the keyword arguments `native` and `ulps` of a Function. Return {} if there is no compiled
     form."""
-    # Near its zeros, lgamma differs more between libraries.
+    # Near the zeros of lgamma, the results of libraries differ by more.
     ulps = 0 if name in EXACT else 8 * ULPS if name == "lgamma" else ULPS
     return {"native": NATIVE[name], "ulps": ulps} if name in NATIVE else {}
 

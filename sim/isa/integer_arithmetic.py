@@ -161,8 +161,7 @@ def part(word, start, width, signed):
 
 def most_significant(x, *, bits):
     """Return the position of the most significant non-sign bit (bfind), or -1 (all ones) if there is none."""
-    # If x is negative, ~x has the same bits inverted, so the search is for a 1. If x is not negative, it
-    # exceeds ~x.
+    # The larger of x and ~x is not negative. Its highest 1 is the most significant non-sign bit of x.
     return max(x, ~x).bit_length() - 1
 
 
@@ -281,7 +280,7 @@ family("not.T", PATTERNS, operator.invert, 1, native=SAME)
 add_entry("not.pred", operator.not_, (np.bool_,), np.bool_)
 family("cnot.T", PATTERNS, lambda x: int(x == 0), 1)
 add_entry("lop3.b32", any_of_three, (uint32,) * 4, uint32, SAME)
-# The shift count is .u32, whatever the type of the operand.
+# The shift count is .u32 for every type of the operand.
 family("shl.T", PATTERNS, shifted_left, (uint32,))
 family("shr.T", INTEGERS | PATTERNS, shifted_right, (uint32,))
 family("bfe.T", {"u32": uint32, "u64": uint64}, field, (uint32, uint32))

@@ -67,7 +67,7 @@ def fused_once(x, y, z):
 
 
 def chosen(test, a, b):
-    """Return a if the test is true, otherwise b."""
+    """Return `a` if the test is true, otherwise `b`."""
     return a if test else b
 
 

@@ -1,5 +1,5 @@
-"""The functions of `numba.cuda.libdevice`. For each function, Numba declares one signature, to which the
-operands and the result are converted.
+"""The functions of `numba.cuda.libdevice`. Numba declares one signature for each function. The operands and
+the result are converted to the types of this signature.
 
 A signature is written as a string. It has one letter for the result, followed by one per operand: i is int32,
 l is int64, h is int16, f is float32, and d is float64. An int32 or int64 is a Python int within its range.
@@ -130,8 +130,8 @@ define("isfinited", "id", math.isfinite, native=SAME)
 
 
 def remquo(x, y):
-    """Return (IEEE remainder, low bits of the rounded quotient with its sign). C guarantees three of these
-    bits."""
+    """Return (IEEE remainder, low bits of the rounded quotient with its sign). C guarantees at least three
+    bits of the quotient."""
     if not (math.isfinite(x) and math.isfinite(y)) or y == 0:
         return ieee.of_two("remainder")(x, y), 0
     # Use exact rational arithmetic, because x / y may round to another integer.
@@ -168,16 +168,16 @@ fast("sincosf")
 
 
 def reciprocal(x):
-    """Return 1 / x. This is the compiled form of rcp."""
+    """Return 1 / x. This function is the compiled form of rcp."""
     return 1 / x
 
 
-# PTX opcode -> the compiled form with the same result when rounding to nearest
+# PTX opcode -> the compiled form that rounds to nearest
 COMPILED = {
     "add": SAME, "sub": SAME, "mul": SAME, "div": operator.truediv, "rcp": reciprocal, "sqrt": math.sqrt,
     "fma": bits.FMA,
 }  # fmt: skip
-# For conversions from an unsigned type in C: reads Numba's signed operand as an unsigned number.
+# Conversions from an unsigned type in C: the functions that reinterpret Numba's signed operand as unsigned.
 UNSIGNED = {"uint": lambda x: x & 0xFFFFFFFF, "ull": np.uint64}
 # Add every combination of operation, type and rounding direction, such as __fadd_rz or __double2int_rn. Only
 # the direction rn has a compiled form.

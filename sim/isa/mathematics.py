@@ -1,6 +1,5 @@
-"""The modules `math`, `cmath` and `libdevice`, as used by kernels. They contain the functions supported by
-Numba on CUDA, with Numba's types. They return the IEEE result in the cases where Python would raise an
-exception.
+"""The modules `math`, `cmath` and `libdevice` for kernels. They contain the functions that Numba supports on
+CUDA, with Numba's types. Where Python would raise an exception, they return the IEEE result.
 
     argument(s)                                       result
     integer or bool                                   float64
@@ -38,7 +37,7 @@ from sim.isa.table import entries_under
 
 
 class Library(SimpleNamespace):
-    """A module as used by kernels. An access to a function unsupported by Numba raises AttributeError."""
+    """A module for kernels. An access to a function that Numba does not support raises AttributeError."""
 
     def __getattr__(self, name):
         raise AttributeError(
@@ -51,7 +50,7 @@ def interpreted_functions(prefix):
     return {name: entry.call for name, entry in entries_under(prefix).items()}
 
 
-# The types converted to float32 by Numba for a function with only a float32 and a float64 version.
+# The types that Numba converts to float32 for a function that has only a float32 and a float64 version.
 SINGLE = NARROW | {float16, bfloat16, float32}
 # The functions for which Numba has a float16 version.
 WITH_HALF = set("ceil cos exp exp2 fabs floor log log10 log2 sin sqrt trunc".split())
@@ -101,8 +100,8 @@ def single_type(scalar):
 def of_power(x, y):
     """Return the overload (Version) of pow.
 
-    The result is float32 if the base is a float32 and the exponent an int32 or uint16. Otherwise, the types
-    are those of of_two.
+    The result is float32 if the base is a float32 and the exponent an int32 or uint16. Otherwise, `of_two`
+    determines the types.
     """
     whole = y is np.int32 and x in SINGLE or y is np.uint16 and x is float32
     return of_two(x, float32 if whole else y)

@@ -1,4 +1,5 @@
-"""Matrix descriptors: 64-bit numbers with the place and the layout of a matrix in shared memory, for wgmma.
+"""Matrix descriptors: 64-bit numbers that contain the address and the layout of a matrix in shared memory,
+for wgmma.
 
     bits 0–13    start address / 16
     bits 16–29   leading dimension byte offset / 16
@@ -16,8 +17,9 @@ swizzle of S bytes, w = S / 16, leading offset L and stride offset O, the chunks
     MN-major, no swizzle   (k % 8) 16 + (k // 8) L + j O
     MN-major, swizzle      (k % 8) S + (k // 8) O + (j % w) 16 + (j // w) L
 
-The swizzle exchanges chunks within a pattern of 8 S bytes, which begins at a multiple of 8 S: bits 4 to 6 of
-the address are combined with bits 7 to 9 by exclusive or, as far as the pattern extends.
+The swizzle exchanges chunks within a pattern of 8 S bytes, which begins at a multiple of 8 S. It combines
+bits 4 to 6 of the address with bits 7 to 9 by exclusive or. A swizzle of 64 bytes uses two of the three bits,
+and a swizzle of 32 bytes one.
 
 Source: PTX ISA 9.7.15.5.1.2, "Shared Memory Matrix Layout" (strides, canonical layouts, "Matrix Descriptor
 Format").
@@ -50,7 +52,8 @@ class MatrixDescriptor(NamedTuple):
 
     @property
     def phase(self):
-        """The row of the swizzle pattern at which the matrix starts. It is 0 in all canonical layouts."""
+        """The row of the swizzle pattern at which the matrix starts. This row is 0 in all canonical
+        layouts."""
         return (self.start >> 7) - self.base_offset & row_mask(self.swizzle)
 
     def encode(self):
@@ -88,10 +91,11 @@ def decode(bits):
 
 
 def row_mask(swizzle):
-    """Return the mask of the row number's bits that a swizzle combines with the chunk's number."""
+    """Return a mask of the bits of the row number that a swizzle combines with the number of the chunk."""
     return max(swizzle // CHUNK - 1, 0)
 
 
 def swizzled(address, swizzle, base_offset=0):
-    """Return the address at which a swizzle of this many bytes stores the chunk that belongs at `address`."""
+    """Return the address of a chunk with a swizzle of `swizzle` bytes, given its address without a
+    swizzle."""
     return address ^ ((address >> 7) - base_offset & row_mask(swizzle)) << 4

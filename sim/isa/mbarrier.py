@@ -1,10 +1,10 @@
 """Memory barrier objects (mbarriers) in shared memory. Threads arrive at an mbarrier, and test later whether
 a phase is complete.
 
-A phase is complete when the number of arrivals for which the barrier was initialised has been counted, and
-all bytes that the phase expects have arrived (transactions). The next phase begins immediately. An arrival
-returns a 64-bit state, which contains the number of the phase and the number of arrivals pending before this
-one. An element is identified as in memory.read.
+A phase is complete when the barrier has counted the number of arrivals for which it was initialised, and all
+bytes that the phase expects have arrived (transactions). The next phase begins immediately. An arrival
+returns a 64-bit state, which contains the number of the phase and the number of arrivals that were pending
+before this arrival. An element is identified as in memory.read.
 
 Source: PTX ISA 9.7.13.15, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
@@ -33,18 +33,19 @@ class Barrier:
     replaces: whether there was an earlier mbarrier at its address.
     tracked: lists of pending copies (cp.async.mbarrier.arrive). Each list counts as one arrival once all its
         copies are complete.
-    tx: the number of bytes that the current phase expects and that have not arrived. It is negative if bytes
-        have arrived that no thread expects yet.
-    bulk: the pending bulk copies whose bytes it counts (sim.memory.async_proxy.Pending).
-    expected_bytes, brought: for the current phase, the witnesses of expect_tx and of complete copies, each
-        with its number of bytes.
-    suppliers: thread -> the last phase in which it has arrived, or sent a copy that the barrier counts.
-    observed: thread -> the last phase whose end it has observed by a wait.
-    failed: thread whose test of the current phase has failed -> whether its loop only waits for this phase.
+    tx: the number of bytes that the current phase expects and that have not yet arrived. It is negative if
+        bytes have arrived before a thread expected them.
+    bulk: the pending bulk copies whose bytes the barrier counts (sim.memory.async_proxy.Pending).
+    expected_bytes, brought: for the current phase, the expect_tx instructions and the complete copies. Each
+        is a pair of a witness (for findings) and a number of bytes.
+    suppliers: thread -> the last phase in which the thread arrived, or issued a copy that the barrier counts.
+    observed: thread -> the last phase whose end the thread has observed by a wait.
+    failed: thread whose test of the current phase returned False -> whether its loop does nothing but wait
+        for this phase.
     parked: the threads that are suspended until the current phase may have ended.
     expecting: the number of phases, up to the current one, that expect bytes.
     complete_bytes: the number of bytes that the last complete phase expected.
-    brought_by: index of a block -> the number of bytes of its copies, in all phases.
+    brought_by: index of a block -> the number of bytes that its copies have delivered, in all phases.
     observations: the (Moment, site) of the waits that have observed the end of the previous phase.
     last_arrival: (thread, site) of the last arrival, or the Access of the copy whose bytes arrived last.
     phase_ended: a function (barrier) that is called at the end of each phase, or None.
@@ -71,8 +72,8 @@ class Barrier:
 
         Raise InvalidOperand if more threads arrive than the phase expects.
         """
-        # A copy in flight can be complete at any time. Completing the copies now can complete the current
-        # phase, and make room for these arrivals in the next phase.
+        # A copy in flight can complete at any time. If the copies complete now, this can complete the current
+        # phase, so that these arrivals count in the next phase.
         if check_count(count) > self.pending:
             self.complete_copies()
         if count > self.pending:
@@ -87,9 +88,8 @@ class Barrier:
         return self.complete_phase()
 
     def complete_phase(self):
-        """Begin the next phase if all arrivals and all bytes of the current one have been counted. Return
-        whether
-        they have."""
+        """Begin the next phase if all arrivals and all bytes of the current phase have been counted. Return
+        whether this is the case."""
         if self.pending or self.tx:
             return False
         if self.phase_ended:
@@ -109,8 +109,8 @@ class Barrier:
         self.parked = []
 
     def expect(self, nbytes, witness):
-        """Add to the bytes that the current phase expects. Raise InvalidOperand outside the range of the
-        count."""
+        """Add to the number of bytes that the current phase expects. Raise InvalidOperand if the number
+        leaves the allowed range."""
         self.tx += nbytes
         self.expecting += not self.expected_bytes
         self.expected_bytes.append((witness, nbytes))
@@ -170,7 +170,7 @@ def add_arrival(name, *modifiers, drops=False, completes=True):
         barrier = memory.barrier(where, index)
         if barrier is None:
             return 0
-        # The returned state is the one before the arrival (PTX ISA, `mbarrier.arrive`).
+        # The instruction returns the state before the arrival (PTX ISA, `mbarrier.arrive`).
         state, phase = barrier.state, barrier.phase
         memory.arrived(barrier, phase)
         if barrier.arrive(count, drops) and not completes:
@@ -195,7 +195,8 @@ def add_expecting_arrival(name, drops):
         barrier = memory.barrier(where, index)
         if barrier is None:
             return 0
-        # An arrival that completes earlier copies must not see the new bytes.
+        # Count the new bytes later: this arrival can complete earlier copies, and they must not fulfil the
+        # new expectation.
         if not barrier.pending:
             barrier.complete_copies()
         if not barrier.pending:
@@ -216,7 +217,8 @@ def add_expecting_arrival(name, drops):
     )(arrive_expect_tx)
 
 
-# arrive_drop includes an arrival: the thread arrives in the current phase, and takes no part in later ones.
+# arrive_drop includes an arrival: the thread arrives in the current phase, and does not take part in later
+# phases.
 for _name in ("arrive", "arrive_drop"):
     add_arrival(_name, drops=_name == "arrive_drop")
     add_arrival(_name, "noComplete", drops=_name == "arrive_drop", completes=False)
@@ -236,7 +238,7 @@ def mbarrier_complete_tx(memory, where, index, nbytes):
     """Count bytes at an mbarrier as arrived, as a bulk copy does when it completes."""
     barrier = memory.barrier(where, index)
     if barrier is not None:
-        memory.reach = None  # PTX has no other form than .relaxed
+        memory.reach = None  # PTX has only the form .relaxed
         memory.arrived(barrier, barrier.phase)
         barrier.count_bytes(nbytes, memory.witness("sent"))
 
@@ -245,8 +247,8 @@ def add_tracking(name, adds):
     """Add cp.async.mbarrier.arrive to the table. It makes the barrier count an arrival once all preceding
     copies of the thread are complete.
 
-    adds: whether the pending count is incremented first, so that the arrival is an additional one. With
-        .noinc, it is one of the expected arrivals.
+    adds: whether the pending count is incremented first, so that the arrival is an additional arrival. With
+        .noinc, it counts as one of the expected arrivals.
     """
 
     def track(memory, where, index):
@@ -296,7 +298,7 @@ def add_wait(name, is_over):
             # exposes programs that do not repeat it.
             if barrier.phase == phase and (parked or memory.has_failed(barrier)):
                 barrier.complete_copies()
-            # If the next phase has ended, too, its parity makes the phase look incomplete again.
+            # If the next phase has ended too, the parity is that of an incomplete phase again.
             if not parked or not is_over(barrier.phase, expected):
                 memory.wait_failed(barrier)
                 if not parked:
@@ -312,7 +314,8 @@ def add_wait(name, is_over):
 
 # Without .parity, the operand is the state returned by an arrival.
 add_wait("", lambda phase, state: phase != state >> COUNT_BITS)
-# With .parity, the operand is the parity of the phase. Such a wait cannot distinguish phases two apart.
+# With .parity, the operand is the parity of the phase. Such a wait cannot distinguish a phase from the phase
+# after the next.
 add_wait("parity.", lambda phase, parity: phase & 1 != parity & 1)
 
 

@@ -10,7 +10,7 @@ from sim.isa.table import INSTRUCTIONS, THREAD, WARPGROUP, YIELDING, Entry, para
 class MemoryInstruction(Entry):
     """A memory instruction of a single thread.
 
-    Its semantics takes a sim.memory.transfer.Memory, and then the arguments of a call.
+    The parameters of its semantics are a sim.memory.transfer.Memory, followed by the arguments of a call.
     """
 
     scope = THREAD
@@ -24,8 +24,8 @@ class MemoryInstruction(Entry):
 def memory_instruction(*, source, name=None, ptx=(), touches=(), replaces=None, yields=False):
     """Return a decorator that adds a function to the table, as a memory instruction of a single thread.
 
-    The decorator returns the MemoryInstruction. The function takes `memory`, and then the arguments of a
-    call. The interpreter calls it. It has no compiled form. `memory` has these methods:
+    The decorator returns the MemoryInstruction. The interpreter calls the function with `memory` and then the
+    arguments of a call. There is no compiled form. `memory` has these methods:
 
         read(array, index, size)   returns `size` bytes from adjacent elements. The address must be a multiple
                                    of `size`, or of the optional fourth argument.

@@ -16,8 +16,8 @@ class Missing(Exception):
 class Name:
     """The name of a PTX instruction. Modifiers are removed from it as they are handled.
 
-    A modifier that remains in `rest` has no semantics here, so the instruction is refused. Modifiers are
-    sorted, because ptxas accepts them in any order.
+    If a modifier remains in `rest`, no code has handled it, so the instruction is refused. The modifiers in
+    the canonical name are sorted, because ptxas accepts them in any order.
     """
 
     def __init__(self, text):
@@ -56,6 +56,6 @@ class Name:
 
     @property
     def bits(self):
-        """The type of untyped bits with the width of the first type (b32 for s32). It is for operations that
-        do not depend on the sign."""
+        """The type of untyped bits with the width of the first type (b32 for s32), for operations that do not
+        depend on the sign."""
         return f"b{self.width}"

@@ -36,7 +36,7 @@ def both(rule, native=(), implementations=()):
     """Return the type rule of a binary operator that converts both operands to the type of the result.
 
     rule: the function (type of a, type of b) that returns the type of the result, or None.
-    native: {type of the result: compiled form}, where it is not the operator itself.
+    native: {type of the result: compiled form}, for the types whose compiled form is not the operator itself.
     implementations: {type of the result: semantics}. By default, the semantics is the compiled form.
     """
 
@@ -54,8 +54,8 @@ def both(rule, native=(), implementations=()):
 
 
 def signed_quotient(a, b):
-    """Return a // b. The result is 0 if b is 0, and for LOWEST // -1, which raises a hardware exception on
-    x86."""
+    """Return a // b. The result is 0 if b is 0. It is also 0 for LOWEST // -1, which would raise a hardware
+    exception on x86."""
     if b == 0:
         return 0
     if b == -1:
@@ -70,8 +70,8 @@ def unsigned_quotient(a, b):
 
 
 def signed_remainder(a, b):
-    """Return a % b with Python's sign, or 0 if b is 0. The remainder of a division by -1 is 0, so LOWEST need
-    not be divided by -1."""
+    """Return a % b with Python's sign, or 0 if b is 0. For b = -1, return 0 without a division, because
+    LOWEST / -1 would overflow."""
     return 0 if b == 0 or b == -1 else a % b
 
 
@@ -105,7 +105,7 @@ def of_shift(a, b):
 QUOTIENT = {int: signed_quotient, uint64: unsigned_quotient} | dict.fromkeys(PLAIN, floored.quotient)
 REMAINDER = {int: signed_remainder, uint64: unsigned_remainder} | dict.fromkeys(PLAIN, floored.remainder)
 
-# The interpreted // and % of floats. quick_or_exact uses numpy's result where that is certainly correct.
+# The interpreted // and % of floats. quick_or_exact uses numpy's result if it is certainly correct.
 INTERPRETED = {
     name: dict.fromkeys(PLAIN, quick_or_exact(getattr(operator, name), exact))
     for name, exact in (("floordiv", floored.quotient), ("mod", floored.remainder))

@@ -40,8 +40,8 @@ WHOLE = 2.0**23  # float32 represents every integer up to this one
 def quick_or_exact(of_python, exact):
     """Return // or % for two floats.
 
-    Python's result is used if the rounding of a / b cannot affect it, because the quotient has a fractional
-    part or is exact. Otherwise, the slower function `exact` computes the result.
+    Python's result is used if the quotient a / b has a fractional part or is exact, because the rounding of
+    the quotient then cannot change the result. Otherwise, the slower function `exact` computes the result.
     """
 
     def evaluate(a, b):
@@ -62,7 +62,8 @@ def complex_quotient(a, b):
     """
     if b == 0:
         raise ZeroDivisionError("complex division by zero, where a GPU ends the thread without a message")
-    # In Smith's algorithm, dividing by the larger part first avoids an overflow of the denominator.
+    # This is Smith's algorithm. It divides by the larger part first, so that the denominator does not
+    # overflow.
     if abs(b.real) >= abs(b.imag):
         ratio = b.imag / b.real
         below, real, imag = b.real + b.imag * ratio, a.real + a.imag * ratio, a.imag - a.real * ratio
@@ -76,8 +77,9 @@ def complex_quotient(a, b):
 
 ieee_power = ieee.total(*ieee.BINARY["pow"])
 
-# Numba's int_power ends with `return 1.0 / r if invert else r`. Before Python 3.12, its bytecode has a single
-# return, of a float64, and the conversion back to an integer saturates. From 3.12 on, it has two returns.
+# Numba's int_power ends with `return 1.0 / r if invert else r`. Before Python 3.12, the bytecode of this line
+# has a single return of a float64, and the conversion back to an integer saturates. From Python 3.12 on, it
+# has two returns.
 BY_WAY_OF_FLOAT64 = sys.version_info < (3, 12)
 
 
@@ -97,8 +99,8 @@ def int_power(a, b, scalar, by_way_of_float64=BY_WAY_OF_FLOAT64):
 
 
 def multiply_repeatedly(a, exponent):
-    """Return a float to an integer power, by the sequence of multiplications used by Numba. Each
-    multiplication rounds."""
+    """Return a float to an integer power, by the sequence of multiplications that Numba uses. Each
+    multiplication rounds its result."""
     # This is a shortcut for the most common exponent. The loop would return the same value.
     if exponent == 2:
         return a * a

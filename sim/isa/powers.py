@@ -62,8 +62,8 @@ signed_product, unsigned_product = make_power(int64(1)), make_power(uint64(1))
 
 
 def signed_power(x, n):
-    """Return x ** n modulo 2**64. For a negative exponent, the result is Numba's: LOWEST if x is 0, and 0 for
-    other bases except 1 and -1."""
+    """Return x ** n modulo 2**64. For a negative exponent, return the same as Numba: LOWEST if x is 0, and 0
+    for other bases except 1 and -1."""
     if n < 0 and x == 0:
         return LOWEST
     if n < 0 and x != 1 and x + 1 != 0:

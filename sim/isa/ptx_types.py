@@ -1,4 +1,4 @@
-"""PTX's types of numbers, and functions that add one table entry for each of several types.
+"""PTX's numeric types, and functions that add one table entry for each of several types.
 
 Source: PTX ISA 5.2.1, "Fundamental Types".
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sim.isa.table import INSTRUCTIONS, SUSPENDING, WARPGROUP, Entry
 
-UNIT = 8  # registers per thread are allocated in multiples of this
+UNIT = 8  # registers per thread are allocated in multiples of this number
 MOST = 256  # registers per thread
 # A multiprocessor distributes its warps evenly to its partitions. Each partition has its own registers.
 PARTITIONS, PARTITION_REGISTERS = 4, 2**14
@@ -19,7 +19,7 @@ WARP_SIZE = 32
 
 @dataclass(frozen=True, eq=False)
 class RegisterChange(Entry):
-    """A setmaxnreg.
+    """A setmaxnreg instruction.
 
     action: "inc" or "dec".
     count: registers per thread afterwards.
@@ -46,8 +46,8 @@ def register_change(action, count):
 
 
 def registers_at_launch(most, threads, blocks):
-    """Return the registers per thread with which a kernel with setmaxnreg is launched, or None if ptxas
-    cannot determine the number. It then ignores setmaxnreg (its message C7508).
+    """Return the number of registers per thread with which a kernel that contains setmaxnreg is launched.
+    Return None if ptxas cannot determine the number, in which case it ignores setmaxnreg (message C7508).
 
     most: the limit per thread (.maxnreg, -maxrregcount), or None.
     threads, blocks: threads per block (.maxntid, .reqntid), and resident blocks per multiprocessor
@@ -55,7 +55,7 @@ def registers_at_launch(most, threads, blocks):
     """
     limits = [MOST, -(-most // UNIT) * UNIT] if most else []
     if threads and blocks:
-        warps = -(-(-(-threads // WARP_SIZE) * blocks) // PARTITIONS)  # of a partition
+        warps = -(-(-(-threads // WARP_SIZE) * blocks) // PARTITIONS)  # warps per partition
         limits += [MOST, PARTITION_REGISTERS // (warps * WARP_SIZE) // UNIT * UNIT]
     return min(limits, default=None)
 

@@ -37,7 +37,7 @@ from sim.isa.table import by_ptx
 
 # PTX's name of a rounding direction -> CUDA's name, used in the table
 DIRECTIONS = {"rm": "rd", "rp": "ru", "rmi": "rdi", "rpi": "rui"}
-PACKED = "f16x2", "bf16x2"  # types of a register that contains two numbers
+PACKED = "f16x2", "bf16x2"  # types of registers that contain two numbers
 CARRY = "carry"  # the PTX type of the condition code, set by add.cc and read by addc
 
 
@@ -96,7 +96,7 @@ EXPRESSIONS = {
 }
 # The expressions that compare the order of two numbers.
 ORDERINGS = {EXPRESSIONS[getattr(operator, name)] for name in ("lt", "le", "gt", "ge")}
-# Operations that give the same low bits for signed and unsigned operands.
+# Operations whose low result bits are the same for signed and unsigned operands.
 SIGNLESS = {
     operator.add,
     operator.sub,
@@ -126,7 +126,7 @@ def table_operation(name):
     # The table ignores .ftz, and has no separate entries for these modifiers.
     ftz, relu = name.take("ftz"), name.take("relu")
     floating = name.types and name.types[0] in REALS and name.base != "setp"
-    whole = name.canonical == "cvt.sat.f32.f32"  # it has its own entry (__saturatef)
+    whole = name.canonical == "cvt.sat.f32.f32"  # this instruction has its own entry (__saturatef)
     sat = floating and not whole and name.take("sat")
     finite = floating and name.take("satfinite")
     name.rest = [DIRECTIONS.get(part, part) for part in name.rest]
@@ -156,7 +156,7 @@ def spell_entry(name, entry, operands, result):
     semantics = entry.native if callable(entry.native) and entry.native in EXPRESSIONS else entry.semantics
     calls = ", ".join(f"{{{i}}}" for i in range(len(operands)))
     if name.base in ("cvt", "mov") and plain_conversion(name, operands[0], result):
-        operands = (name.types[-1],)  # the entry in the table has Numba's types, which are signed
+        operands = (name.types[-1],)  # the table's entry has Numba's types, which are signed
         text = f"{REALS[result].__name__}({{0}})" if result in REALS and operands[0] != result else "{0}"
         return text, operands[0][0] == result[0] == "u" and WIDTHS[operands[0]] <= WIDTHS[result], operands
     if semantics not in EXPRESSIONS:
@@ -179,7 +179,7 @@ def plain_conversion(name, source, to):
         return source not in REALS and "sat" not in name.rest
     if name.rest not in ([], ["rn"]):
         return False
-    # numpy converts some types through double precision, which must not round twice.
+    # numpy converts some types through double precision. Use it only if this does not round twice.
     return WIDTHS[source] <= 32 or source == "f64" and to in ("f32", "f16", "f64")
 
 
@@ -232,7 +232,7 @@ def _add(name):
     if not (takes or gives):
         return None
     text = f"{{0}} {SIGNS[base]} {{1}}" + (f" {SIGNS[base]} {{2}}" if takes else "")
-    # The carry or borrow is the bit above the result. A negative Python int has ones there.
+    # The carry or borrow is the bit above the result. In a negative Python int, this bit is 1.
     return with_carry(text, name.bits, 2, takes, gives)
 
 
@@ -408,8 +408,8 @@ def _convert_bytes(name):
     """Return the Operation of a cvt between two 8-bit floats and two wider floats."""
     to, source = name.types
     relu, nearest = name.take("relu"), name.take("rn")
-    # PTX requires .rn, and requires .satfinite for conversions to 8 bits but forbids it for others (PTX ISA
-    # 9.7.9, `cvt`).
+    # PTX requires .rn for these conversions. It requires .satfinite for conversions to 8 bits, and forbids it
+    # for conversions from 8 bits (PTX ISA 9.7.9, `cvt`).
     if not nearest or (to in BYTES) != name.take("satfinite"):
         return None
     if to in BYTES and source == "f32":

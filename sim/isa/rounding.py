@@ -43,7 +43,7 @@ def rounded(numerator, denominator, scalar, mode="rn"):
     # Rounding up can carry into one more bit. This is harmless, because ldexp scales any quotient.
     quotient += _goes_up(quotient, remainder, divisor, negative, mode)
     if quotient.bit_length() + exponent > overflow:
-        # On overflow, a direction towards zero gives the largest finite number instead of an infinity.
+        # On overflow, rounding towards zero gives the largest finite number instead of an infinity.
         away = mode == "rn" or mode == ("rd" if negative else "ru")
         value = inf if away else math.ldexp((1 << precision) - 1, overflow - precision)
     else:
@@ -77,7 +77,7 @@ def rounded_root(numerator, denominator, scalar, mode="rn"):
 
     numerator, denominator: positive Python ints.
     """
-    # These are enough bits for the significand and for the sticky bit below it.
+    # This gives enough bits for the significand and for the sticky bit below it.
     spare = FORMATS[scalar][0] + 4
     shift = max(0, spare + (denominator.bit_length() - numerator.bit_length()) // 2 + 1)
     scaled, remainder = divmod(numerator << (2 * shift), denominator)
@@ -89,7 +89,8 @@ def rounded_root(numerator, denominator, scalar, mode="rn"):
 
 
 def fused(a, b, c, scalar, mode="rn"):
-    """Return a * b + c, rounded once to `scalar`. Infinities, NaN and signed zeros follow IEEE 754."""
+    """Return a * b + c, rounded once to `scalar`. The results for infinities, NaN and signed zeros follow
+    IEEE 754."""
     a, b, c = float(a), float(b), float(c)
     if not (isfinite(a) and isfinite(b) and isfinite(c)):
         # If a or b is infinite or NaN, Python's arithmetic is exact. Otherwise, only c is not finite, and the
@@ -110,8 +111,8 @@ def fused_float16(a, b, c):
     """Return a * b + c, rounded once to float16, to nearest.
 
     The product is exact in double precision, and rounding twice gives the correct result. Either the sum is
-    exact as well, or one term is much smaller than the other. In that case, the sum overflows, or lies far
-    from the middle between two adjacent float16 values.
+    exact as well, or one term is much smaller than the other. If it is, the sum overflows, or is far from the
+    middle between two adjacent float16 values.
     """
     return HALF_ONE * (float(a) * float(b) + float(c))
 

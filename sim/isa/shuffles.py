@@ -28,7 +28,7 @@ def shuffle(mode, source, inside):
 
     def read(lane, value, b, c):
         segment = c >> 8 & 31
-        # In the manual's pseudocode, this is maxLane: the segment of this lane, and the clamp within it.
+        # This is `maxLane` in the manual's pseudocode: it combines the segment of this lane with the clamp.
         bound = lane & segment | c & 31 & ~segment
         of = source(lane, b & 31, segment)
         return of if inside(of, bound) else -1
@@ -40,7 +40,8 @@ def shuffle(mode, source, inside):
             # If the source lane is out of bounds, `of` is -1.
             result[lane] = value[of] if 0 <= of < 32 else value[lane]
 
-    # Rows contain numpy scalars, whose bitwise operations would keep their width.
+    # Convert to int, because the rows contain numpy scalars, whose bitwise operations would keep the width of
+    # the scalars.
     def reads(lane, value, b, c):
         return read(lane, value, int(b), int(c))
 
@@ -54,10 +55,10 @@ shuffle("bfly", lambda lane, b, segment: lane ^ b, lambda of, bound: of <= bound
 
 
 def has_invalid_width(c, clamp):
-    """Return whether operand c of shfl.sync belongs to a width that is no power of two from 1 to 32.
+    """Return whether operand c of shfl.sync results from a width that is not a power of two from 1 to 32.
 
     Source: CUDA C++ Programming Guide, "Warp Shuffle Functions". CUDA's functions pass
-    (32 - width) << 8 | clamp. PTX defines every segment mask, and ignores the other bits.
+    (32 - width) << 8 | clamp. PTX gives every segment mask a meaning, and ignores the other bits.
 
     c: the operand, as an unsigned number.
     clamp: the clamp that CUDA's functions pass, or -1 to consider only the segment mask.

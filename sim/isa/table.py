@@ -1,10 +1,9 @@
 """The table of instructions, and the base class `Entry` of its entries.
 
 An entry's *semantics* is its reference implementation, a plain Python function whose annotations are types.
-Both engines
-derive everything else from the entry: type conversions, waiting, lane masks and generated code. The entry of
-    a warp instruction is an `Instruction` (sim.isa.warp_instruction), and the entry of an instruction of a
-    single thread is a `Function` (sim.isa.functions).
+Both engines derive everything else from the entry: type conversions, waiting, lane masks and generated code.
+The entry of a warp instruction is an `Instruction` (sim.isa.warp_instruction), and the entry of an
+instruction of a single thread is a `Function` (sim.isa.functions).
 
 INSTRUCTIONS[name] finds an entry by its name in Python kernels, without `cuda.`: "shfl_sync",
 "libdevice.fmaf_rn", "math.exp". by_ptx(name) finds it by its PTX name: "fma.rn.f32".
@@ -28,15 +27,15 @@ BY_NAME_PARTS: dict[tuple[Any, ...], "Entry"] = {}  # result of name_parts() -> 
 # because Python can reuse the id of a freed object.
 ENTRY_OF_OBJECT: dict[int, "Entry"] = {}
 SUBSTITUTES: list[object] = []
-# The names of the instructions at which a thread can be required to wait. The subsets WARP_WIDE and
-# BLOCK_WIDE synchronise a warp or a block. An entry adds its name when it is registered.
+# The names of the instructions at which a thread may have to wait. The subsets WARP_WIDE and BLOCK_WIDE
+# synchronise a warp or a block. An entry adds its name when it is registered.
 SUSPENDING: set[str] = set()
 WARP_WIDE: set[str] = set()
 BLOCK_WIDE: set[str] = set()
-ASYNCHRONOUS: set[str] = set()  # the names of the instructions of the async proxy, and of the fences for it
+ASYNCHRONOUS: set[str] = set()  # the names of the instructions of the async proxy, and of its fences
 YIELDING = {"atomic"}  # the names of the instructions before which the scheduler is allowed to switch threads
 # The participating lanes of an instruction
-GIVEN = "given"  # the lanes in the mask that is the first argument
+GIVEN = "given"  # the first argument is the mask of these lanes
 CONVERGED = "converged"  # the converged lanes
 ALL = "all"  # all 32 lanes
 FULL = 0xFFFFFFFF  # the mask of all 32 lanes
@@ -108,7 +107,7 @@ class Entry:
 
     def expose(self, instead: object = None) -> Self:
         """Add the entry to the table, and return it. Simulated kernels execute the entry when they call
-        `instead`, or the entry itself if `instead` is None."""
+        `instead`, or when they call the entry itself if `instead` is None."""
         self.add()
         self.replace_calls_of(self if instead is None else instead)
         return self
@@ -163,8 +162,8 @@ def by_ptx(name: str) -> Entry:
     Raise KeyError if the table has no such instruction.
     """
     plain = ".".join(part for part in name.split(".") if part not in MODIFIERS)
-    # Try the exact spelling first, then any order of the modifiers, then the name without the modifiers
-    # ignored by the table.
+    # Try the exact spelling first, then any order of the modifiers, then the name without the modifiers that
+    # the table ignores.
     found = PTX.get(name) or BY_NAME_PARTS.get(name_parts(name)) or BY_NAME_PARTS.get(name_parts(plain))
     if found is not None:
         return found

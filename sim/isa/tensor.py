@@ -74,7 +74,8 @@ def float16_bits(x):
     # its values are 2^-24 apart.
     exponent = max(math.frexp(size)[1] - 11, -24)
     count = round(size * 2.0**-exponent)
-    # A count of 2^11 after rounding carries into the exponent field, which gives the correct result.
+    # If rounding gives 2^11 units, the addition carries into the exponent field. The result is then correct
+    # too.
     return sign | ((exponent + 24 << 10) + count)
 
 
@@ -97,9 +98,9 @@ def unpack_registers(registers, number, drop, width):
 
 
 def dot(a, b, a_run, b_run, length):
-    """Return the dot product of run `a_run` of `a` and run `b_run` of `b`.
+    """Return the dot product of two runs of consecutive elements: run `a_run` of `a`, and run `b_run` of `b`.
 
-    length: the number of consecutive elements in a run.
+    length: the number of elements in a run.
     """
     i, j = a_run * length, b_run * length
     total = a[i] * b[j]
@@ -136,7 +137,7 @@ DECODE_F16, DECODE_BF16, DECODE_TF32 = (
 
 
 def add_halves(c, low, high):
-    """Return a register with two float16 accumulators, after adding a number to each."""
+    """Add a number to each of the two float16 accumulators in a register, and return the register."""
     c = int(c)
     return float16_bits(DECODE_F16(c & 0xFFFF) + low) | float16_bits(DECODE_F16(c >> 16) + high) << 16
 
@@ -155,7 +156,7 @@ def product_sums(decode_a, decode_b, width, drop=0, rows=16, columns=8):
         for at in range(rows * columns):
             row, column = at // columns, at % columns
             found[at] = dot(x, y, row, column, length)
-            # For the larger K, further registers contain the second half of each row and column.
+            # For the larger K, additional registers contain the second half of each row and column.
             if 8 * len(b) == 2 * columns:
                 found[at] += dot(x, y, row + rows, column + columns, length)
         return found
@@ -164,7 +165,8 @@ def product_sums(decode_a, decode_b, width, drop=0, rows=16, columns=8):
 
 
 def accumulate_words(number, add, sums):
-    """Return the semantics of mma for both values of K, if D has one element per register."""
+    """Return (semantics of mma for the larger K, semantics for the smaller K), if D has one element per
+    register."""
 
     def two(
         lanes,
@@ -193,7 +195,8 @@ def distribute_words(add, sums, c, d):
 
 
 def accumulate_halves(sums):
-    """Return the semantics of mma for both values of K, if D has two float16 elements per register."""
+    """Return (semantics of mma for the larger K, semantics for the smaller K), if D has two float16 elements
+    per register."""
 
     def two(
         lanes,

@@ -1,4 +1,4 @@
-"""Tensor copies (cp.async.bulk.tensor): TMA copies of a box of a tensor with 1 to 5 dimensions, tile mode.
+"""Tensor copies (cp.async.bulk.tensor): TMA copies of a box of a tensor with 1 to 5 dimensions, in tile mode.
 
 The tensor map is 128 bytes at (map, map_index). Coordinates begin with the innermost dimension.
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from sim.isa.bulk import bulk_instruction, combine
 
-ALIGNMENT = 128  # required of the address in shared memory, in bytes (PTX ISA, cp.async.bulk.tensor)
+ALIGNMENT = 128  # alignment in bytes of the address in shared memory (PTX ISA, cp.async.bulk.tensor)
 # type in a tensor map -> PTX type of a reduction
 REDUCED = {"u8": "u32", "f32_ftz": "f32", "tf32": "f32", "tf32_ftz": "f32"}
 
@@ -29,7 +29,7 @@ def load_box(memory, located, tile, index, spans, data, barrier):
 
 
 def gather(memory, located, coordinates):
-    """Return (Spots of the parts of a box inside the tensor, the bytes of the box)."""
+    """Return (Spots of the parts of a box that are inside the tensor, the bytes of the whole box)."""
     in_box, addresses, length = located.spans(coordinates)
     spans = [memory.tensor_spot(located, int(address), length, "load") for address in addresses]
     data = located.map.fill().copy()
@@ -84,8 +84,8 @@ def store_box(memory, map, map_index, coordinates, tile, index, kind, combined=N
 
 
 def runs(spot, offsets):
-    """Split a Spot: return one Spot for each run of adjacent bytes at these offsets, which are ascending or
-    swizzled."""
+    """Split a Spot into one Spot for each run of adjacent bytes among the given offsets, which are ascending
+    or swizzled."""
     ends = np.flatnonzero(np.diff(offsets) != 1) + 1
     return [
         type(spot)(spot.address + int(part[0]), spot.memory[part[0] : part[-1] + 1])

@@ -1,5 +1,5 @@
-"""Tensor maps: the 128 bytes that describe a tensor in global memory and a box of it, and the geometry of
-tensor copies.
+"""Tensor maps: the 128 bytes that describe a tensor in global memory and a box within it. This module also
+computes which bytes tensor copies access.
 
 The driver's function cuTensorMapEncodeTiled writes these bytes. Their format is not documented. It was
 derived from the bytes that driver 580 writes for 48 tensors on an H100. In words of 32 bits:
@@ -32,8 +32,8 @@ SIZES = dict(zip(TYPES, (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4)))
 # type -> its code in bits 7 to 10 of word 3, and bit 16
 CODES = {name: (code, 0) for name, code in zip(TYPES, (0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 8))}
 CODES |= {"tf32": (7, 1), "tf32_ftz": (8, 1)}
-SWIZZLES = (0, 32, 64, 128)  # bytes of a row within which 16-byte chunks are exchanged
-NAN = 0x7FF7  # each 16 bits of the NaN that fills a box outside the tensor (on an H100)
+SWIZZLES = (0, 32, 64, 128)  # bytes of the row within which 16-byte chunks are exchanged
+NAN = 0x7FF7  # every 16 bits of the NaN that fills the part of a box outside the tensor (on an H100)
 NBYTES = 128
 
 
@@ -45,7 +45,8 @@ class TensorMap:
     sizes: the elements per dimension.
     strides: the bytes between elements, for all dimensions except the innermost.
     box: the size of the box in elements, before element strides.
-    element_strides: the box takes every n-th element. The GPU ignores the one of the innermost dimension.
+    element_strides: for each dimension, an n such that the box contains every n-th element. The GPU ignores
+        the n of the innermost dimension.
     swizzle: one of SWIZZLES.
     """
 
@@ -124,8 +125,8 @@ class TensorMap:
 
     def rows(self, coordinates):
         """Return the parts of a box that lie inside the tensor, as three arrays: the offset in the box, the
-        offset in
-        the tensor and the length, all in bytes. Each part is adjacent in both.
+        offset in the tensor and the length, all in bytes. Each part is contiguous in the box and in the
+        tensor.
 
         coordinates: the position of the box, from the innermost dimension on. It can lie partly or wholly
             outside the tensor.
@@ -149,21 +150,21 @@ class TensorMap:
         return in_box[chosen], in_tensor[chosen], max(end - begin, 0) * size
 
     def places(self, address):
-        """Return the offset in shared memory of each byte of a box, whose first byte is at `address`.
+        """Return the offset in shared memory of each byte of a box that begins at `address`.
 
         A swizzle exchanges 16-byte chunks. It combines the number of the chunk within a row of 128 bytes
         with the number of the row within 8 rows, both taken from the address."""
         offset = np.arange(self.nbytes)
         if not self.swizzle:
             return offset
-        # A row that is shorter than the swizzle leaves the rest of its span unwritten (on an H100).
+        # If a row is shorter than the swizzle, the rest of the swizzle's width is not written (on an H100).
         row = self.counts[0] * self.itemsize
         at = address + offset // row * self.swizzle + offset % row
         mask = self.swizzle // 16 - 1
         return (at ^ (at >> 7 & mask) << 4) - address
 
     def fill(self):
-        """Return the bytes of a box outside the tensor."""
+        """Return the values of the bytes of a box that lie outside the tensor."""
         if not self.fill_nan:
             return np.zeros(self.nbytes, np.uint8)
         return np.full(self.nbytes // 2, NAN, np.uint16).view(np.uint8)
@@ -176,8 +177,8 @@ class TensorMap:
         return self.nbytes // (self.counts[0] * self.itemsize) * self.swizzle
 
     def converted(self, data):
-        """Return the bytes that a load writes, for bytes of the tensor. The tf32 types round to 10 bits of
-        mantissa. No type replaces subnormal numbers by zero in a load (on an H100)."""
+        """Return the bytes that a load writes for these bytes of the tensor. The tf32 types are rounded to 10
+        bits of mantissa. A load never flushes subnormal numbers to zero (on an H100)."""
         if "tf32" not in self.type:
             return data
         bits = data.view(np.uint32)

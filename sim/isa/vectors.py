@@ -1,5 +1,5 @@
 """CUDA's vector types, such as float32x4 (alias float4). A vector has one to four components of one type,
-called x, y, z and w.
+which are called x, y, z and w.
 
 A kernel constructs a vector from its components, or from a sequence of shorter vectors and numbers:
 `cuda.float4(cuda.float2(1, 2), 3, 4)`.

@@ -1,8 +1,8 @@
 """Entries for warp instructions (`Instruction`), and the decorator that adds them to the table.
 
-The semantics of a warp instruction takes `lanes`, the mask of the participating lanes. Each operand follows
-as a row of 32 values, one per lane. The results are keyword-only parameters. They are also rows, which the
-function fills. Annotations are types.
+The first parameter of the semantics is `lanes`, the mask of the participating lanes. Each operand is a
+further parameter: a row of 32 values, one per lane. The results are keyword-only parameters. They are also
+rows, which the function fills. Annotations are types.
 """
 
 import inspect
@@ -64,7 +64,7 @@ class Instruction(Entry):
 
     @property
     def default(self) -> tuple[int, ...]:
-        """The operands used when the call passes none: the full mask if the instruction takes a mask."""
+        """The operands if the call passes none: the full mask if the instruction takes a mask."""
         return (FULL,) if self.mask == GIVEN else ()
 
     def converted(self, values: Sequence[Any]) -> list[Any]:
@@ -78,7 +78,7 @@ class Instruction(Entry):
         return [check if dtype is None else cast(dtype) for dtype in self.operands.values()]
 
     def result_outside_mask(self, operands: Sequence[Any]) -> Any:
-        """Return the result for a lane missing from its own mask: the lane's operand, or 0."""
+        """Return the result for a lane that is missing from its own mask: the lane's operand, or 0."""
         given, types = dict(zip(self.operands, operands)), self.results.values()
         return self.result([given[of] if isinstance(of, Like) else result_converter(of)(0) for of in types])
 
@@ -142,7 +142,7 @@ class Opaque:
 @lru_cache(maxsize=1024)
 def moves(entry: Instruction, *others: Sequence[Any]) -> tuple[list[int], list[list[Any]]] | None:
     """Return (source lane of each lane, rows of further results) of a shuffle by all 32 lanes. Return None if
-    the instruction does more than move the values of its first operand.
+    the instruction does more than to move the values of its first operand.
 
     The lanes of a warp often repeat a shuffle with other values, so the result is cached.
 
@@ -180,7 +180,7 @@ def fill_absent(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
     if len(members) == 32:
         return row
     # The semantics can read any lane of a row, so absent lanes need a value of the correct type. The value is
-    # conspicuous, so that a read of an absent lane shows in the result.
+    # conspicuous, so that a read of an absent lane is noticed in the result.
     like = row[members[0]]
     fill = like if isinstance(like, bool) else unwritten_bits(like)
     return [fill if value is None else value for value in row]

@@ -2,18 +2,18 @@
 
 A warp group is four consecutive warps, 128 threads. It computes D = A B + D or D = A B. A has 64 rows, B has
 n columns, and the 32 bytes along K (k elements) come from registers or shared memory for A, and always from
-shared memory for B. Both matrices in shared memory are described by a matrix descriptor
-(sim.isa.matrix_descriptor). With w = the warp's number in its group, g = lane // 4, t = lane % 4, and p = the
-number of elements of A per register (two 16-bit, four 8-bit, or one tf32):
+shared memory for B. A matrix descriptor describes each matrix in shared memory (sim.isa.matrix_descriptor).
+With w = the warp's number in its group, g = lane // 4, t = lane % 4, and p = the number of elements of A per
+register (two 16-bit, four 8-bit, or one tf32):
 
     A in registers  register r contains A[16 w + g + 8 (r % 2), p t + 4 p (r // 2)] in its lowest bits, and
                     then the next columns
     D               element i is D[16 w + g + 8 (i // 2 % 2), 8 (i // 4) + 2 t + i % 2]; a register contains
                     two float16 elements
 
-The product is asynchronous. Its registers and its matrices in shared memory belong to it until a
-wgmma.wait_group covers the group to which wgmma.commit_group assigned it. sim.engine.warpgroup reports
-accesses before that.
+The product is asynchronous. No thread may access the product's registers or matrices until a wgmma.wait_group
+has waited for the group to which wgmma.commit_group assigned it. sim.engine.warpgroup reports earlier
+accesses.
 
 Products are exact. Sums are computed in float64 and rounded once. A GPU can truncate intermediate sums, and
 keeps fewer bits of the sums of 8-bit floats.
@@ -33,7 +33,7 @@ from sim.isa.matrix_descriptor import CHUNK, MatrixDescriptor
 from sim.isa.memory import memory_instruction
 from sim.isa.table import ASYNCHRONOUS, SUSPENDING, WARPGROUP, Entry
 
-WARPS, THREADS, ROWS = 4, 128, 64  # of a warp group; rows of A and D
+WARPS, THREADS, ROWS = 4, 128, 64  # warps and threads of a warp group, and rows of A and D
 DEPTH_BYTES = 32  # bytes of A and B along K
 
 # PTX type of an element -> its numpy type
@@ -43,7 +43,7 @@ ELEMENTS = {
 }  # fmt: skip
 FLOATS_OF_8 = ("e4m3", "e5m2")
 WHOLE = ("s8", "u8")
-# (type of D, type of A, type of B) of every product, PTX ISA 9.7.15.2
+# (type of D, type of A, type of B) of every product (PTX ISA 9.7.15.2)
 TYPES = (
     ("f32", "f16", "f16"), ("f16", "f16", "f16"), ("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"),
     *((d, a, b) for d in ("f32", "f16") for a in FLOATS_OF_8 for b in FLOATS_OF_8),
@@ -56,7 +56,7 @@ REGISTERS = {"f32": (np.float32, 4), "f16": (np.uint32, 2), "s32": (np.int32, 4)
 class Variant(NamedTuple):
     """The operands of a product that are constants.
 
-    n: the number of columns of B and D.
+    n: the number of columns of B and of D.
     a_in_registers: whether A is in registers instead of shared memory.
     mn_major_a, mn_major_b: imm-trans-a and imm-trans-b.
     negate_a, negate_b: whether imm-scale-a and imm-scale-b are -1.
@@ -150,7 +150,7 @@ def depth_of(kind):
 
 
 def element_type(kind):
-    """Return the numpy type with which bytes are viewed as elements."""
+    """Return the numpy type of an element, with which the bytes of a matrix are viewed."""
     return np.dtype(np.uint32 if kind == "tf32" else ELEMENTS[kind])
 
 
@@ -227,7 +227,8 @@ def ptx_names():
 
 @memory_instruction(source="PTX ISA wgmma.fence", ptx=("wgmma.fence.sync.aligned",))
 def wgmma_fence(memory, registers=None):
-    """Order the accesses to registers before the fence and those by later products. Return the registers."""
+    """Order the accesses to registers before the fence and the accesses by later products. Return the
+    registers."""
     return memory.products.fence(registers)
 
 
@@ -238,7 +239,7 @@ def wgmma_commit(memory):
 
 
 def add_wait(groups):
-    """Add the wait that leaves at most the newest `groups` groups pending to the table."""
+    """Add to the table the wait after which at most the newest `groups` groups are pending."""
 
     def wait(memory, registers=None):
         return memory.products.wait(groups, registers)

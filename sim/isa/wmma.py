@@ -11,10 +11,11 @@ in its lowest bits:
     C, D M×N  element n, with q = n // 2, is C[8 (q % (M/8)) + g, 8 (q // (M/8)) + 2 t + n % 2];
               for m8n32, it is C[2 t + n % 2, 8 q + g]; a register contains two float16 elements
 
-The registers of A cover two row tiles i for the first tile k, then for the next k, and so on, and then the
-next two row tiles. The registers of B cover all tiles k, and then the next column tile j. For m8n32, A has
-the order of B, and B has the order of A. A and B of float16 always have eight registers. If fewer registers
-suffice, the elements are repeated, and the product uses the first registers.
+The registers of A contain two row tiles i for the first tile k, then for the next k, and so on. Then follow
+the next two row tiles. The registers of B contain all tiles k of the first column tile j, and then those of
+the next column tile. For m8n32, A has the order of B, and B has the order of A. A and B of float16 always
+have eight registers. If fewer registers suffice, the elements are repeated, and the product uses the first
+registers.
 
 A fragment does not depend on .row and .col, which describe the matrix in memory. Its lines (rows or columns)
 begin `stride` elements apart. The address of each line must be aligned to the number of bytes of the fragment
@@ -49,7 +50,7 @@ from sim.isa.warp_instruction import instruction
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "f64": 64, "f32": 32, "s32": 32}
 # (M, N, K) -> the name of the shape, for 16-bit and 8-bit types
 SHAPES = {(16, 16, 16): "m16n16k16", (8, 32, 16): "m8n32k16", (32, 8, 16): "m32n8k16"}
-MAX_ALIGNMENT = 16  # bytes; the widest access of a lane
+MAX_ALIGNMENT = 16  # bytes of the widest access of a lane
 LAYOUTS = ("row", "col")
 
 
@@ -57,7 +58,7 @@ class Fragment:
     """A `rows` × `columns` matrix distributed over the lanes of a warp.
 
     which: its role in the product, "a", "b" or "c".
-    transposed: whether the shape is m8n32, which is computed transposed on a GPU.
+    transposed: whether the shape is m8n32, for which a GPU computes the transposed product.
     """
 
     def __init__(self, which, rows, columns, ptx_type, transposed):
@@ -90,14 +91,14 @@ class Fragment:
         depth //= 4 * self.each
         if (self.which == "a") == self.transposed:
             return divmod(register, depth)
-        # Two tiles of lines are adjacent in the order of the registers, unless the matrix has only one.
+        # The registers of two tiles of lines alternate, unless the matrix has only one tile of lines.
         pair = min(lines // 8, 2)
         first, rest = divmod(register, pair * depth)
         return pair * first + rest % pair, rest // pair
 
     def order_for_product(self, registers):
-        """Return the registers of A or B in the order expected by `product_sums`: all tiles of lines, and
-        then the next tile along K."""
+        """Return the registers of A or B in the order that `product_sums` expects: all tiles of lines for the
+        first tile along K, then for the next one."""
         return [registers[r] for r in sorted(range(self.unique), key=lambda r: self.tile(r)[::-1])]
 
     @lru_cache(maxsize=1 << 12)  # noqa: B019  Fragments live as long as the process
@@ -122,7 +123,7 @@ def load(fragment, layout, shape):
 
     def fetch(memory, where, index, stride=0):
         if not is_aligned(fragment, memory, where, index, stride * size, "load"):
-            # The misaligned access has been reported. Continue the launch with zeros.
+            # The misaligned access has already been reported. Continue the launch with zeros.
             return (0,) * fragment.registers
         runs = fragment.runs(memory.lane, layout, stride)
         data = b"".join(memory.read(where, index + place, count * size).tobytes() for place, count in runs)
@@ -282,7 +283,8 @@ def add_family(sizes, shape, a_type, accumulators):
     return a, b, sums
 
 
-# The accumulators that are already in the table. Products of several types share accumulators.
+# The accumulators whose loads and stores are already in the table. Products of several types share
+# accumulators.
 ADDED = set()
 
 
