@@ -80,7 +80,7 @@ def template(logged, local):
 
 INTEGERS = frozenset(np.dtype(letter).type for letter in np.typecodes["AllInteger"])
 BUILTINS = {own.__name__: own for own in (type, int, slice, TypeError, ValueError, OverflowError)}
-# Each variant is compiled once, at import. A launch executes only one of them.
+# Each variant is compiled once, at import. A launch executes only one of the variants.
 CODE = {
     (logged, local): compile(template(logged, local), "<accessors>", "exec")
     for logged, local in ((False, False), (True, False), (True, True))
@@ -126,7 +126,7 @@ def accessors(log, values, local):
     values: the list to which the stored values are appended.
     local: whether accesses to local memory are logged as well.
     """
-    # The generated functions refer to these names as globals.
+    # The generated functions use these names as globals.
     names = {known.__name__: known for known in (*FAST.values(), *WATCHED.values(), *GENERAL)}
     names["INTEGERS"] = INTEGERS
     if log is not None:

@@ -1,4 +1,4 @@
-"""Findings about accesses whose addresses are not multiples of the alignment that they require."""
+"""Findings about misaligned accesses: their addresses are not multiples of the required alignment."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ class Alignment:
     """A check that addresses have the alignment required by an instruction.
 
     An address can be aligned although the declaration of the array does not guarantee it. The alignment then
-    depends on the sizes of other arrays (AddressSpace.shifting), all of which are known only when the launch
+    depends on the sizes of other arrays (AddressSpace.shifting). These sizes are known only when the launch
     ends. For each array, only the widest access at the lowest address is reported, so that the finding does
     not depend on the order of threads.
     """
@@ -41,7 +41,7 @@ class Alignment:
         return False
 
     def by_luck(self, context):
-        """Yield findings for the accesses aligned only because another array has a suitable size."""
+        """Yield findings for the accesses that are aligned only because another array has a suitable size."""
         for allocation, (_, multiple, finding) in self.lowest.items():
             other = context.space.shifting(allocation, multiple)
             if other is not None:

@@ -20,7 +20,7 @@ class Argument:
 
     name: the name of the parameter. The items of a tuple are called name[0], name[1], ...
     value: the argument passed by the caller.
-    array: for an array, a CPU tensor or a record, a numpy array over its memory. For a record, the array has
+    array: a numpy array over the memory of the array, CPU tensor or record. For a record, the numpy array has
         no dimensions. For numbers and tuples, it is None.
     parts: for a tuple, the Arguments of its items, otherwise None.
     """
@@ -94,7 +94,7 @@ def host_array(value, name):
 def check_dtype(dtype, name):
     """Raise LaunchError for an unsupported dtype.
 
-    Strings are refused, although Numba compiles them.
+    Arrays of strings are refused, although Numba can compile kernels for them.
     """
     base = dtype.base
     if base.names:

@@ -1,4 +1,4 @@
-"""The array class used by kernels. An Array is a view of an allocation, and checks every access.
+"""The array class that kernels use. An Array is a view of an allocation, and checks every access.
 
 `sim.memory.accessors` contains the fast path for single elements.
 """
@@ -27,9 +27,9 @@ class Array(Views, Marks, Methods):
 
     root: the underlying bytes: those of the allocation, or the private copy of a block or thread.
     offset, strides: in bytes.
-    marks: for local memory whose reads are checked, a record of the elements written by the thread, otherwise
-        None. At first, it is a list with -1 for each written element and 0 for each other element. Once
-        several views share it, it is a bytearray with 255 for each written byte.
+    marks: for local memory whose reads are checked, a record of the elements that the thread has written,
+        otherwise None. At first, it is a list with -1 for each written element and 0 for each other element.
+        When a second view shares it, it becomes a bytearray with 255 for each written byte.
     code: the size and the address of the first element, as in a log entry.
     """
 
@@ -51,7 +51,7 @@ class Array(Views, Marks, Methods):
             self.prepare_fast_access(layout)
 
     def prepare_fast_access(self, layout):
-        """Set the attributes used by the fast path: the sizes and strides in elements, `data` and `cells`.
+        """Set the attributes that the fast path uses: the sizes and strides in elements, `data` and `cells`.
 
         `data[flat]` is an element in the type with which a kernel computes. Stores go to `cells`.
         """
@@ -66,8 +66,8 @@ class Array(Views, Marks, Methods):
             memory.flags.writeable = False
         # The elements of a memoryview are Python ints and bools, which represent wide signed integers and
         # booleans in a kernel. The elements of a numpy array are numpy's scalars. A memoryview rejects
-        # floats, and integers that do not fit. `cast` then converts them by the GPU's rules, whereas numpy
-        # would convert a float by the CPU's.
+        # floats, and integers that do not fit. `cast` then converts these values by the rules of the GPU,
+        # whereas numpy would convert a float by the rules of the CPU.
         self.cells = memoryview(memory) if layout.whole else memory
         self.data = self.cells if layout.wide else memory
         if type(self.marks) is list:
@@ -145,7 +145,7 @@ class Array(Views, Marks, Methods):
             return self.part(index)
         indices = tuple(checked_integer(i, self) for i in index)
         if any(not -n <= i < n for i, n in zip(indices, self.shape)):
-            if self.dtype.names:  # the element is a Record, and accesses to its fields are refused later
+            if self.dtype.names:  # the element is a Record, whose fields are checked when they are accessed
                 return indices
             self.context.refuse(site, what, self, indices)
             return None
@@ -241,7 +241,7 @@ class Array(Views, Marks, Methods):
 class Columns(Array):
     """An array of records whose fields are attributes.
 
-    This is a separate class because `__getattr__` slows down every attribute lookup of a class.
+    This is a separate class because a `__getattr__` in Array would slow down every attribute lookup.
     """
 
     __slots__ = ()
@@ -287,8 +287,8 @@ class Outside(Array):
 
 
 class Reinterpreted(Array):
-    """A view with elements of another type than the array's, whose addresses may not be multiples of their
-    size. Views of such a view are Reinterpreted, too."""
+    """A view whose elements have another type than those of the array, so that they may be misaligned. Views
+    of such a view are Reinterpreted, too."""
 
     __slots__ = ()
 
@@ -302,7 +302,7 @@ class Reinterpreted(Array):
         return place
 
     def another(self, moved, dtype, shape, strides):
-        # Numba accesses the fields of packed records without an alignment.
+        # Numba does not require an alignment for the fields of packed records.
         packed = self.dtype.names and not self.dtype.isalignedstruct
         view = super().another(moved, dtype, shape, strides)
         return view if packed else reinterpreted(view)
@@ -315,7 +315,7 @@ class ReinterpretedColumns(Reinterpreted, Columns):
 
 
 def reinterpreted(view):
-    """Return an array, as a Reinterpreted unless all its elements are certainly aligned."""
+    """Return a view, and make it a Reinterpreted unless all its elements are certainly aligned."""
     needs = view.dtype.alignment
     if any(n % needs for n in (view.address(()), view.allocation.alignment, *view.strides)):
         view.__class__ = ReinterpretedColumns if view.dtype.names else Reinterpreted
@@ -324,7 +324,7 @@ def reinterpreted(view):
 
 FAST, WATCHED = (
     {rank: type(f"{name}{rank}", (Array,), {"__slots__": ()}) for rank in range(1, MAX_FAST_RANK + 1)}
-    for name in ("Array", "Watched")  # Watched: local memory with marks
+    for name in ("Array", "Watched")  # Watched: arrays in local memory that have `marks`
 )
 
 
@@ -333,8 +333,8 @@ class Layout:
     """The properties shared by all arrays with the same dtype, shape and strides.
 
     array: the class of the arrays.
-    span: the number of bytes from the first element to the end of the last one, or None if there is no fast
-        path.
+    span: the number of bytes from the first element to the end of the last element, or None if there is no
+        fast path.
     axes: pairs (name, value) for the attributes with sizes and strides in elements.
     whole: whether the elements are integers or booleans.
     wide: whether a Python int or bool represents an element.
@@ -359,7 +359,7 @@ def layout_of(dtype, shape, strides, watched):
 
     watched: whether the arrays are local memory with marks.
     """
-    dtype = np.dtype(dtype.str) if dtype.kind in "iu" else dtype  # maps longlong to int64
+    dtype = np.dtype(dtype.str) if dtype.kind in "iu" else dtype  # numpy's longlong becomes int64
     itemsize, rank, size = dtype.itemsize, len(shape), math.prod(shape)
     shift = itemsize.bit_length() - 1
     of_array = dtype, shape, strides, rank, size, shift

@@ -1,10 +1,10 @@
-"""Operations of the async proxy: bulk copies (TMA) and wgmma. Each has an issue, and an end that threads
-observe.
+"""Operations of the async proxy: bulk copies (TMA) and wgmma. Each operation has an issue, and an end that
+threads observe by a wait.
 
-An operation accesses memory at an unspecified time between its issue and its end. Here, sources are read at
-the issue, and the data arrive when a thread observes the end, which is the latest time that the hardware
-allows. The log records all accesses at the issue, in a segment of their own, and observers receive both
-events.
+An operation accesses memory at an unspecified time between its issue and its end. The simulator reads the
+sources at the issue, and writes the data when a thread observes the end, which is the latest time that the
+hardware allows. The log records all accesses at the time of the issue, in a segment of their own. Observers
+receive both events.
 
 Source: PTX ISA 9.7.9.25.2, "Async Proxy"; 9.7.13.15.5, "Tracking asynchronous operations by the mbarrier
 object"; 8.9.5, "Causality order".
@@ -57,9 +57,10 @@ def issue_async(context, kind, reads, writes, load_site, store_site, **more):
 
 
 def finish_async(context, operations, sources=False):
-    """Report that the current thread has waited for asynchronous operations.
+    """Report to the observers that the current thread has waited for asynchronous operations.
 
-    sources: whether the operations have only read their sources so far (wait_group.read).
+    sources: whether the thread has only waited until the operations have read their sources
+        (wait_group.read).
     """
     if operations:
         context.announce_ordering("async_done", list(operations), sources)
@@ -89,15 +90,15 @@ def log_range(context, address, size, site, data, most):
 
 
 class Spot(NamedTuple):
-    """Adjacent bytes: their address, or None if the access was refused, and the memory itself (uint8)."""
+    """Adjacent bytes: their address (None if the access was refused) and the memory itself (uint8)."""
 
     address: int | None
     memory: np.ndarray
 
 
 class Target:
-    """Bytes that an operation writes when it is complete: the memory, the data, and for a reduction the
-    function (old, data) that combines the two."""
+    """Bytes that an operation writes when it is complete: the memory and the data. For a reduction, also the
+    function (old, data) that combines the old bytes with the data."""
 
     __slots__ = ("address", "memory", "data", "combine")
 
@@ -109,7 +110,7 @@ class Target:
 
 
 class Pending:
-    """An operation whose end no thread has observed.
+    """An operation whose end no thread has observed yet.
 
     nbytes: the bytes that an mbarrier counts.
     """
@@ -126,7 +127,7 @@ class Pending:
             target.arrive()
 
     def finish(self, phase):
-        """End the operation, whose bytes an mbarrier counts in this phase."""
+        """End the operation. An mbarrier counts its bytes in the given phase."""
         self.arrive()
         where = "mbarrier", self.barrier.address, self.barrier.block
         self.context.announce("async_tracked", self.operation, (where, phase))
@@ -134,7 +135,7 @@ class Pending:
     def report_early(self, barrier, phase, expected, brought):
         """Report that this operation completes a phase of an mbarrier that counts further operations.
 
-        expected, brought: as in Barrier, for the phase.
+        expected, brought: the values of sim.isa.mbarrier.Barrier for the phase.
         """
         element = self.context.space.element(barrier.address)
         parts = [*brought, *((pending.witness, pending.nbytes) for pending in barrier.bulk)]
@@ -142,8 +143,8 @@ class Pending:
         self.context.early_barriers.add((barrier.block, barrier.address))
         wanted = sum(size for _, size in expected)
         copies = dict.fromkeys(pending.witness for pending in (self, *barrier.bulk))
-        # If blocks send different totals, they may be in different phases, and their sum is not the total of
-        # one phase.
+        # If blocks send different numbers of bytes, these bytes may belong to different phases, so their sum
+        # is not the total of one phase.
         shares = Counter()
         for sender, size in parts:
             shares[sender.block] += size
@@ -180,7 +181,8 @@ class AsyncProxyMemory:
         context = self.context
         nbytes = sum(len(target.data) for target in targets) if nbytes is None else nbytes
         if any(spot.address is None for spot in (*sources, *targets)):
-            # The copy has been reported. Its bytes count as arrived, so that no thread waits for them.
+            # The copy has already been reported. Count its bytes as arrived, so that no thread waits for them
+            # forever.
             if barrier is not None:
                 barrier.count_bytes(nbytes, self.witness("sent"))
             return None
@@ -207,9 +209,8 @@ class AsyncProxyMemory:
         return pending
 
     def bulk_spot(self, where, index, size, multiple, action):
-        """Return the Spot of a bulk copy's source or target. If it is refused, its address is None and its
-        memory
-        is poison."""
+        """Return the Spot of a bulk copy's source or target. If the access is refused, its address is None
+        and its memory is poison."""
         what = {"load": "read", "store": "written", "atomic": "changed"}[action]
         spot = self.range_spot(where, index, size, multiple, self.site(action), what)
         return spot or Spot(None, np.full(size, 0xFF, np.uint8))
@@ -219,8 +220,8 @@ class AsyncProxyMemory:
         return self.spot(where, index, size, multiple, site, what)
 
     def tensor_map(self, where, index, coordinates):
-        """Return the Located tensor map at a location. Raise InvalidOperand if it has another number
-        of dimensions than the instruction."""
+        """Return the Located tensor map at a location. Raise InvalidOperand if the numbers of dimensions of
+        the map and of the instruction differ."""
         spot = self.range_spot(where, index, NBYTES, 64, self.site("load"), "read")
         if spot is None:
             raise InvalidOperand(
@@ -297,7 +298,7 @@ class AsyncProxyMemory:
                 fix=f"round the size up to a multiple of {multiple}, and let both buffers have room for it",
             )
         )
-        # The bytes count as arrived, so that no thread waits for them.
+        # Count the bytes as arrived, so that no thread waits for them forever.
         if barrier is not None:
             barrier.count_bytes(size, self.witness("sent"))
         return False
@@ -311,7 +312,7 @@ class AsyncProxyMemory:
     def wait_bulk(self, groups, sources):
         """Wait until at most the newest `groups` bulk async-groups of the thread are pending.
 
-        sources: whether it suffices that they have read their sources.
+        sources: whether to wait only until the operations have read their sources.
         """
         thread = self.context.thread
         over = thread.async_groups[: max(len(thread.async_groups) - groups, 0)]
@@ -327,7 +328,7 @@ class AsyncProxyMemory:
         return self.context.witness(what, self.site("atomic"))
 
     def fence_proxy(self, spaces):
-        """Order the accesses of the generic proxy before the fence and those of the async proxy after it.
+        """Order accesses of the generic proxy before the fence and accesses of the async proxy after it.
 
         spaces: the numbers of the state spaces.
         """
@@ -335,7 +336,8 @@ class AsyncProxyMemory:
 
 
 def bytes_of_phase(barrier):
-    """Return the number of bytes that copies bring to an mbarrier per phase, as text, with their senders."""
+    """Return text about the number of bytes that copies deliver to an mbarrier per phase, and about their
+    senders."""
     phases = max(barrier.expecting, 1)
     if any(nbytes % phases for nbytes in barrier.brought_by.values()):
         return bytes_by_block(barrier.brought)
@@ -343,7 +345,7 @@ def bytes_of_phase(barrier):
 
 
 def bytes_by_block(parts):
-    """Return a sum of bytes as text. If several blocks send them, name the bytes of each.
+    """Return the total number of bytes as text. If several blocks send bytes, name the number for each block.
 
     parts: (index of a block, or an Access of its threads; number of bytes).
     """
@@ -357,7 +359,7 @@ def bytes_by_block(parts):
 
 
 def merged(ranges):
-    """Return (address, size) ranges with adjacent ones joined."""
+    """Return (address, size) ranges in which adjacent ranges are joined."""
     joined = []
     for address, size in ranges:
         if joined and joined[-1][0] + joined[-1][1] == address:

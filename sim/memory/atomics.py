@@ -1,5 +1,5 @@
-"""The functions of `cuda.atomic`. Each of them loads, combines and stores one element, without interruption
-by another thread.
+"""The functions of `cuda.atomic`. Each function loads an element, combines it with an operand and stores the
+result, without interruption by another thread.
 
 Each function returns the old element. `sim.isa.atomics` defines the operations themselves.
 """
@@ -14,7 +14,7 @@ from sim.isa.functions import to_operand
 from sim.memory.array import Array, read_only_error
 from sim.nouns import plural
 
-MAX_CYCLE = 8  # maximum number of failed atomics in a loop that the scheduler recognises as spinning
+MAX_CYCLE = 8  # the scheduler recognises spinning loops with at most this number of failed atomics
 
 
 class FailedAtomic:
@@ -23,7 +23,7 @@ class FailedAtomic:
     The scheduler uses it to recognise a spinning thread, which repeats one or several failed atomics.
 
     key: a value that identifies the atomic and its operands.
-    memory, place, found: the array, the index of the element, and the value found there by the atomic.
+    memory, place, found: the array, the index of the element, and the value that the atomic found there.
     last: the thread's previous FailedAtomic, or None if the thread's previous atomic changed memory.
     repeated: whether the thread is about to execute the atomic again.
     """
@@ -32,8 +32,9 @@ class FailedAtomic:
 
     def __init__(self, key, memory, place, found, last):
         self.key, self.memory, self.place, self.found, self.repeated = key, memory, place, found, False
-        # `length` is the number of atomics that can be reached through `last`. `first` is one of them: the
-        # thread is about to repeat it and all later ones. A reference to `self` would delay its deletion.
+        # `length` is the number of atomics that can be reached through `last`. `first` is one of these
+        # atomics: the thread is about to repeat it and all later atomics. A reference to `self` would delay
+        # the deletion of this object.
         self.last, self.length, self.first = last, 0, None
         if last is not None:
             if last.repeated:
@@ -90,8 +91,8 @@ class Atomic:
         if place is None:
             return domain(array.dtype.type(0))
         value = operands[-1]
-        # A conversion to an integer dtype drops the fraction, which is rarely intended. The results of ceil,
-        # floor and round are floats, but have no fraction.
+        # A conversion to an integer dtype drops the fraction, which is rarely intended. There is no finding
+        # for the results of ceil, floor and round: they are floats, but have no fraction.
         floating = array.dtype.kind in "iu" and isinstance(value, np.inexact)
         if floating and cast(array.dtype)(value) != value.item():
             self._context.announce(
@@ -107,7 +108,7 @@ class Atomic:
         memory[place] = cast(array.dtype)(new)
         if entry.tests and bool(before != convert(operands[0])):
             self._scheduler.let_retry()
-        # The scheduler delays a thread that would repeat this atomic without effect.
+        # The scheduler delays a thread that would repeat this atomic without any effect.
         last = thread.failed_atomic
         thread.failed_atomic = FailedAtomic(key, memory, place, old, last) if new == before else None
         if self._context.listeners["atomic_done"]:

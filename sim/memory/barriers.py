@@ -12,7 +12,7 @@ LOG_SIZE = 3 << ADDRESS_BITS  # a log entry contains log2 of the 8 bytes of an m
 class BarrierMemory:
     """The part of sim.memory.transfer.Memory for mbarriers.
 
-    reach: the blocks with which the instruction orders accesses: "grid", "block", or None for none.
+    reach: the threads with which the instruction orders accesses: "grid", "block", or None if it orders none.
     waits: whether the instruction is a test in a loop that only waits for the phase.
     """
 
@@ -34,8 +34,8 @@ class BarrierMemory:
         return found
 
     def locate(self, where, index, site, what):
-        """Return (block, address within it, address as the current thread sees it) of the 8 bytes of an
-        mbarrier. Return None if the access is refused."""
+        """Return (block, address within this block, address that the current thread uses) of the 8 bytes of
+        an mbarrier. Return None if the access is refused."""
         spot = self.spot(where, index, 8, 8, site, what)
         return spot and (*self.context.thread.block.home(spot.address), spot.address)
 
@@ -55,7 +55,7 @@ class BarrierMemory:
                 barrier.replaces = address in home.mbarriers
                 if self.context.listeners["phase_ended"]:
                     barrier.phase_ended = self.announce_end
-            else:  # observers order an invalidation differently, so it needs its own segment of the log
+            else:  # observers order an invalidation by other rules, so it needs its own segment of the log
                 self.context.begin_segment(self.context.thread)
                 self.context.invalidating.add(self.context.last_segment)
             home.mbarriers[address] = barrier
@@ -96,9 +96,9 @@ class BarrierMemory:
         context = self.context
         if not self.waits or self.has_failed(barrier) or context.loops.progress_check:
             return False
-        # A block of a cluster must not complete its copies before the other blocks have had a turn. In
-        # kernels with bulk copies, a wait that can miss its phase is found more often if its test is
-        # repeated.
+        # A block of a cluster must not complete its copies before the scheduler has run the other blocks. In
+        # kernels with bulk copies, a wait that can miss its phase is found more often if the thread repeats
+        # its test.
         if context.clustered or context.asynchronous:
             return False
         self.context.thread.failed_wait = barrier, self.site("atomic")

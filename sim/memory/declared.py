@@ -30,16 +30,16 @@ class Declarations:
 
     def __init__(self, context, dynamic_bytes):
         self.context, self.dynamic_bytes = context, dynamic_bytes
-        self.allocations = {}  # declaration -> its Allocation, shared by all blocks
+        self.allocations = {}  # declaration -> its Allocation, which is the same for all blocks
         self.makers = {}  # declaration -> the function that creates its local arrays
         self.declared_bytes = {"shared": 0, "local": 0}
-        self.kernel_code = None  # in the kernel itself, all threads have the same types of arguments
+        self.kernel_code = None  # in the kernel itself, the argument types are the same for all threads
 
     def shared(self, shape, dtype, frame, alignment=None):
         """Return the current block's array for a call of `cuda.shared.array(shape, dtype, alignment)`.
 
-        The shape 0 denotes a view of the dynamic shared memory. Without `alignment`, only the alignment of an
-        element is guaranteed, as in Numba.
+        The shape 0 denotes a view of the dynamic shared memory. Without `alignment`, the array is only
+        guaranteed to have the alignment of an element, as in Numba.
         """
         check_dtype(dtype, "shared")
         shape = as_shape(shape)
@@ -115,7 +115,7 @@ class Declarations:
             marks = None
             if watched:
                 marks = [0] * layout.size if fast else bytearray(nbytes)
-            # The copy of each thread has its own address.
+            # Each thread's copy of the array has its own address.
             address = allocation.base + context.thread.linear * nbytes
             return Array(context, allocation, full.copy(), 0, layout, allocation.name, address, marks)
 
@@ -123,7 +123,7 @@ class Declarations:
 
     def objects(self, shape, space, frame):
         """Return an array of Python objects. The objects have no addresses, so accesses to the array are not
-        observed."""
+        logged."""
         site = SITES[self.context.sites.of_frame(frame, "call")]
         where = f"{site.function} line {site.line}  {site.source}"
         self.context.notes[f"accesses to {space} arrays of objects are not watched: {where}"] = None
@@ -134,8 +134,8 @@ class Declarations:
         return Array(self.context, allocation, memory, 0, layout, allocation.name, allocation.base)
 
     def allocation(self, key, space, dtype, shape, frame, alignment=None):
-        """Return the allocation for a declaration of shared memory. The first thread to reach the declaration
-        creates it."""
+        """Return the allocation for a declaration of shared memory. The first thread that reaches the
+        declaration creates the allocation."""
         if key not in self.allocations:
             site = self.context.sites.of_frame(frame, "call")
             dynamic = key == "dynamic"
@@ -165,8 +165,8 @@ def check_sizes(spec, shared, local, dynamic, asked=False):
     local: the number of bytes of a thread's local arrays.
     dynamic: the number of bytes of a block's dynamic shared memory. If it is not 0, the limit for the total
         is lower.
-    asked: whether the launcher requests the full limit from the driver. Launchers of PTX do so, but Numba
-        does not.
+    asked: whether the launching program requests the full limit from the driver. Programs that launch PTX do,
+        but Numba does not.
     """
     tiles, rows = "make the tiles smaller", "pass an array with a row for each thread"
     most = spec.dynamic_shared_bytes if dynamic and not asked else spec.shared_bytes_per_block

@@ -1,10 +1,11 @@
-"""The numbers in an array that the host reads: its elements, or the fields of its structures."""
+"""The byte ranges of the numbers in an array that the host reads: its elements, or the fields of its
+structures."""
 
 import numpy as np
 
 
 def number_ranges(dtype, offset=0):
-    """Yield (first byte, end) for each number in an element of a dtype. Padding and raw bytes are no
+    """Yield (first byte, end) for each number in an element of a dtype. Padding and raw bytes do not count as
     numbers."""
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
@@ -18,9 +19,9 @@ def number_ranges(dtype, offset=0):
 
 
 def hides_number(dtype, begin, missing):
-    """Return whether unwritten bytes in an array cover a whole number.
+    """Return whether the unwritten bytes in an array include all bytes of some number.
 
-    The padding of a structure covers none, unless the host views the structure as an array of numbers.
+    The padding of a structure contains no number, unless the host views the structure as an array of numbers.
 
     begin: the offset of the first byte in the array.
     missing: a mask of the unwritten bytes.

@@ -5,11 +5,11 @@ from types import EllipsisType, NoneType
 
 import numpy as np
 
-PARTS = slice, EllipsisType, NoneType  # the items of an index that select a view; None adds an axis
+PARTS = slice, EllipsisType, NoneType  # index items that select a view; None adds an axis
 
 
 class FromEnd(int):
-    """A negative literal used as an index. It counts from the end on purpose."""
+    """A negative literal that is used as an index. The programmer evidently means to count from the end."""
 
 
 def is_integer(index):

@@ -1,4 +1,4 @@
-"""Marks of the written elements of local memory, by which reads of unwritten elements are found."""
+"""Marks of the written elements of local memory. Reads of elements without a mark are reported."""
 
 import numpy as np
 
@@ -13,8 +13,8 @@ class Marks:
     __slots__ = ()
 
     def mark(self, place, site):
-        """Mark an element of local memory as written by a store. Any other access reports the element if it
-        is unwritten."""
+        """Process an access to an element of local memory. A store or an atomic marks the element as written.
+        A load, or an atomic that uses the old value, reports the element if it is unwritten."""
         self.share_marks()
         # `marks` covers the whole root, so positions in it include the offset of this view.
         begin = self.offset + sum(i * s for i, s in zip(place, self.strides))
@@ -26,8 +26,8 @@ class Marks:
             self.marks[begin:end] = b"\xff" * (end - begin)
 
     def share_marks(self):
-        """Convert the marks of local memory from one per element to one per byte, so that several views can
-        share them."""
+        """Convert the marks of local memory from one mark per element to one mark per byte, so that several
+        views can share the marks."""
         if type(self.marks) is list:
             size = self.dtype.itemsize
             self.marks = bytearray(np.array(self.marks, np.int8).repeat(size))

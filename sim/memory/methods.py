@@ -1,4 +1,4 @@
-"""Array methods that process all elements in order, and compute in Numba's types.
+"""Array methods that process all elements in order, and compute with Numba's types.
 
 These are sum, prod, mean, var, std, any, all, argmin, argmax, fill, item and flat. Each element counts as one
 access.
@@ -19,8 +19,8 @@ add, sub, mul, div, power = (
 
 
 def wrap_reduction(method):
-    """Wrap an array method that takes no arguments in kernels, so that it accepts the default arguments
-    passed by functions such as `np.sum(x)`."""
+    """Wrap an array method that takes no arguments in kernels, so that it accepts the default arguments that
+    functions such as `np.sum(x)` pass."""
 
     def of_all_elements(self, axis=None, dtype=None, out=None, ddof=0):
         if axis is not None or out is not None or ddof:
@@ -44,7 +44,7 @@ class Methods:
 
     __slots__ = ()
     __hash__ = object.__hash__
-    __array_ufunc__ = None  # lets numpy's scalars defer to the operators below
+    __array_ufunc__ = None  # makes numpy's scalars use the operators defined below
 
     def elements(self):
         """Yield the elements. Each element is loaded on demand."""
@@ -102,8 +102,8 @@ class Methods:
         return self.first(operator.gt)
 
     def first(self, better):
-        """Return the position of the first NaN. If there is none, return the position of the first best
-        element.
+        """Return the position of the first NaN. If there is no NaN, return the position of the first element
+        that is better than or equal to all others.
 
         better: the function (a, b) that returns whether a is better than b.
         """
@@ -139,7 +139,7 @@ BEFORE = {"neg": "-", "pos": "+", "invert": "~"}
 
 
 def of_elements(what, wanted):
-    """Return a method that raises TypeError when an operation on numbers is applied to a whole array."""
+    """Return a method that raises TypeError, for an operation on numbers that is applied to a whole array."""
 
     def refused(self, *others):
         if any(other is None or isinstance(other, str) for other in others):
@@ -181,8 +181,8 @@ class Flat:
         self.array.store(self.place(number), value, self.array.context.sites.current("store"))
 
     def place(self, number):
-        """Return the multi-dimensional index of element `number`. If the number is out of bounds, so is the
-        index."""
+        """Return the multi-dimensional index of element `number`. If the number is out of bounds, the index
+        is also out of bounds."""
         behind = itertools.accumulate(self.array.shape[:0:-1], operator.mul, initial=1)
         sizes, rest = [*behind][::-1], operator.index(number)
         place = []

@@ -44,7 +44,7 @@ class ThreadProducts:
         self.fenced = self.fence_is_new = False
 
     def is_pending(self, issue):
-        """Return whether the thread has not waited for a product."""
+        """Return whether the thread has not yet waited for a product."""
         return issue in self.open or any(issue in group for group in self.groups)
 
 
@@ -77,8 +77,8 @@ class Products:
         self.state.open = []
 
     def wait(self, groups, registers):
-        """Wait until at most the newest `groups` groups are pending. Return the registers, which belong to
-        the thread again unless a pending product sets them."""
+        """Wait until at most the newest `groups` groups are pending. Return the registers, which the thread
+        may use again unless a pending product sets them."""
         done = []
         while len(self.state.groups) > groups:
             done += self.state.groups.pop(0)
@@ -99,8 +99,8 @@ class Products:
 class Fragment(tuple):
     """One thread's registers for a matrix, in a Python kernel. Fences, waits and products return a Fragment.
 
-    issue: the product that sets them, or None.
-    touched: the site at which the kernel has read one of them since the last fence or wait, or None.
+    issue: the product that sets the registers, or None.
+    touched: the site at which the kernel has read one of the registers since the last fence or wait, or None.
     """
 
     context = issue = touched = None
@@ -131,7 +131,8 @@ class Fragment(tuple):
 
 
 class PendingRegisters:
-    """The named registers of a thread that pending products use, or that need a fence first.
+    """The named registers of a thread that pending products use, or that need a fence before the next
+    product.
 
     written: {name of an accumulator: the IssuedProduct that sets it}.
     read: {name of a register with a fragment of A: the IssuedProduct that reads it}.
@@ -145,13 +146,14 @@ class PendingRegisters:
         self.written, self.read, self.touched, self.unset = {}, {}, {}, set()
 
     def release(self, issues):
-        """Return the registers of completed products to the thread."""
+        """Forget the registers of completed products, because the thread may use them again."""
         if issues:
             self.written = {name: issue for name, issue in self.written.items() if issue not in issues}
             self.read = {name: issue for name, issue in self.read.items() if issue not in issues}
 
     def move(self, to, source):
-        """Copy the state of a register along with its value: compilers rename registers by moves."""
+        """Copy the state of a register to the destination of a move, because compilers rename registers by
+        moves."""
         for names in (self.written, self.touched):
             if source in names:
                 names[to] = names[source]

@@ -6,8 +6,8 @@ from sim.memory.methods import MAX_FAST_RANK
 
 
 class Record:
-    """One element of an array of records. Its fields are elements of the array's columns, and are loaded on
-    use."""
+    """One element of an array of records. Its fields are elements of the array's columns, and are loaded when
+    they are used."""
 
     def __init__(self, array, place):
         # `__setattr__` stores to a field, so set the attributes of the object directly.

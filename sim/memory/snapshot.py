@@ -1,4 +1,4 @@
-"""Copies of arrays, from which the arrays can be restored before another run of a launch."""
+"""Saved contents of arrays, which restore the arrays before another run of a launch."""
 
 
 class Snapshot:

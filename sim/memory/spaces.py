@@ -1,8 +1,8 @@
 """The simulated address space of a launch, with global, constant, shared and local memory.
 
-Addresses are invented, but follow the rules of a GPU. Allocations begin at multiples of 256 bytes, shared
-memory has the same addresses in every block, and each state space has its own window of addresses. A log of
-pairs (site, address) is therefore enough for an observer.
+The simulator chooses the addresses, and follows the rules of a GPU. Allocations begin at multiples of 256
+bytes, shared memory has the same addresses in every block, and each state space has its own window of
+addresses. A log of pairs (site, address) is therefore enough for an observer.
 """
 
 import ctypes
@@ -63,7 +63,7 @@ class Allocation:
     # A mask of the bytes unwritten before the launch, or None if all bytes were written.
     unwritten: np.ndarray | None = None
     alignment: int = ALIGNMENT  # the alignment guaranteed by the declaration on any GPU
-    last: bool = False  # whether it comes after all others in its space, like dynamic shared memory
+    last: bool = False  # whether it follows all others in its space, as dynamic shared memory does
     # Whether this is shared memory reserved by the system, which is zeroed when a block starts.
     reserved: bool = False
 
@@ -72,7 +72,8 @@ class Allocation:
         return self.space != "const" and self.root.flags.writeable
 
     def hides_number(self, begin, missing):
-        """Return whether unwritten bytes, stored at an offset, cover a whole number of the host's array."""
+        """Return whether unwritten bytes that are stored at an offset include all bytes of a number of the
+        host's array."""
         arrays = [array for array in self.keep or () if isinstance(array, np.ndarray)]
         return bool(arrays) and arrays[0].itemsize > 1 and hides_number(arrays[0].dtype, begin, missing)
 
@@ -98,7 +99,8 @@ class AddressSpace:
 
     gap = 0  # the number of unused bytes before each allocation
     clustered = False  # whether addresses in shared memory contain the rank of their block
-    # Whether shared arrays lie close together at low addresses: a matrix descriptor has room for 18 bits.
+    # Whether shared arrays lie close together at low addresses, because a matrix descriptor has room for 18
+    # bits only.
     packs_shared = False
 
     def __init__(self):
@@ -141,7 +143,8 @@ class AddressSpace:
     def pack(self, nbytes, align):
         """Return an address for `nbytes` new bytes in shared memory.
 
-        Modulo the period of a swizzle pattern, it is the address that ptxas assigns, without guard bytes.
+        The address equals the address that ptxas assigns without guard bytes, modulo the period of a swizzle
+        pattern.
         """
         at = round_up(self.packed, align)
         self.packed = at + nbytes
@@ -153,9 +156,10 @@ class AddressSpace:
     def shifting(self, allocation, multiple):
         """Return a declared array whose size can move `allocation` off a boundary of `multiple` bytes.
 
-        A compiler is free to place that array first. Return None if the declaration of `allocation`, or the
-        sizes of all others, keep it aligned. Local memory is on a stack, so only its declaration matters. In
-        that case, return `allocation` itself.
+        A compiler is free to place the returned array before `allocation`. Return None if the declaration of
+        `allocation` guarantees the alignment, or if the sizes of all other arrays are multiples of
+        `multiple`. Local memory is on a stack, so only its declaration matters: if it does not guarantee the
+        alignment, return `allocation` itself.
         """
         if allocation.alignment % multiple == 0:
             return None
@@ -184,7 +188,8 @@ class AddressSpace:
         return Element(allocation.name, allocation.index(self.within_block(address)))
 
     def within_block(self, address):
-        """Return the address within its block of an address that can belong to another block of a cluster."""
+        """Convert an address, which can belong to another block of a cluster, to the address within its
+        block."""
         return local_address(address) if self.clustered else address
 
 
@@ -200,7 +205,7 @@ class Empty(np.ndarray):
         self.byte = getattr(source, "byte", None)
 
     def __reduce__(self):
-        """Pickle `byte` as well. Without it, the whole copy would count as unwritten."""
+        """Pickle `byte` as well. Otherwise, the whole copy would count as unwritten."""
         rebuild, arguments, state = super().__reduce__()
         return rebuild, arguments, (self.byte, state)
 
@@ -212,8 +217,8 @@ class Empty(np.ndarray):
         """Return a mask of the unwritten bytes in `root`, the memory of this array, or None if all have been
         written.
 
-        An element of one or two bytes, a boolean or a record can equal the poison by chance. For these, a
-        single store makes the whole array count as written.
+        An element of one or two bytes, a boolean or a record can equal the poison by chance. In arrays of
+        these types, a single store makes the whole array count as written.
         """
         if self.byte is None:
             return np.ones(root.size, bool)
@@ -281,7 +286,7 @@ def bind_arguments(space, arrays):
 
 
 def group_overlapping(arrays):
-    """Return the groups of arrays that overlap, as a list of (first byte, byte after the last, names).
+    """Return the groups of arrays that overlap, as a list of (first byte, byte after the last byte, names).
 
     The groups are in the order of `arrays`. Addresses on the host differ between processes, and must
     influence neither simulated addresses nor messages.
@@ -309,7 +314,7 @@ def bytes_between(low, high):
 def owner_number(array):
     """Return a number for the array that owns the memory of `array`, or 0 if no numpy array owns it.
 
-    A new array can reuse the address of a deleted one, but has a different number.
+    A new array can have the address of a deleted array, but has a different number.
     """
     while isinstance(array.base, np.ndarray):
         array = array.base

@@ -15,7 +15,8 @@ NAMES |= {"bfloat16": "bf16", "float8_e4m3fn": "u8", "float8_e5m2": "u8"}
 
 
 class TensorMapBytes(np.ndarray):
-    """The 128 bytes of a tensor map, as a kernel takes them. `tensor` is the array that they describe."""
+    """The 128 bytes of a tensor map, in the form that a kernel accepts. `tensor` is the array that the map
+    describes."""
 
     tensor: Any = None
 
@@ -34,8 +35,8 @@ def tensor_map(
     array: a numpy array of 1 to 5 dimensions, whose last axis is contiguous.
     box: the shape of the box that one instruction copies, axis by axis like array.shape.
     swizzle: 0, 32, 64 or 128 bytes.
-    element_strides: the box takes every n-th element along each axis, axis by axis like array.shape. A GPU
-        ignores the stride of the last axis.
+    element_strides: for each axis of the array, an n such that the box contains every n-th element. A GPU
+        ignores the n of the last axis.
     fill: the elements outside the array: "zeros" or "nan".
     dtype: "tf32", "tf32_ftz" or "f32_ftz" for a float32 array, if the copy rounds it.
 
@@ -53,8 +54,8 @@ def tensor_map(
         raise ValueError(f"fill is {fill!r}; wanted 'zeros' or 'nan'")
     return tensor_map_bytes(
         array,
-        # numpy aligns only large arrays. Simulated addresses are aligned, whatever the address on the host
-        # is.
+        # numpy aligns only large arrays. Simulated addresses are aligned, independent of the address on the
+        # host is.
         array.__array_interface__["data"][0],
         kind,
         array.shape,
@@ -124,7 +125,7 @@ class Tile(NamedTuple):
     room: the number of bytes from its first to its last byte.
     pitch: the number of bytes from the start of one row to the start of the next.
     swizzle: the width of the swizzle in bytes.
-    flat: whether the box has at most two dimensions, so that the rows are in the order of the tensor's.
+    flat: whether the box has at most two dimensions, so that its rows are in the same order as in the tensor.
     """
 
     operation: Any
@@ -146,16 +147,15 @@ class Located:
         self.allocation, self.offset = locate(self.map.address, space)
 
     def spans(self, coordinates):
-        """Return the offsets in the box, the simulated addresses and the length in bytes of the parts of a
-        box that lie
-        inside the tensor."""
+        """Return the offsets in the box, the simulated addresses and the lengths in bytes of the parts of a
+        box that lie inside the tensor."""
         in_box, in_tensor, length = self.map.rows(coordinates)
         return in_box, in_tensor + self.offset + self.allocation.base, length
 
 
 def locate(address, space):
-    """Return (allocation, offset) for an address in global memory, which is a simulated one or one of the
-    host.
+    """Return (allocation, offset) for an address in global memory. It can be a simulated address or an
+    address of the host.
 
     Raise InvalidOperand if no array of the launch is there.
     """

@@ -2,8 +2,8 @@
 copies.
 
 An asynchronous copy (cp.async in PTX) writes at an unspecified time between its issue and the wait for it.
-Here, the bytes arrive at the wait, which is the latest time that the hardware allows. The log records the
-store at the issue, and observers receive both events.
+In the simulator, the bytes arrive at the wait, which is the latest time that the hardware allows. The log
+records the store at the issue, and observers receive both events.
 """
 
 from math import prod
@@ -35,8 +35,8 @@ class Sent:
 
 
 class Memory(AsyncProxyMemory, BarrierMemory):
-    """The memory operations of an instruction. Each front end implements `spot` and `site`, and thereby
-    defines the form of a location."""
+    """The memory operations of an instruction. Each front end implements `spot` and `site`, which define the
+    form of a location."""
 
     def __init__(self, context, name):
         self.context, self.name = context, name
@@ -60,7 +60,7 @@ class Memory(AsyncProxyMemory, BarrierMemory):
         return self.source(where, index, size, multiple or size).memory.copy()
 
     def begins(self, where, index, multiple, action):
-        """Return whether an access can begin at this location, which must be aligned to `multiple` bytes."""
+        """Return whether an access can begin at this location: in bounds, and aligned to `multiple` bytes."""
         what = "read" if action == "load" else "written"
         return self.spot(where, index, multiple, multiple, self.site(action), what) is not None
 
@@ -138,7 +138,8 @@ class Memory(AsyncProxyMemory, BarrierMemory):
         return Products(self)
 
     def address(self, where, index, multiple):
-        """Return the address of an element, or 0 if it is refused. It must be aligned to `multiple` bytes."""
+        """Return the address of an element, which must be aligned to `multiple` bytes. Return 0 if the access
+        is refused."""
         spot = self.spot(where, index, multiple, multiple, self.site("load"), "read")
         return 0 if spot is None else spot.address
 
@@ -234,8 +235,8 @@ class OfArrays(Memory):
         return Spot(address, where.root[offset : offset + size])
 
     def range_spot(self, where, index, size, multiple, site, what):
-        """Return the Spot of `size` bytes of a contiguous array, from an element on. None if it is
-        refused."""
+        """Return the Spot of the `size` bytes of a contiguous array that begin at an element. Return None if
+        the access is refused."""
         index = tuple(map(int, index if isinstance(index, tuple) else (index,)))
         first = self.spot(where, index, where.itemsize, where.itemsize, site, what)
         if first is None:

@@ -40,7 +40,7 @@ class Views:
         return self.another(moved, array.dtype, array.shape, array.strides)
 
     def once(self, getter, name):
-        """Return the view selected by `getter(name)`, where `getter` is from the module `operator`.
+        """Return the view that `getter(name)` selects, where `getter` is a function of the module `operator`.
 
         Views are cached, because a kernel reads the column of a field again on each access.
         """
