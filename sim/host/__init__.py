@@ -1,8 +1,8 @@
 """The host side of numba.cuda without a GPU. It requires numba-cuda.
 
-Numba's host API, with arrays, streams and events, stays in place. Only the CUDA driver below it is replaced,
-and kernel launches are simulated. `Host().install()` does this in the current process and `.uninstall()`
-undoes it, so a real GPU can be used before and after.
+Numba's host API, with arrays, streams and events, stays in place. Only the CUDA driver that it calls is
+replaced, and kernel launches are simulated. `Host().install()` does this in the current process and
+`.uninstall()` undoes it, so a real GPU can be used before and after.
 
 Read the files in this order:
 

@@ -12,7 +12,7 @@ from numba.cuda.cudadrv import driver
 
 from sim.host.memory import MANAGED, PAGE_LOCKED
 
-# Device attributes whose value is 1, and device attributes whose value is 0.
+# The device attributes whose value is 1, and those whose value is 0.
 SUPPORTED = "CAN_MAP_HOST_MEMORY UNIFIED_ADDRESSING MANAGED_MEMORY COOPERATIVE_LAUNCH".split()
 UNSUPPORTED = (
     "PCI_DOMAIN_ID PCI_BUS_ID PCI_DEVICE_ID COMPUTE_CAPABILITY_MINOR KERNEL_EXEC_TIMEOUT TCC_DRIVER".split()

@@ -29,14 +29,14 @@ from sim.sessions import Options, run_seeds
 
 try:
     from numba.cuda import testing
-except ImportError:  # This attribute needs filecheck, which numba-cuda does not depend on.
+except ImportError:  # This module needs filecheck, which numba-cuda does not install.
     testing = None
 
 NUMBER_TYPES = types.Number, types.Boolean
 THREADS_PER_BLOCK = 128  # `forall` uses this number by default.
-MISSING = object()  # marks an attribute that `install` has added
+MISSING = object()  # the original value of an attribute that `install` has added
 GENERATED = itertools.count()  # numbers of the kernels that Numba generates from text
-# These modules contain Numba's internal kernels, which are not observed.
+# The modules with Numba's internal kernels, which the observers do not watch.
 NUMBA_MODULES = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
 
 
@@ -68,7 +68,8 @@ class Host:
     or None if there is no report. By default, it appends the report to `launches` unless the launch was
     refused.
 
-    `record_finding(finding)` is called for each HostFinding. By default, it appends it to `findings`.
+    `record_finding(finding)` is called for each HostFinding. By default, it appends the finding to
+    `findings`.
     """
 
     options: Options = field(default_factory=Options)
@@ -197,14 +198,14 @@ class Host:
     def launch(self, kernel, numba_types, arguments, grid, block, stream=0, shared=0):
         """Simulate a launch of `kernel`, a dispatcher or a compiled kernel, with arguments of these Numba
         types."""
-        retr = []  # callbacks that copy results back to the host; Numba extensions append theirs
+        retr = []  # callbacks that copy results back to the host; extensions of Numba append to it
         handle = stream_handle(stream)
         uses = None if self.streams.needs_no_record(handle) else LaunchMemory(self.memory)
         with self.record_refusals():
             pairs = zip(numba_types, arguments, strict=True)
             values = [self.prepare_argument(kernel, *pair, retr, uses) for pair in pairs]
         options = self.options
-        # Numba's internal kernels are not the user's code, so their findings would be noise.
+        # Numba's internal kernels are not the user's code, so findings about them would not help the user.
         if (kernel.py_func.__module__ or "").startswith(NUMBA_MODULES):
             options = replace(options, observers=(), seeds=(0,))
 
@@ -239,7 +240,7 @@ class Host:
                 raise (error.__cause__ if debug else error) from None
             self.record_launch("raised", exception_report(kernel, options, configuration, error))
         except Exception as error:
-            # Any other exception is a failure of the simulator, so the kernel was not checked.
+            # Any other exception is a failure of the simulator, so the kernel has not been checked.
             self.record_launch("refused" if isinstance(error, LaunchError) else "unwatched", None)
             raise
         else:
@@ -250,7 +251,7 @@ class Host:
 
     def prepare_argument(self, kernel, numba_type, value, retr, uses):
         """Return an argument for the simulator: a numpy array, a number of this Numba type (if given), or a
-        tuple of these. Add its memory to `uses`, unless that is None."""
+        tuple of these. If `uses` is not None, add the argument's memory to it."""
         for extension in reversed(kernel.extensions or ()):
             numba_type, value = extension.prepare_args(numba_type, value, stream=0, retr=retr)
         given, value = value, self.unwrap(value)
@@ -297,7 +298,7 @@ def is_debugged(kernel):
 
 def is_raised_by_kernel(error):
     """Return whether the thread ended on a line that contains `raise` or `assert`. If the line is unknown,
-    the exception comes from compiled code, and return True."""
+    return True, because the exception then comes from compiled code."""
     site = error.access.site
     return site is None or bool(re.search(r"\b(raise|assert)\b", site.source))
 
@@ -378,7 +379,8 @@ def launch_for_all(asked, *arguments):
 
 
 def as_device_array(original):
-    """Return a `cuda.as_cuda_array` that also accepts host memory, which is the simulated device's memory."""
+    """Return a `cuda.as_cuda_array` that also accepts host memory, because the simulated device's memory is
+    host memory."""
 
     def as_cuda_array(obj, sync=True):
         if hasattr(obj, "__cuda_array_interface__"):

@@ -19,7 +19,7 @@ class Memory:
 
     blocks: the allocations, {address: bytes}.
     origins: the kind of each allocation, and the line that made it, {address: (kind, file, line)}.
-    locked: the addresses of page-locked and managed allocations.
+    locked: the addresses of the page-locked and managed allocations.
     fresh: the addresses of allocations that may contain unwritten elements.
     registered: the host arrays that are page-locked for a time, {address: (size, CallSite)}.
 
@@ -75,7 +75,7 @@ class Memory:
         return any(start <= address < start + size for start, (size, _) in self.registered.items())
 
     def place(self, address):
-        """Return (start, words) for the array that contains an address, or (0, "")."""
+        """Return (start, description) for the array that contains an address, or (0, "")."""
         base = self.find_base(address)
         if base is not None:
             kind, *line = self.origins[base]
@@ -86,7 +86,7 @@ class Memory:
         return 0, ""
 
     def describe(self, address):
-        """Return words for the byte at an address: "byte 8 of the device array allocated at a.py:3 (32
+        """Return a description of the byte at an address: "byte 8 of the device array allocated at a.py:3 (32
         bytes)"."""
         return byte_of(address, *self.place(address))
 
@@ -136,7 +136,7 @@ class Memory:
 
 
 def byte_of(address, start, words):
-    """Return words for a byte of an array, given the result of `Memory.place`."""
+    """Return a description of a byte of an array, given the result of `Memory.place`."""
     return f"byte {address - start:,} of {words}" if words else f"memory at {address:#x}"
 
 

@@ -2,8 +2,8 @@
 
 The simulator executes a copy when it is issued. On a GPU, the copy may run later. The destination of a
 pending copy therefore contains poison bytes until the host has waited, so that a test that reads it too early
-obtains wrong values. If other bytes are found there, or if the source of a pending copy has changed, the host
-has accessed the memory too early.
+obtains wrong values. If the destination contains other bytes, or if the source of a pending copy has changed,
+the host has accessed the memory too early.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class PendingCopy:
 
     stream, number: the operation.
     start, end: the addresses.
-    kept: the bytes that the copy reads there, or that it leaves there.
+    kept: the bytes that the copy reads from this memory, or writes to it.
     writes: whether the copy writes the memory.
     origin: the array, as the result of `Memory.place`.
     site: the line that issued the copy.
@@ -60,7 +60,7 @@ class PendingCopy:
         return int(changed.argmax()) if changed.any() else None
 
     def byte(self, at):
-        """Return words for the byte at a position."""
+        """Return a description of the byte at a position."""
         return byte_of(self.start + at, *self.origin)
 
     def part(self, start, end):
@@ -93,7 +93,7 @@ class PageLocked:
     # --- operations of the device ---------------------------------------------------------------------------
 
     def open(self, ranges):
-        """Put the bytes of pending copies into memory that an operation of the device accesses.
+        """Show the bytes of pending copies in memory that an operation of the device is about to access.
 
         ranges: pairs (start, end) of addresses.
 
@@ -128,7 +128,8 @@ class PageLocked:
         writes = [one for one in (*self.pending, *added) if one.writes]
         for new in added:
             parts = [new]
-            # The host must not access the destination of a pending copy at all, so it needs no second entry.
+            # The host must not access the destination of a pending copy at all, so bytes of a destination
+            # need no second entry.
             if not new.writes:
                 for other in writes:
                     parts = [rest for part in parts for rest in outside(part, other.start, other.end)]
@@ -160,7 +161,7 @@ class PageLocked:
         self.pending = [one for one in self.pending if not one.overlaps(start, end)]
 
     def end(self):
-        """Report and forget the copies to the host for which nothing has waited."""
+        """Report and forget the copies to the host for which the host has not waited."""
         for pending in self.open([(one.start, one.end) for one in self.pending]):
             self.report_access(pending, TEST_ENDS, f"writes {pending.byte(0)}")
         self.clear()
@@ -174,7 +175,7 @@ class PageLocked:
         self.early.clear()
 
     def explain_failure(self, poisoned):
-        """Return sentences about pending copies that can have made a test fail, or "".
+        """Return sentences about pending copies that may have caused a test to fail, or "".
 
         poisoned: the names of the test's variables that contain poison.
         """

@@ -1,8 +1,9 @@
-"""The streams of a Numba program: races between their operations, and accesses of the host that do not wait.
+"""The streams of a Numba program: races between their operations, and accesses of the host that come too
+early.
 
 The simulator executes operations when they are issued. `HostStreams` records the order that streams, events
-and waits establish (sim.runtime.stream_order) and the memory that each operation accesses. It reports two
-operations that access the same memory in no order, and it keeps track of copies from and to page-locked
+and waits establish (sim.runtime.stream_order) and the memory that each operation accesses. It reports pairs
+of unordered operations that access the same memory, and it keeps track of copies from and to page-locked
 memory (sim.host.page_locked).
 
 Source: CUDA Runtime API, "API synchronization behavior" and "Stream synchronization behavior".
@@ -40,7 +41,7 @@ class HostStreams(StreamOrder):
 
     memory: the Memory of the device.
     report(finding): receives the findings, as HostFindings.
-    notes: sentences about accesses that were not checked, as keys.
+    notes: a dict whose keys are sentences about accesses that were not checked.
     """
 
     def __init__(self, memory, report):
@@ -89,8 +90,8 @@ class HostStreams(StreamOrder):
         return len(self.clocks) > 1
 
     def needs_no_record(self, handle):
-        """Return whether an operation need not be recorded: there are no other streams and no page-locked
-        memory."""
+        """Return whether an operation need not be recorded, because there are no other streams and no
+        page-locked memory."""
         memory = self.memory
         if len(self.clocks) > 1 or memory.locked or memory.registered or self.released:
             return False
@@ -132,7 +133,8 @@ class HostStreams(StreamOrder):
 
     @contextlib.contextmanager
     def entered(self):
-        """Return a context manager for a call of the host: one thread at a time changes this object."""
+        """Return a context manager for a call of the host. It ensures that one thread at a time changes this
+        object."""
         with self.lock:
             self.depth += 1
             try:
@@ -170,7 +172,7 @@ class HostStreams(StreamOrder):
             return self.query(self.events.get(int(event), Counter()))
 
     def end_test(self):
-        """Report copies to the host for which nothing has waited, and forget all operations. Return the
+        """Report copies to the host for which the host has not waited, and forget all operations. Return the
         notes."""
         with self.entered():
             self.page_locked.end()
@@ -190,7 +192,8 @@ class HostStreams(StreamOrder):
             pass
 
     def explain_failure(self, excinfo):
-        """Return why pending copies can have made a test fail, or "", and forget them."""
+        """Return sentences about pending copies that may have caused a test to fail, or "", and forget these
+        copies."""
         with self.entered():
             poisoned = poisoned_variables(excinfo.tb) if self.page_locked.early else []
             text = self.page_locked.explain_failure(poisoned)
@@ -200,8 +203,8 @@ class HostStreams(StreamOrder):
     # --- operations -----------------------------------------------------------------------------------------
 
     def begin(self, handle):
-        """Begin an operation of a stream. Return (stream, number, clock): the clock has the operations before
-        it, and the operation itself."""
+        """Begin an operation of a stream. Return (stream, number, clock): the clock contains the operations
+        before it, and the operation itself."""
         self.issue(self.key(handle))
         stream, number = self.current
         return stream, number, Counter(self.clocks[stream])
@@ -210,7 +213,8 @@ class HostStreams(StreamOrder):
         """Execute a copy, or an operation that fills memory.
 
         writes, reads: the memory as (start, end, whether it belongs to the host). `reads` can be None.
-        waits: whether the host waits for the operation; None if it does for memory of the host only.
+        waits: whether the host waits for the operation. If it is None, the host waits only if the operation
+            uses host memory.
         """
         if self.needs_no_record(handle):
             action()
@@ -248,7 +252,7 @@ class HostStreams(StreamOrder):
         footprint: the memory that it accesses, if that is known without observers.
         """
         with contextlib.ExitStack() as stack:
-            if uses.ranges:  # other threads must not see the memory of pending copies
+            if uses.ranges:  # other threads must not access the memory of pending copies meanwhile
                 stack.enter_context(self.entered())
             with self.entered():
                 begun, exact = self.begin(handle), footprint is not None

@@ -26,7 +26,7 @@ class LaunchMemory:
         self.copies_back = self.copies_back_pageable = False
 
     def add(self, given, array):
-        """Add an argument. `array` is its numpy array, or not an array."""
+        """Add an argument. `array` is its numpy array, or any other value."""
         if isinstance(array, np.void):
             array = np.asarray(array)
         if not isinstance(array, np.ndarray) or not array.size:
@@ -35,7 +35,7 @@ class LaunchMemory:
         is_locked = self.memory.is_page_locked(start)
         value = given.value if isinstance(given, ArgHint) else given
         if driver.is_device_memory(value) or not isinstance(value, (np.ndarray, np.void)):
-            self.device.append((start, end))  # this applies to tensors, too
+            self.device.append((start, end))  # tensors count as device memory, too
             if is_locked:
                 self.ranges.append((start, end))
                 self.written.append((start, end))

@@ -54,8 +54,8 @@ def tensor_map(
         raise ValueError(f"fill is {fill!r}; wanted 'zeros' or 'nan'")
     return tensor_map_bytes(
         array,
-        # numpy aligns only large arrays. Simulated addresses are aligned, independent of the address on the
-        # host is.
+        # numpy aligns only large arrays. Simulated addresses are aligned, whatever the address on the host
+        # is.
         array.__array_interface__["data"][0],
         kind,
         array.shape,

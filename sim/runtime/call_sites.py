@@ -7,7 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-# nvcc attributes template functions of a .cu file to an intermediate file, with the line of the .cu file.
+# For template functions of a .cu file, the debug information of nvcc names an intermediate file, but the line
+# of the .cu file.
 INTERMEDIATE = re.compile(r"^.*/tmpxft_\w+-\d+_(.+)\.cudafe1\.cpp$")
 
 

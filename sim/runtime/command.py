@@ -130,7 +130,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         child = subprocess.Popen(command)
         try:
             status = child.wait()
-        except KeyboardInterrupt:  # the child process has received the signal too
+        except KeyboardInterrupt:  # the child process has also received the signal
             child.kill()
             child.wait()
             print("python -m sim run: interrupted", file=sys.stderr)

@@ -10,7 +10,7 @@ LARGE = 1024  # bytes
 
 
 def report_reversed(device, destination, source, to_device, name):
-    """Report a copy whose two pointers both contradict its direction. Return whether they do.
+    """Report a copy if both of its pointers contradict its direction. Return whether they do.
 
     An example is cudaMemcpyHostToDevice with a source on the device and a destination on the host.
 
@@ -31,7 +31,8 @@ def report_reversed(device, destination, source, to_device, name):
 
 
 def report_rows_beyond(device, rows, nbytes, name):
-    """Report rows that lie beyond the allocation in which the first row begins. Return whether there are any.
+    """Report rows that lie beyond the allocation in which the first row begins. Return whether there are such
+    rows.
 
     rows: the rows of a copy, each as (destination, source).
     nbytes: the size of each row.
@@ -58,8 +59,7 @@ def report_beyond(device, buffer, role, name, accessed, beyond, fix):
 
 
 def report_unwritten(device, origin, source, nbytes, name):
-    """Report bytes that a copy passes to the host although nothing has written them. Return whether there are
-    any.
+    """Report unwritten bytes that a copy passes to the host. Return whether there are such bytes.
 
     Gaps that may be the padding of a structure are not reported.
     """
@@ -82,7 +82,7 @@ def report_unwritten(device, origin, source, nbytes, name):
 
 def find_gaps(unwritten):
     """Return the runs of unwritten bytes, each as a row (first, end)."""
-    # A list of the unwritten bytes would take 8 times the memory of the buffer.
+    # A list of the unwritten bytes would use 8 times the memory of the buffer.
     bounds = np.concatenate([[0], np.flatnonzero(unwritten[1:] != unwritten[:-1]) + 1, [unwritten.size]])
     bounds = bounds[0 if unwritten[0] else 1 :]  # runs of written and unwritten bytes alternate
     return bounds[: len(bounds) // 2 * 2].reshape(-1, 2)
@@ -91,9 +91,9 @@ def find_gaps(unwritten):
 def may_be_padding(gaps, nbytes):
     """Return for each gap whether it may be the padding of a structure.
 
-    Padding of at least a word is not at the start of an allocation, and is followed by an address that is a
-    multiple of PADDING_LIMIT. A copy of LARGE bytes with a single gap is regarded as an array. A gap smaller
-    than a word may consist of written bytes that have the fill value.
+    Padding of at least a word is not at the start of an allocation, and ends at an address that is a multiple
+    of PADDING_LIMIT. A copy of LARGE bytes or more with a single gap is treated as an array without padding.
+    A gap smaller than a word may consist of written bytes that happen to have the fill value.
 
     gaps: rows (first, end), as offsets in the allocation.
     """

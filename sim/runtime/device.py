@@ -42,11 +42,11 @@ from sim.runtime.streams import Streams
 
 # largest size in bytes of dynamic shared memory that does not require cudaFuncSetAttribute
 STATIC_LIMIT = DeviceSpec.dynamic_shared_bytes
-WATCHED_LIMIT = 64 << 20  # largest size in bytes of host memory that each launch compares
+WATCHED_LIMIT = 64 << 20  # host memory up to this size in bytes is compared before and after each launch
 NOT_WATCHED = "host accesses to memory that a kernel may still use were not looked for"
 TARGET = re.compile(r"^\.target sm_(\d+)", re.MULTILINE)
 # The mangled names of kernels in CUB and Thrust. For some sizes, these libraries launch kernels that have
-# nothing to do, and a program cannot change that. Such a launch is no misuse.
+# nothing to do, and a program cannot change that. Such a launch is not reported as misuse.
 LIBRARY = re.compile(r"_ZN(3cub|6thrust)")
 SYSTEM_SCOPE = re.compile(r"\.(sys|mmio)\b|\.volatile\b(?!\.(shared|local))")
 OF_SIZE = "in some launches, because managed and pinned memory exceeds 64 MiB"
@@ -126,9 +126,9 @@ class Device:
     driver_modules: maps from the handle of a module that the driver API has loaded.
     blas_streams: maps from the handle of a cuBLAS context to its stream.
     error: the last error of a call; the next cudaGetLastError returns it.
-    sticky: the error that every call returns after a kernel has aborted; 0 if none has.
-    unchecked: failed calls whose error the program has not looked at, with their function and error code.
-    pending: the launch configurations that `<<<...>>>` has pushed.
+    sticky: the error that every call returns after a kernel has aborted, or 0 if no kernel has.
+    unchecked: failed calls whose error the program has not read, with their function and error code.
+    pending: the stack of launch configurations that `<<<...>>>` has pushed.
     entry_point: the function that returns the address of a function of the driver API, or None.
     """
 
@@ -222,7 +222,7 @@ class Device:
         try:
             values = argument_values(function.kernel, arguments)
         except LaunchError as error:
-            refused = error  # because Python deletes `error`
+            refused = error  # because Python deletes `error` after the except block
             return lambda: self.refuse(refused, INVALID_CONFIGURATION)
         return PreparedLaunch(self, function, grid, block, values, shared, attributes)
 
@@ -269,7 +269,7 @@ class Device:
     def watched_host_memory(self, kernel: Kernel) -> Iterator[None]:
         """After a launch, protect the host memory that it has accessed, until the host waits.
 
-        Do not protect the memory of a kernel that may communicate with the running host.
+        Do not protect the memory of a kernel that may exchange data with the host while both run.
         """
         mapped = [b for b in self.memory.buffers.values() if b.kind != DEVICE]
         large = sum(b.root.size for b in mapped) > WATCHED_LIMIT

@@ -1,4 +1,4 @@
-"""Error codes of the CUDA runtime. Source: enum cudaError in driver_types.h."""
+"""The error codes of the CUDA runtime. Source: enum cudaError in driver_types.h."""
 
 SUCCESS, INVALID_VALUE, MEMORY_ALLOCATION = 0, 1, 2
 INVALID_IMAGE = 200

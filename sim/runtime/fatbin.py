@@ -1,8 +1,8 @@
 """Extracts the PTX from a program that nvcc has compiled.
 
-A program passes the address of a wrapper to `__cudaRegisterFatBinary`. The wrapper points to a container: a
-header, then one entry for each embedded file. NVIDIA does not document the format. The fields below were
-determined from programs compiled by nvcc 13.0 to 13.5.
+A program passes the address of a wrapper to `__cudaRegisterFatBinary`. The wrapper points to a container,
+which has a header and then one entry for each embedded file. NVIDIA does not document the format. The fields
+below were determined from programs compiled by nvcc 13.0 to 13.5.
 
     wrapper    uint32 magic, uint32 version, pointer to the container
     container  uint32 magic, uint16 version, uint16 header bytes, uint64 bytes of all entries

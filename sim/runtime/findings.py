@@ -69,13 +69,14 @@ class HostFinding:
 
 @dataclass
 class Log:
-    """Log of a program's findings. Each is printed when it first occurs, and repetitions are counted.
+    """The log of a program's findings. Each finding is printed when it first occurs, and repetitions are
+    counted.
 
     first_only: whether the program ends at its first error.
     folder: the folder in which to write an HTML report of each launch with findings, or None.
     format: the format of the diagnostics, or None for text.
-    output: the file for the diagnostics, or None to print them as they occur. With a file, the text is
-        printed.
+    output: the file for the diagnostics, or None to print them as they occur. With a file, findings are also
+        printed as text.
     """
 
     first_only: bool = False
@@ -150,7 +151,7 @@ class Log:
 
 
 class FirstFinding(Exception):
-    """Exception that ends a program at its first error."""
+    """The exception that ends a program at its first error."""
 
 
 def page_of(report: Report) -> str:

@@ -75,7 +75,8 @@ class Footprint(Observer):
         self.pending, self.count = {action: [] for action in VERBS}, 0
 
     def conflict(self, other: "Footprint") -> tuple[int, int, int] | None:
-        """Return (lowest common address, own action, action of the other), or None without a conflict.
+        """Return (lowest common address, own action, action of the other footprint), or None without a
+        conflict.
 
         Two atomic updates do not conflict, and neither do two reads.
         """
@@ -112,7 +113,7 @@ def first_common(a: np.ndarray, b: np.ndarray) -> int | None:
 
 
 def unordered(dependencies: Mapping[int, Iterable[int]]) -> list[tuple[int, int]]:
-    """Return the pairs of nodes between which no path of dependencies exists.
+    """Return the pairs of nodes that no path of dependencies connects.
 
     dependencies: maps each node to the nodes that it depends on. Nodes follow their dependencies.
     """

@@ -1,7 +1,8 @@
 """Functions of cuBLAS, computed with numpy. They are not simulated, and a note in the summary says so.
 
-Each takes the Device, then the C arguments, with pointers as integers, and returns a cublasStatus_t. Matrices
-are stored in column-major order. The functions check that each vector and matrix lies within its allocation.
+The parameters of each function are the Device and the C arguments, with pointers as integers. It returns a
+cublasStatus_t. Matrices are stored in column-major order. The functions check that each vector and matrix
+lies within its allocation.
 
 Source: cuBLAS (NVIDIA), "cuBLAS Level-1, Level-2, Level-3 and BLAS-like Extension Function Reference".
 """
@@ -17,14 +18,14 @@ from sim.runtime.handlers_copies import side
 from sim.runtime.handlers_memory import write_int, write_pointer
 
 NOTE = "functions of cuBLAS were computed with numpy, not simulated"
-NOT_INITIALIZED, INVALID, NOT_SUPPORTED = 1, 7, 15  # of cublasStatus_t
+NOT_INITIALIZED, INVALID, NOT_SUPPORTED = 1, 7, 15  # values of cublasStatus_t
 VERSION = 130000
 # cudaDataType_t -> type of the elements
 TYPES = {0: np.float32, 1: np.float64, 2: np.float16, 14: ml_dtypes.bfloat16}
 
 
 class OutOfBounds(Exception):
-    """Raised when an operand does not lie within its allocation. A finding has been reported."""
+    """Raised after a finding that an operand does not lie within its allocation."""
 
 
 def operand(device, address, shape, leading, dtype, name, function):
@@ -120,7 +121,7 @@ def cublasGetVersion_v2(device, handle, version):
 
 
 def accept(device, *arguments):
-    """Accept a setting that has no effect on the result."""
+    """Return success: the setting has no effect on the result."""
     return SUCCESS
 
 
@@ -273,7 +274,7 @@ def multiply(device, handle, name, sizes, trans, scale, matrices, batch=1):
     """Compute C := alpha op(A) op(B) + beta C for a batch of matrices.
 
     sizes: m, n, k.
-    trans: 0 if op leaves its matrix unchanged, otherwise op transposes it; for A and B.
+    trans: for A and for B, 0 if op leaves the matrix unchanged, otherwise op transposes it.
     scale: the values of alpha and beta.
     matrices: (address, type, leading dimension, distance to the next matrix of the batch) for A, B and C.
     """

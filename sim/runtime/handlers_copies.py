@@ -1,6 +1,7 @@
 """Runtime functions that copy and set memory, and that access a program's `__device__` variables.
 
-Each takes the Device, then the C arguments, with pointers as integers, and returns an error code.
+The parameters of each function are the Device and the C arguments, with pointers as integers. It returns an
+error code.
 
 Source: CUDA Runtime API, "Memory Management".
 """
@@ -33,7 +34,7 @@ SIDES = {True: "device", False: "host"}
 def side(device, address, nbytes, wanted, role, name):
     """Return (host address of the bytes, buffer or None) for one side of a copy.
 
-    Return None if the side is invalid; a finding has then been reported.
+    Report a finding and return None if the side is invalid.
 
     wanted: whether the copy's kind says that this side is on the device; None if the kind is Default.
     role: "destination" or "source".
@@ -149,8 +150,8 @@ def is_on_host(given, buffer):
 
 
 def mark_copied(to, destination, origin, source, nbytes):
-    """Record which bytes of a buffer a copy has written. Copies of unwritten bytes still count as
-    unwritten."""
+    """Record which bytes of a buffer a copy has written. A copy of an unwritten byte counts as unwritten,
+    too."""
     at = destination - to.base
     if origin is None or origin.unwritten is None:
         to.mark_written(at, nbytes)
@@ -369,7 +370,7 @@ def cudaGetSymbolAddress(device, pointer, symbol):
     store.laid_out[in_ptx.name] = None
     if base not in device.memory.buffers:
         device.memory.add(DeviceBuffer(base, root, SYMBOL, device.call, f"the variable {variable.name}"))
-    # the host may now write to the variable through its address
+    # from now on, the host may write to the variable through its address
     set_symbol(variable, in_ptx, 0, in_ptx.bytes)
     write_pointer(pointer, base)
     return SUCCESS

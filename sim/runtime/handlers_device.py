@@ -1,6 +1,7 @@
 """Runtime functions for devices, errors, streams and events.
 
-Each takes the Device, then the C arguments, with pointers as integers, and returns an error code.
+The parameters of each function are the Device and the C arguments, with pointers as integers. It returns an
+error code.
 
 Work is executed when it is issued, in program order. Streams therefore never overlap, and queries report that
 all work has finished.
@@ -87,7 +88,7 @@ def cudaDeviceReset(device):
 
 
 def accept(device, *arguments):
-    """Accept a hint that has no effect in the simulator."""
+    """Return success: the hint has no effect in the simulator."""
     return SUCCESS
 
 

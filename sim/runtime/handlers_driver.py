@@ -1,7 +1,7 @@
 """Functions of the driver API, for programs that load modules themselves.
 
-Each takes the Device, then the C arguments, with pointers as integers, and returns a CUresult. The error
-codes have the same values as those of the runtime. There is one context.
+The parameters of each function are the Device and the C arguments, with pointers as integers. It returns a
+CUresult. The error codes have the same values as those of the runtime. There is only one context.
 
 Source: CUDA Driver API (NVIDIA).
 """
@@ -38,7 +38,7 @@ TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 
 
 def accept(device, *arguments):
-    """Accept a call that has no effect in the simulator."""
+    """Return success: the call has no effect in the simulator."""
     return SUCCESS
 
 
@@ -269,7 +269,7 @@ def read_numbers(address, count, kind):
 
 
 def refuse_map(device, rule):
-    """Report a call with arguments for which the driver makes no tensor map."""
+    """Report a call with arguments for which the driver does not create a tensor map."""
     device.report("invalid-operand", "error", f"cuTensorMapEncodeTiled refuses its arguments: {rule}")
     return INVALID_VALUE
 

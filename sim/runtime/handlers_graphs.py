@@ -1,10 +1,11 @@
 """Runtime functions for graphs: stream capture, explicit nodes, and launches of graphs.
 
-Each takes the Device, then the C arguments, with pointers as integers, and returns an error code.
+The parameters of each function are the Device and the C arguments, with pointers as integers. It returns an
+error code.
 
 A launch executes the operations in the order in which they were captured or added, except that each operation
 follows its dependencies. The first launch also records the memory that unordered operations access, and
-reports two of them that access the same bytes.
+reports each pair of these operations that accesses the same bytes.
 
 Source: CUDA Runtime API, "Graph Management" and "Stream Management".
 """
@@ -43,15 +44,15 @@ class Node:
 class Graph:
     """A graph, or an executable graph. Nodes are identified by their handles.
 
-    checked: whether a launch has looked for missing dependencies.
+    checked: whether a launch has searched the graph for missing dependencies.
     """
 
     nodes: dict[int, Node] = field(default_factory=dict)
     checked: bool = False
 
     def in_order(self) -> dict[int, Node]:
-        """Return the nodes such that each one follows its dependencies, otherwise in the order of their
-        addition. Nodes on a cycle are missing."""
+        """Return the nodes in the order of their addition, except that each node follows its dependencies.
+        Nodes on a cycle are missing."""
         done, left = {}, dict(self.nodes)
         while ready := next((h for h, node in left.items() if not node.after & left.keys()), None):
             done[ready] = left.pop(ready)
@@ -167,7 +168,7 @@ def cudaGraphAddKernelNode(device, node, graph, dependencies, count, parameters)
 
 
 def kernel_action(device, parameters, attributes):
-    """Return the action of a cudaKernelNodeParams, which it copies."""
+    """Return the action of a cudaKernelNodeParams. The action contains a copy of the parameters."""
     kernel, *sizes, shared = struct.unpack("<Q7I", ctypes.string_at(parameters, 36))
     (arguments,) = struct.unpack("<Q", ctypes.string_at(parameters + 40, 8))
     function = device.functions.get(kernel)
@@ -219,7 +220,7 @@ def cudaGraphExecKernelNodeSetParams(device, executable, node, parameters):
     found = device.graphs.graphs.get(executable, Graph())
     if node not in found.nodes:
         return INVALID_VALUE
-    # The node keeps its attributes, such as those of a launch that a stream has captured.
+    # Keep the node's attributes, such as those of a launch that a stream has captured.
     attributes = getattr(found.nodes[node].action, "attributes", LaunchAttributes())
     action = kernel_action(device, parameters, attributes)
     found.nodes[node] = replace(found.nodes[node], action=action, site=device.call)

@@ -1,6 +1,7 @@
 """Runtime functions that register, configure and launch kernels.
 
-Each takes the Device, then the C arguments, with pointers as integers, and returns an error code.
+The parameters of each function are the Device and the C arguments, with pointers as integers. It returns an
+error code.
 
 Source: crt/host_runtime.h; CUDA Runtime API, "Execution Control" and "Occupancy".
 """
@@ -74,7 +75,7 @@ def __cudaRegisterManagedVar(device, handle, host, function, name, external, nby
     module.store.roots[name] = root
     device.memory.add(DeviceBuffer(base, root, "symbol", device.call, f"the variable {name}"))
     device.variables[host] = HostVariable(device.modules[handle - 1], name, nbytes)
-    module.store.laid_out[name] = None  # the host can pass its address to any kernel
+    module.store.laid_out[name] = None  # because the host can pass its address to any kernel
     write_pointer(host, base)
 
 

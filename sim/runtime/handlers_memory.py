@@ -1,6 +1,7 @@
 """Runtime functions that allocate, free and describe memory.
 
-Each takes the Device, then the C arguments, with pointers as integers, and returns an error code.
+The parameters of each function are the Device and the C arguments, with pointers as integers. It returns an
+error code.
 
 Source: CUDA Runtime API, "Memory Management", "Stream Ordered Memory Allocator", "Unified Addressing".
 """
@@ -71,13 +72,13 @@ def cudaMalloc3D(device, pitched, extent):
 
 
 def free(device, address, kinds, name):
-    """Free a buffer of one of these kinds. Report the pointer if it is not the start of such a buffer."""
+    """Free a buffer of one of the given kinds. Report the pointer if it is not the start of such a buffer."""
     if address == 0:
         return SUCCESS
     buffer = device.memory.buffers.get(address)
     if buffer is not None and buffer.kind in kinds:
         if name != "cudaFreeAsync":
-            device.streams.synchronize_all()  # as on a GPU
+            device.streams.synchronize_all()  # as a GPU does
         device.streams.forget(buffer.base, buffer.end)
         device.memory.free(buffer, device.call)
         return SUCCESS

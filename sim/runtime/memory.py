@@ -1,8 +1,8 @@
 """Device memory of a running program: buffers at simulated addresses, and copies to and from them.
 
-A buffer's address is the one that kernels use. Managed and pinned buffers are also mapped into this process
-at that address, so the host reads and writes them through the same pointer. Other buffers are not mapped: if
-the host dereferences their address, it receives a SIGSEGV, which `sim.runtime.process` reports.
+The host and kernels use the same address of a buffer. Managed and pinned buffers are also mapped into this
+process at that address, so the host reads and writes them through the same pointer. Other buffers are not
+mapped: if the host dereferences their address, it receives a SIGSEGV, which `sim.runtime.process` reports.
 """
 
 import ctypes
@@ -21,10 +21,10 @@ from sim.runtime.call_sites import UNKNOWN, CallSite
 from sim.runtime.footprints import Footprint
 
 DEVICE, MANAGED, PINNED, SYMBOL = "device", "managed", "pinned host", "symbol"
-PITCH = 512  # bytes; cudaMallocPitch rounds rows up to a multiple of this, as on an H200
+PITCH = 512  # bytes; cudaMallocPitch rounds the size of rows up to a multiple of this, as on an H200
 MOST_FREED = 100  # number of freed buffers to remember, so that findings can name them
 LIMIT = 8 << 30  # limit on the total bytes of all buffers, which must fit in the host machine's memory
-WORD = 4  # bytes; a word counts as written if any of its bytes has changed
+WORD = 4  # bytes of a word, which counts as written if any of its bytes has changed
 NO_REPLACE = 0x100000  # Linux's MAP_FIXED_NOREPLACE
 INACCESSIBLE = 0  # PROT_NONE of mmap(2)
 HEAP_ROOM = 1 << 30  # limit on the bytes by which a C library's heap at low addresses can grow
@@ -81,9 +81,9 @@ class DeviceBuffer:
                 self.unwritten = None
 
     def find_written(self) -> None:
-        """Update `unwritten` after a launch: words that no longer have the fill value have been written.
+        """Update `unwritten` after a launch: words without the fill value have been written.
 
-        A store of the fill value itself, one of the 2^32 values of a word, is not noticed.
+        A store of the fill value itself, which is one of the 2^32 values of a word, is not noticed.
         """
         if self.unwritten is None:
             return
@@ -174,13 +174,14 @@ class DeviceMemory:
         ADDRESSES.ranges["global", buffer.key] = replace(given, name=f"{buffer}, freed at {site}")
         if buffer.kind != DEVICE:
             unmap(buffer)
-        # takes no physical memory, because its pages are never touched
+        # uses no physical memory, because its pages are never accessed
         buffer.root = np.empty(buffer.root.size, np.uint8)
         self.freed.append(buffer)
         self.forget_freed(MOST_FREED)
 
     def forget_freed(self, most: int) -> None:
-        """Release the addresses of the oldest freed buffers, until at most `most` are remembered."""
+        """Release the addresses of the oldest freed buffers, until at most `most` freed buffers are
+        remembered."""
         while len(self.freed) > most:
             ADDRESSES.ranges.pop(("global", self.freed.pop(0).key), None)
 
@@ -240,7 +241,7 @@ class DeviceMemory:
 
 
 def avoid_host_memory() -> None:
-    """Reserve the low addresses that this process uses itself, so that simulated memory does not get them.
+    """Reserve the low addresses that this process uses itself, so that no buffer is placed there.
 
     On some systems, such as Ubuntu, Python is loaded at 4 MiB, and the C library's heap follows it and grows.
     An inaccessible page limits this growth to HEAP_ROOM bytes. If the heap reaches the page, the C library

@@ -53,7 +53,7 @@ from sim.runtime.streams import MOST_STEPS, Pending
 from sim.runtime.stubs import compile_stubs, needed_functions
 from sim.runtime.unchecked import ignores_result, verdict_and_fix
 
-FINISH, FAULT, STEPPED, REPEAT, STEP = -1, -2, -3, 1, 2  # as in sim.runtime.stubs
+FINISH, FAULT, STEPPED, REPEAT, STEP = -1, -2, -3, 1, 2  # the same constants as in sim.runtime.stubs
 NOT_STEPPED = (
     f"the host accessed memory next to the memory of pending work more than {MOST_STEPS:,} times; some of its"
     " later reads there were not checked"
@@ -65,7 +65,7 @@ CALLBACK = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_size_t),
     ctypes.c_int,
 )
-PR_SET_PDEATHSIG = 1  # of prctl(2)
+PR_SET_PDEATHSIG = 1  # an option of prctl(2)
 CLEAN, ERRORS, COULD_NOT_RUN, SIMULATOR_FAILED = range(4)
 MODULES = (
     (REGISTRATION | LAUNCHES, handlers_launch),
@@ -191,8 +191,8 @@ class Program:
     def failed(self, name: str, code: int, reported: bool) -> None:
         """Record the error of a call, and the call if the program ignores its result.
 
-        reported: whether a finding states the fault. Only a launch needs a second one, because its results
-            are missing.
+        reported: whether a finding already states the fault. Only a failed launch is also recorded as an
+            unchecked call, because its results are missing.
         """
         device = self.device
         if name not in DRIVER and name not in BLAS:
@@ -206,7 +206,7 @@ class Program:
         """Handle a SIGSEGV of the host.
 
         Return REPEAT if the host may repeat its access, or STEP if it may execute only this one instruction
-        before `close_stepped`. Return 0 for a fault of another kind.
+        before the process calls `close_stepped`. Return 0 for a fault of another kind.
 
         Report an access to memory that pending work uses. Report an access to a device address, and end the
         program.
@@ -224,7 +224,7 @@ class Program:
             return REPEAT
         buffer = memory.find(address) or memory.find_freed(address)
         if buffer is None:
-            report_unchecked(device)  # because the fault ends the program, often as a consequence
+            report_unchecked(device)  # because this fault, often a consequence, ends the program
             return 0
         kind, fix = (
             "host-access",
@@ -323,14 +323,14 @@ def report_early_access(device: Device, address: int, action: str, pending: Pend
 
 
 def report_late_writes(device: Device) -> None:
-    """Report the memory of pending work that the host has written since the last call."""
+    """Report the host's writes to memory of pending work since the last call."""
     for address, pending, site in device.streams.late_writes():
         device.call = site
         report_early_access(device, address, "writes, here or later before a call,", pending)
 
 
 def report_unchecked(device: Device) -> None:
-    """Report failed calls whose error the program has not looked at."""
+    """Report failed calls whose error the program has not read."""
     for site, (name, code) in device.unchecked.items():
         device.call = site
         device.report("unchecked-error", "warning", *verdict_and_fix(name, code))

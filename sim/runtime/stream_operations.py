@@ -1,4 +1,4 @@
-"""Execution of the operations of a program's streams, with a search for races between them."""
+"""Execution of the operations of a program's streams, with a search for races between operations."""
 
 from collections import Counter
 
@@ -14,8 +14,8 @@ FIX = (
 
 
 def execute(device, action):
-    """Execute the current operation of a stream, and report its conflicts with others. Return its error
-    code."""
+    """Execute the current operation of a stream, and report its conflicts with other operations. Return its
+    error code."""
     if not device.streams.may_overlap():
         return action()
     (stream, number), outer = device.streams.current, device.graphs.footprint

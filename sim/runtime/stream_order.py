@@ -12,7 +12,7 @@ Source: CUDA Runtime API, "API synchronization behavior" and "Stream synchroniza
 from collections import Counter
 
 DEFAULT_STREAM = 0
-DEFAULT_NAMES = 0, 1  # the handles that stand for the default stream: nullptr and cudaStreamLegacy
+DEFAULT_NAMES = 0, 1  # the handles of the default stream: nullptr and cudaStreamLegacy
 AFTER_HOST = (
     "host accesses after a host function were not compared with the operations before it in its stream"
 )
@@ -24,7 +24,7 @@ class StreamOrder:
     live: the streams that exist, apart from the default stream.
     nonblocking: the streams that the default stream does not wait for.
     finished: the operations that the host has waited for.
-    asked: the clocks of queries whose operations were pending.
+    asked: the clocks of queries that returned False because operations were pending.
     current: the operation being executed, as (stream, number).
     """
 
@@ -107,7 +107,7 @@ class StreamOrder:
         return True
 
     def finish(self, clock: Counter) -> None:
-        """Record that the operations of a clock are complete, and that the host knows it."""
+        """Record that the operations of a clock are complete, and that the host has waited for them."""
         self.finished |= clock
 
     # --- overlap --------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class StreamOrder:
     def may_overlap(self) -> bool:
         """Return whether the program has streams that do not wait for each other.
 
-        A stream that was destroyed counts as long as it has operations that may still be running.
+        A destroyed stream still counts while it has operations that may be running.
         """
         busy = {s for s, clock in self.clocks.items() if s and not self.is_finished(s, clock[s])}
         used = self.live | busy

@@ -1,8 +1,8 @@
 """Operations of different streams that access the same memory, although nothing orders them.
 
 The simulator executes work when it is issued, so streams never overlap. The accesses of each operation are
-recorded and compared with those of earlier operations that the order of streams and events does not place
-before it (sim.runtime.stream_order).
+recorded, and compared with the accesses of earlier operations that are not ordered before it by streams and
+events (sim.runtime.stream_order).
 """
 
 from collections import Counter
@@ -12,8 +12,8 @@ from sim.runtime.call_sites import CallSite
 from sim.runtime.footprints import VERBS, Footprint
 from sim.runtime.stream_order import StreamOrder
 
-# These limits, on the threads of one launch and of all launches, bound the time for launches whose accesses
-# are recorded.
+# The maximum numbers of threads, of one launch and of all launches together, for which accesses are recorded.
+# Recording takes time.
 RECORDED_THREADS, ALL_RECORDED_THREADS = 1 << 14, 1 << 17
 MOST_OPERATIONS = 256  # operations that are remembered until the host has waited for them
 FORGOTTEN = "races between streams were searched for among the last 256 operations only"
@@ -38,7 +38,7 @@ class Operation:
     exact: bool = True
 
     def may_overlap(self, other: "Operation") -> bool:
-        """Return whether nothing orders two operations."""
+        """Return whether two operations are unordered."""
         return self.number > other.before[self.stream] and other.number > self.before[other.stream]
 
 

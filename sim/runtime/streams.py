@@ -1,4 +1,4 @@
-"""The order of streams, and accesses of the host that do not wait for them.
+"""The order of streams, and accesses of the host to memory of operations for which it has not waited.
 
 The simulator executes work when it is issued. On a GPU, work may still be pending when the host continues.
 This module records which host memory pending work reads and writes, and removes access to the pages of that
@@ -25,8 +25,8 @@ from sim.runtime.stream_order import StreamOrder
 LIBC = ctypes.CDLL(None)
 LIBC.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 WORD = 4  # the address of a changed byte is rounded down to a multiple of this size in bytes
-MOST_STEPS = 20_000  # after so many accesses, which take about a second, pages stay open until the next call
-MOST_PENDING = 64  # operations whose memory is watched at a time
+MOST_STEPS = 20_000  # after this number of accesses (about a second), pages stay open until the next call
+MOST_PENDING = 64  # maximum number of operations whose memory is watched at a time
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class Streams(StreamOrder):
         self.pending: list[Pending] = []
         # page -> its contents when the host was given access to it, and the site of that access
         self.opened: dict[int, tuple[bytes, CallSite]] = {}
-        self.steps = 0  # accesses of a single instruction
+        self.steps = 0  # the number of accesses for which the host received one instruction
         self.stepped: list[int] = []  # the pages that the current instruction may access
 
     def reach_host(self) -> None:
@@ -107,8 +107,8 @@ class Streams(StreamOrder):
                 protect(start, end, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def close(self) -> None:
-        """Take away the host's access to the memory of pending work."""
-        for pending in sorted(self.pending, key=lambda p: p.writes):  # no access is stronger than read-only
+        """Remove the host's access to the memory of pending work."""
+        for pending in sorted(self.pending, key=lambda p: p.writes):  # the stricter protection last
             for start, end in pending.pages:
                 protect(start, end, 0 if pending.writes else mmap.PROT_READ)
 
@@ -138,7 +138,7 @@ class Streams(StreamOrder):
         return self.steps <= MOST_STEPS
 
     def close_stepped(self) -> None:
-        """Take away the host's access to the pages that the last instruction was allowed to access."""
+        """Remove the host's access to the pages that the last instruction was allowed to access."""
         for page in self.stepped:
             watching = [p.writes for p in self.pending if any(start <= page < end for start, end in p.pages)]
             if watching:

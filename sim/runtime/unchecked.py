@@ -1,4 +1,4 @@
-"""Failed host calls whose error the program never looks at.
+"""Failed host calls whose error the program never reads.
 
 The compiled program does not show whether it uses the result of a call, because the machine code differs with
 the compiler and its options. The source text of the call's line shows it. A call's result is ignored if the
@@ -14,17 +14,17 @@ from sim.runtime.call_sites import CallSite
 from sim.runtime.errors import error_name, error_text
 from sim.runtime.signatures import BLAS, DRIVER
 
-# comments, literals and lines of the preprocessor, which are replaced by blanks
+# comments, literals and preprocessor lines, which `code_of` replaces by blanks
 NO_CODE = re.compile(
     r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:\\\n|[^\n])*',
     re.DOTALL | re.MULTILINE,
 )
-# what may precede a call in its statement, with the contents of parentheses removed
+# the text that may precede a call in its statement, without the contents of parentheses
 BEGINNING = re.compile(
     r"\s*(?:(?:case\b[^:?]*:|default\s*:|else\b|do\b|(?:if|for|while|switch)\s*(?:constexpr\s*)?\(\))\s*)*"
     r"(?:(?!\s*return\b)[^;]*,\s*)?(?:::\s*)?"
 )
-CALL_LINES = 4  # number of lines in which a call's name is sought, from the call's line on
+CALL_LINES = 4  # the number of lines, from the call's line on, that are searched for the call's name
 VERSION = re.compile(r"(_v\d+|_ptsz|_ptds)+$")  # suffixes of symbols that the source does not contain
 
 
@@ -45,7 +45,7 @@ def ignores_result(site: CallSite, name: str) -> bool:
 
 
 def is_statement(text: str, start: int, inside: int) -> bool:
-    """Return whether a call is a statement, or an operand of a comma in one.
+    """Return whether a call is a whole statement, or an operand of a comma in a statement.
 
     start: the position of the called name.
     inside: the position after the opening parenthesis.
