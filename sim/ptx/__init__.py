@@ -5,8 +5,8 @@ The input is PTX text (`load_ptx`), or a .cu file compiled by NVRTC (`load_cuda`
 The output is a Module of kernels for `simulate`. Each kernel is translated once to the source of a Python
 function, in which a register is a local variable and an instruction is one or more statements. At each
 launch, that source receives its globals: functions that access memory, wait at barriers, or exchange values
-between lanes. The engines and observers of Python kernels then run it unchanged. `sim.native.ptx` compiles
-the same source.
+between lanes. The engines and observers of Python kernels then run this source unchanged. `sim.native.ptx`
+compiles the same source.
 
 `sim.isa` defines the results of instructions. This package defines control flow, addresses, calls and the
 layout of memory. An unsupported instruction is reported with its PTX line before the kernel starts.

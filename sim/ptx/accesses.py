@@ -1,5 +1,5 @@
 """Python statements for the memory instructions of PTX: ld, st, atom, red. Function parameters are not in
-memory; each of them is a parameter of the Python function.
+memory: each of them is a parameter of the Python function.
 
 Source: PTX ISA 9.7.9, "Data Movement and Conversion Instructions" (ld, st); 9.7.13, "Parallel
 Synchronization and Communication Instructions" (atom, red); chapter 8, "Memory Consistency Model".
@@ -12,8 +12,8 @@ from sim.ptx.syntax import Address, Group, Register, Symbol, python_name
 SPACES = {"global", "const", "shared", "local", "param"}
 # Modifiers of strong operations, which do not race with each other (PTX ISA 8.4, "Operation Types").
 STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
-# Scope -> reach, as for the fences of Python kernels. There is one GPU without clusters, so every scope
-# except cta reaches the whole grid.
+# Scope -> reach, as for the fences of Python kernels. The simulator has a single GPU and treats the scope
+# cluster like gpu, so every scope except cta reaches the whole grid.
 REACH = {"cta": "block", "cluster": "grid", "gpu": "grid", "sys": "grid", "gl": "grid"}
 # Modifiers that do not change the value of an access: cache hints, memory order and scope.
 HINTS = set(
@@ -73,7 +73,7 @@ def access_of(item, opcodes):
 
 
 def parts(operand):
-    """Return the elements of a vector operand. A scalar is its own only element."""
+    """Return the elements of a vector operand. For a scalar, return a list of the scalar alone."""
     return operand.parts if isinstance(operand, Group) else (operand,)
 
 
@@ -84,8 +84,8 @@ def address_text(writer, operand, more=0):
 
 
 def strong_address(writer, item, operand, more=0):
-    """Return the expression for the address of a strong access plus `more` bytes. If the access emulates an
-    atomic on 8 or 16 bits, return the address of the element instead (sim.ptx.subwords)."""
+    """Return the expression for the address of a strong access plus `more` bytes. If the access is part of an
+    emulated atomic on 8 or 16 bits, return the address of this element instead (sim.ptx.subwords)."""
     part = writer.module.subword(item)
     return address_text(writer, operand, more) if part is None else writer.value(part.pointer, "b64")
 
@@ -93,8 +93,8 @@ def strong_address(writer, item, operand, more=0):
 def access_type(writer, ptx_type, registers):
     """Return the PTX type with which an access to these registers reads or writes memory.
 
-    It is a float type if the registers contain floats, otherwise an unsigned integer type. A signed type is
-    kept only if the value must be sign-extended into a wider register.
+    It is a float type if the registers contain floats, otherwise an unsigned integer type. The type is signed
+    only if the value must be sign-extended into a wider register.
 
     Raise Missing for more than 64 bits.
     """
@@ -103,7 +103,7 @@ def access_type(writer, ptx_type, registers):
         raise Missing
     named = [register for register in registers if isinstance(register, Register)]
     if ptx_type[0] == "s" and any(WIDTHS.get(register.type, 64) > width for register in named):
-        return ptx_type  # the value has to be sign-extended
+        return ptx_type  # because the value has to be sign-extended
     holding = {writer.kinds[register.name] for register in named}
     floating = [kind for kind in REALS if WIDTHS[kind] == width and kind in writer.module.float_kinds]
     found = next((k for k in floating if holding == {k} or ptx_type == k and not holding - {k}), None)
@@ -210,7 +210,7 @@ def atomic(writer, item):
     ptx_type, name = writer.module.atomic(access)
     # cas takes the expected and the new value (PTX ISA 9.7.13, `atom`).
     count = 2 if access.operation == "cas" else 1
-    # The Writer reports a ValueError as an unsupported form of the instruction.
+    # The Writer reports this ValueError as an unsupported form of the instruction.
     if len(given) != count:
         raise ValueError(f"{access.opcode} takes {count} operands")
     values = [writer.value(o, ptx_type) for o in given]

@@ -20,8 +20,8 @@ def pointer_bytes(place):
 def takes_pointer(parameter, array):
     """Return whether a parameter takes the address of an array.
 
-    A pointer is a 64-bit integer. CuTe DSL declares it as a structure of 8 bytes, `.b8 p[8]`. An array of 8
-    bytes is then the structure itself.
+    A pointer is a 64-bit integer. CuTe DSL declares it as a structure of 8 bytes, `.b8 p[8]`. If the argument
+    is an array of 8 bytes, it is the structure itself.
     """
     if parameter.type == "b8" and parameter.count == 8:
         return array.nbytes != 8
@@ -29,8 +29,8 @@ def takes_pointer(parameter, array):
 
 
 def check_elements(name, arrays, nbytes):
-    """Raise LaunchError if an array's elements are wider than the type that the pointer points to in the
-    source.
+    """Raise LaunchError if an array's elements are wider than the type to which the pointer in the source
+    points.
 
     numpy defaults to float64, which CUDA kernels rarely use.
 

@@ -49,13 +49,13 @@ def cp_async_mbarrier(writer, item):
 
 
 def shared_or_generic(names):
-    """Return (state space, opcode without its modifier) for an address in shared memory or a generic
+    """Return (state space, opcode without the modifier .shared) for an address in shared memory or a generic
     address."""
     spaces = {"shared", "shared::cta"} & set(names)
     return "shared" if spaces else "generic", ".".join(n for n in names if n not in spaces)
 
 
-# modifier of a cp.async without memory operands -> entry of sim.isa
+# modifier of a cp.async that has no memory operands -> entry of sim.isa
 ASYNCHRONOUS = {
     "commit_group": "cp_async_commit",
     "wait_group": "cp_async_wait",

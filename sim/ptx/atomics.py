@@ -28,7 +28,7 @@ def atomic_semantics(access):
         return access.type, entry.semantics, entry.overwrites
     if access.type in REALS:
         return "u16", on_half(entry.semantics, access.type), entry.overwrites
-    # min and max depend on the sign. An addition does not, so it uses the unsigned type.
+    # min and max depend on the sign. An addition does not depend on it, and uses the unsigned type.
     if access.type[0] == "s" and access.operation != "add":
         return f"s{width}", entry.semantics, entry.overwrites
     # The semantics computes with Python integers, which have no fixed width.

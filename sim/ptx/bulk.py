@@ -22,7 +22,7 @@ def bulk(writer, item):
         return
     operands = list(item.operands)
     if "L2::cache_hint" in names:
-        operands.pop()  # the cache policy
+        operands.pop()  # drop the cache policy
     if "tensor" in names:
         return tensor(writer, item, operands)
     spaces = [state_space(name) for name in names if state_space(name)]
@@ -47,7 +47,7 @@ def bulk(writer, item):
 
 
 def tensor(writer, item, operands):
-    """Emit cp.async.bulk.tensor or cp.reduce.async.bulk.tensor, tile mode."""
+    """Emit cp.async.bulk.tensor or cp.reduce.async.bulk.tensor in tile mode."""
     names, loads = item.names, "bulk_group" not in item.names
     if any(name.startswith(("im2col", "tile::", "cta_group::2")) for name in names):
         raise Missing(f"{item.opcode} in another mode than tile")
@@ -87,8 +87,7 @@ def entry_name(names, spaces):
 
 def state_space(name):
     """Return the state space that a modifier names, or None. An address in shared::cluster contains the rank
-    of
-    its block, so it needs no space of its own."""
+    of its block, so shared::cluster is not a separate space here."""
     plain = name.split("::")[0]
     return plain if plain in ("global", "shared") else None
 
@@ -97,9 +96,9 @@ def proxy_fence(writer, item):
     """Emit a fence between proxies. Only fences for the async proxy have an effect."""
     names = [name for name in item.names if name != "bulk"]
     if not any(name.startswith("async") for name in names):
-        return  # sim has no other proxies, and the host writes all tensor maps
+        return  # the simulator has no other proxies, and only the host writes tensor maps
     if any("::generic" in name for name in names):
-        opcode = "fence.proxy.async.shared::cta"  # .sync_restrict names shared memory
+        opcode = "fence.proxy.async.shared::cta"  # .sync_restrict implies shared memory
     else:
         opcode = ".".join(names)
     writer.emit(f"{writer.module.transfer(by_ptx(opcode).name)}()")

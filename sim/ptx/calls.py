@@ -8,12 +8,12 @@ from sim.events import Finding
 from sim.isa.registers import WIDTHS
 from sim.ptx.origin import plain_name
 
-# Function addresses are above all memory, so that no data pointer equals one.
+# Function addresses are above the addresses of all memory, so that no data pointer equals a function address.
 CODE = 1 << 44
 OF_MODULE = 1 << 24  # the number of bytes of function addresses that are reserved for each module
 STEP = 16  # the number of bytes between two function addresses
 FUNCTIONS = range(CODE, CODE + (OF_MODULE << 16), STEP)  # the function addresses of the first 65,536 modules
-NEVER_WRITTEN = (1 << 64) - 1  # a pointer loaded from poisoned memory: all bits are set
+NEVER_WRITTEN = (1 << 64) - 1  # a pointer that was loaded from poisoned memory has all bits set
 
 
 def function_address(text, name):
@@ -29,8 +29,8 @@ def code_base(text):
 def size_of(function, operand, line):
     """Return the size in bytes of an argument or result of the call on this line.
 
-    If the operand is the name of a parameter and several declarations have this name, the last one before the
-    call applies.
+    If the operand is the name of a parameter and several declarations have this name, the last declaration
+    before the call applies.
 
     operand: a register, or a Symbol with the name of a parameter.
     """
@@ -55,7 +55,7 @@ def function_table(text, names):
 
 
 class Callee:
-    """The target of one indirect call. The generated code calls it to look up the function.
+    """The target of one indirect call. The generated code calls this object to look up the function.
 
     code: the first function address of the module.
     returns, arguments: the sizes in bytes of the call's results and arguments.
@@ -70,7 +70,7 @@ class Callee:
         """Return the function at an address. If there is no matching function, report a finding and return a
         function whose results are poison."""
         function, returns, takes, name = functions.get(address, (None, None, None, None))
-        # Compare only sizes, because the parameters in PTX have no C++ types.
+        # Compare only sizes, because parameters in PTX do not have C++ types.
         if function is None or (returns, takes) != (self.returns, self.arguments):
             self.context.findings.append(self.finding(address, name, returns, takes, function is not None))
             return self.poison
@@ -78,7 +78,7 @@ class Callee:
 
     def poison(self, *arguments):
         """Return poison instead of the function's results."""
-        # As in memory, all bits of poison are set.
+        # All bits of the poison are set, as in memory.
         results = tuple((1 << 8 * size) - 1 for size in self.returns)
         results += tuple({} for _ in results) if self.passes_origins else ()
         return results[0] if len(results) == 1 else results or None

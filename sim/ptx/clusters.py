@@ -26,9 +26,10 @@ FORMS = {"arrive", "wait", "release", "acquire", "relaxed"}
 
 
 def arrival(run, place, releases):
-    """Return the function that arrives at the barrier of the cluster.
+    """Return the function that arrives at the cluster barrier.
 
-    releases: whether the arrival has release semantics. One without them releases what precedes a fence.
+    releases: whether the arrival has release semantics. A relaxed arrival releases only the accesses before
+        the thread's last fence.
     """
     context = run.context
 
@@ -40,7 +41,7 @@ def arrival(run, place, releases):
 
 
 def wait(run, place, acquires):
-    """Return the function that waits at the barrier of the cluster."""
+    """Return the function that waits at the cluster barrier."""
     at = run.wait_point(place)
     return run.with_site(lambda: run.context.thread.block.barrier.wait(run.scheduler, at), place[1])
 

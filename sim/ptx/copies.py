@@ -1,5 +1,5 @@
-"""Memory accesses of cp.async, mbarrier, ldmatrix and wmma. Each accesses several adjacent bytes. An element
-is identified by (state space, address)."""
+"""Memory accesses of cp.async, mbarrier, ldmatrix and wmma. Each access covers several adjacent bytes. An
+element is identified by (state space, address)."""
 
 from contextlib import contextmanager
 
@@ -12,7 +12,8 @@ from sim.sites import RANK_SHIFT, local_address
 
 
 class AddressMemory(Memory):
-    """Memory as seen by a single PTX instruction, whose operands are addresses instead of arrays and indices.
+    """The memory operations of a single PTX instruction. Its operands are addresses instead of arrays and
+    indices.
 
     sites: {action: site number}. An action is a word such as "load".
     """
@@ -21,7 +22,7 @@ class AddressMemory(Memory):
         super().__init__(memory.context, name)
         self.regions, self.sites = memory, sites
         self.recent = {}  # state space -> (block, begin, end, alignment, Region) of a recent access
-        self.shift = 0  # added to addresses in shared memory, to access another block of the cluster
+        self.shift = 0  # offset of addresses in shared memory, to access another block of the cluster
 
     def site(self, action):
         """Return the site number for an action of the instruction."""
@@ -41,7 +42,7 @@ class AddressMemory(Memory):
 
     @contextmanager
     def in_block(self, rank):
-        """Let addresses in shared memory belong to the block of the cluster with this rank."""
+        """Apply addresses in shared memory to the block with this rank in the cluster."""
         block = self.context.thread.block
         self.shift = 0 if block.cluster[rank] is block else rank + 1 << RANK_SHIFT
         yield
@@ -55,7 +56,7 @@ class AddressMemory(Memory):
         self.regions.scheduler.park(barrier, self.regions.place)
 
     def locate(self, where, index, site, what):
-        # The checks of an address have the same result each time, so each block performs them once.
+        # The checks of an address always have the same result, so each block performs them once.
         located, key = self.context.thread.block.located, (where, index, self.shift)
         if key not in located:
             found = super().locate(where, index, site, what)
@@ -87,7 +88,7 @@ class AddressMemory(Memory):
     def region(self, where, address, size, multiple, site, what):
         """Return the Region of an access, or None if it is refused.
 
-        The last Region is remembered, because the next access is likely to be there too.
+        The last Region is cached, because the next access is likely to be in it too.
         """
         block = self.context.thread.block
         if recent := self.recent.get(where):

@@ -1,7 +1,7 @@
-"""The number of low bytes of each register that can affect a function, apart from copies.
+"""Computes how many low bytes of each register can affect a function, apart from copies of the register.
 
-A compiler loads a member of a structure together with the padding behind it, and then uses only the low bytes
-of the register.
+A compiler may load a member of a structure together with the padding after it, and then use only the low
+bytes of the register.
 """
 
 from sim.isa.registers import WIDTHS

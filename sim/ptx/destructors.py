@@ -1,4 +1,4 @@
-"""The destructor of cuda::pipeline in a kernel of PTX.
+"""Recognition of the destructor of cuda::pipeline in the PTX of a kernel.
 
 When threads no longer use a pipeline, the lanes of each warp elect one of them. This lane subtracts their
 number from a counter in shared memory, which begins at the number of threads. The lane that reaches 0
@@ -9,9 +9,9 @@ invalidates the mbarriers of the pipeline:
     mbarrier.inval ...;  return
 
 The order of the threads does not matter here, because no thread acts on the result of the atomic except to
-invalidate the mbarriers. The kernel ends with this code, so nothing uses the mbarriers after it. The launch
-therefore needs no further schedules. When compiled, the code has no effect: it only checks that the counter
-contains the number of threads, and that the mbarriers exist.
+invalidate the mbarriers. The kernel ends with this code, so no later code uses the mbarriers. The launch
+therefore need not be run under further schedules. When compiled, the code has no effect: it only checks that
+the counter contains the number of threads, and that the mbarriers exist.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Functions of the device runtime called by kernels: printf, assert, and trap.
+"""Functions of the device runtime that kernels call: printf, assert, and trap.
 
 Source: PTX Writer's Guide to Interoperability, "System Calls" (vprintf, __assertfail).
 """
@@ -70,8 +70,8 @@ def read_text(run, site, address):
 
 
 def function_name(program, name):
-    """Return the name, in the source of a Program, of a function provided to kernels by CUDA, or None if
-    there is no such function."""
+    """Return the name that the source of a Program uses for a function that CUDA provides to kernels. Return
+    None if there is no such function."""
     place = program.wait_point()
     if name in ("vprintf", "__assertfail"):
         program.used.add("print" if name == "vprintf" else "assert")

@@ -6,11 +6,12 @@ from sim.ptx.syntax import Instruction
 
 
 def effects_of(function, barriers):
-    """Return three truth values for a function: it stores to memory that other blocks can read; its threads
-    can act on the result of an atomic; it receives signals of other threads, which fences can order.
+    """Return three flags for a function: whether it stores to memory that other blocks can read, whether its
+    threads can act on the result of an atomic, and whether it receives signals of other threads, which fences
+    can order.
 
-    Signals are received by a strong load, or by a relaxed operation of a barrier. Atomics whose results are
-    read count only for the second value.
+    A thread receives a signal by a strong load, or by a relaxed operation of a barrier. Atomics whose results
+    are read count only for the second flag.
 
     barriers: the ids of the instructions of grid barriers. Their atomics are executed as barriers, so threads
         do not act on the results.

@@ -50,7 +50,7 @@ class Writer:
         self.lines, self.depth = [], 1  # the lines emitted so far, and the indentation of the next line
         self.missing = []  # (line, description) for each unsupported instruction
         self.kinds = register_kinds(function, translate.types_of, module.float_kinds)
-        self.home = {}  # id of a block -> the enclosing Loop
+        self.home = {}  # id of a block -> the Loop that contains it
         self.heads = set()  # the ids of the loops' entry blocks
         self.inlined = set()  # the ids of the blocks emitted in place of a jump
         self.waits = []  # the mbarrier tests in loops that do nothing but wait for them to succeed
@@ -60,7 +60,7 @@ class Writer:
 
     def write(self):
         """Return the source lines of the function's definition."""
-        # The parameters are known only after the body has been emitted, so emit the head last.
+        # The parameters are known only after the body has been emitted, so emit the line with `def` last.
         parts = order_blocks(self.blocks)
         assign_homes(parts, None, self.home, self.heads)
         loops = [part for part in parts if isinstance(part, Loop)]
@@ -130,8 +130,8 @@ class Writer:
                 self.emit_block(part, around, alone=part is parts[0] and self.is_entered_first(part, around))
 
     def emit_loop(self, loop):
-        """Emit a Loop as a `while` statement. It runs as long as `go` is the number of one of the Loop's
-        blocks."""
+        """Emit a Loop as a `while` statement. The loop continues as long as `go` is the number of one of the
+        Loop's blocks."""
         test = f"go == {loop.first}" if loop.first == loop.last else f"{loop.first} <= go <= {loop.last}"
         with self.indent_under(f"while {test}:"):
             self.waits.append(test_of(loop))
@@ -148,7 +148,7 @@ class Writer:
         `go`."""
         if loop is None:
             return True
-        # If a jump could lead past the first block, `go` would not have its number when the region starts.
+        # If a jump can lead past the first block, `go` may have another number when the region starts.
         part_of = {id(b): i for i, part in enumerate(loop.parts) for b in blocks_in(part)}
         for source in self.blocks:
             here = part_of.get(id(source))
@@ -166,7 +166,7 @@ class Writer:
     def emit_block(self, block, around, alone):
         """Emit a block.
 
-        alone: whether the block always runs when its region does. Any other block is guarded by a test of
+        alone: whether the block always runs when its region runs. Any other block is guarded by a test of
             `go`.
         """
         with nullcontext() if alone else self.indent_under(f"if go == {block.number}:"):
@@ -177,7 +177,7 @@ class Writer:
         for instruction in block.body:
             self.emit_instruction(instruction)
         if block.branch is not None and block.branch.opcode.startswith("brx"):
-            # No block has the number -1, so the function returns.
+            # No block has the number -1, so all loops end and the function returns.
             numbers = ", ".join(str(-1 if t is None else t.number) for t in block.targets)
             self.module.item = block.branch
             self.origins.check(block.branch.operands[0])
@@ -243,7 +243,8 @@ class Writer:
         except Missing as missing:
             what = str(missing) or item.opcode
             self.missing.append((item.line, what if item.opcode in what else f"{item.opcode}: {what}"))
-        # Handlers do not validate operands. An instruction with unexpected operands counts as unsupported.
+        # Handlers do not validate operands. If one raises an error for unexpected operands, the instruction
+        # counts as unsupported.
         except (AttributeError, IndexError, KeyError, ValueError):
             self.missing.append((item.line, f"{item.opcode} with these operands"))
 
@@ -253,7 +254,8 @@ class Writer:
         """Return the name of the Python variable for a register."""
         if register.name not in self.names:
             plain = re.sub(r"\W", "_", register.name.lstrip("%"))
-            # Two PTX names can give the same identifier. A number makes the second identifier unique.
+            # Two PTX names can give the same identifier. A number appended to the second identifier makes it
+            # unique.
             fits = plain[0].isalpha() and plain not in self.names.values()
             self.names[register.name] = plain if fits else f"{plain}_{len(self.names)}"
         return self.names[register.name]
@@ -369,7 +371,7 @@ def convert(text, holds, width, ptx_type):
     """Return a Python expression for a register's value, as a PTX type.
 
     text: the expression for the register itself.
-    holds: the register's kind.
+    holds: the register's kind (sim.ptx.register_kinds).
     width: the register's width in bits.
     """
     # Predicates have no bit pattern in PTX, so there is nothing to convert.

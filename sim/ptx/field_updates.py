@@ -2,7 +2,7 @@
 
 A compiler assigns to a bit-field by a load of the bytes around it, logical operations that keep all other
 bits, and a store to the same address. The load may read bits that no thread has written, because the store
-only puts them back.
+writes them back unchanged.
 """
 
 from sim.isa.registers import WIDTHS
@@ -10,7 +10,7 @@ from sim.ptx.accesses import access_of
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Immediate, Instruction, Register
 
-MAX_OPERATIONS = 32  # between the load and the store
+MAX_OPERATIONS = 32  # the maximum number between the load and the store
 
 
 class FieldUpdates:
@@ -32,7 +32,8 @@ class FieldUpdates:
         return id(item) in self.loads
 
     def is_update(self, load):
-        """Return whether the value of a load is only combined with other bits, and stored again."""
+        """Return whether the only use of a loaded value is to combine it with other bits and store it
+        again."""
         access = access_of(load, ("ld",))
         register = load.operands[0] if access and access.count == 1 and not access.strong else None
         keeps = False  # whether an operation keeps only some bits of the value

@@ -4,7 +4,7 @@ Blocks on a common cycle form a Loop. If each Loop counts as one part, the parts
 graph, so they have a topological order. Code that visits the parts in this order, and executes a part only if
 it is the jump target, reaches every block by forward jumps. Only a backward jump needs another iteration. Its
 target is in the same Loop, which starts again at its top. In this way, any control-flow graph, even an
-irreducible one, becomes nested `while` loops without duplicated blocks.
+irreducible graph, becomes nested `while` loops without duplicated blocks.
 
 Source: PTX ISA 9.7.12, "Control Flow Instructions" (bra, brx.idx, ret, exit).
 """
@@ -19,8 +19,8 @@ from sim.ptx.syntax import Instruction, Label
 class Block:
     """A basic block: instructions that execute one after another, and then a jump to one of `targets`.
 
-    An unconditional jump has one target. A guarded jump has two, and the first one is taken if the guard is
-    true. An indexed jump has several. A target None represents a return from the function.
+    An unconditional jump has one target. A guarded jump has two targets, and jumps to the first one if the
+    guard is true. An indexed jump has several targets. A target None represents a return from the function.
     """
 
     body: list = field(default_factory=list)
@@ -72,7 +72,7 @@ def destinations(function):
 
 
 def labels(jump):
-    """Return the Symbols of a branch's possible target labels. A return has none."""
+    """Return the Symbols of a branch's possible target labels. A return has no labels."""
     return jump.operands[1].parts if jump.names[0] == "brx" else jump.operands[:1]
 
 

@@ -1,5 +1,5 @@
-"""Explanations for addresses outside the launch's memory. Such an address can be in memory of another launch
-or module, in shared memory of another block, or the null pointer."""
+"""Explanations for addresses outside the launch's memory. Such an address can belong to memory of another
+launch or module, or to shared memory of another block, or it can be the null pointer."""
 
 from sim.events import LOCAL, SHARED, SPACE_SHIFT
 
@@ -47,7 +47,7 @@ def explain_address(address, other, heap):
 
 
 def is_null(address):
-    """Return whether an address is that of a null pointer, or of an element near it."""
+    """Return whether an address is null, or the address of an element near null."""
     return 0 <= address < 4096
 
 

@@ -1,4 +1,4 @@
-"""The kernel as a generator, which yields wherever a thread waits in the kernel's own frame.
+"""Conversion of a kernel to a generator, which yields wherever a thread waits in the kernel's own frame.
 
 Resuming a generator takes a tenth of the time of a greenlet switch, and it needs no greenlet. A call of a
 function in which a thread waits,
@@ -33,7 +33,7 @@ def as_generator(source, names):
 
 
 def closing_parenthesis(source, at):
-    """Return the position of the parenthesis that closes the one before position `at`."""
+    """Return the position of the parenthesis that closes the parenthesis before position `at`."""
     depth = 1
     for position in range(at, len(source)):
         depth += {"(": 1, ")": -1}.get(source[position], 0)

@@ -20,14 +20,14 @@ from sim.ptx.syntax import Address, Immediate, Instruction, Special
 
 HIGH, LOW = "envreg1", "envreg2"  # the special registers with the two halves of the workspace's address
 BYTES = 8  # the size of the workspace: a word that contains the size, then the barrier's word
-TOP = 1 << 31  # the bit that flips when the barrier opens
+TOP = 1 << 31  # the bit that changes when the barrier opens
 WORD = (1 << 32) - 1  # the mask of a 32-bit word
 # Names of instructions that jump, end the thread, or copy asynchronously.
 LEAVING = {"bra", "brx", "call", "ret", "exit", "trap", "cp"}
 
 
 class GridSync:
-    """The uses of the workspace in one function.
+    """The instructions of one function that use the workspace.
 
     arrivals, waits: the ids of the instructions that form grid barriers in their usual form.
     needed: whether the function accesses the workspace or passes its address on. If so, the kernel requires a
@@ -96,7 +96,7 @@ class GridSync:
         return None
 
     def is_passed_in(self, items):
-        """Return whether these instructions contain the two block-wide barriers around some grid barrier."""
+        """Return whether these instructions contain both block-wide barriers around some grid barrier."""
         passed = {id(item) for item in items}
         before = None  # the preceding barrier in the PTX text
         for item in self.items:

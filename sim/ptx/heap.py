@@ -1,11 +1,12 @@
-"""The device heap: `malloc` and `free`, and `new` and `delete`, which compile to calls of them.
+"""The device heap: `malloc` and `free`, and also `new` and `delete`, which compile to calls of `malloc` and
+`free`.
 
 Each allocation (a `Piece`) has an address range that is never reused, followed by guard bytes. An access
-beyond the end of an allocation, or after `free`, is therefore never mistaken for an access to another one.
+beyond the end of an allocation, or after `free`, therefore never reaches another allocation.
 
 An allocation that has not been freed at the end of its launch persists if its address is in a `__device__`
-variable, an argument, or another reachable allocation. Otherwise, it is reported as a leak. If its address
-was in an argument of an earlier launch, the allocation persists until it is freed, because that argument may
+variable, an argument, or another reachable allocation. Otherwise, it is reported as a leak. An allocation
+whose address was in an argument of an earlier launch persists until it is freed, because that argument may
 still contain the address.
 
 Source: CUDA C++ Programming Guide, "Dynamic Global Memory Allocation and Operations".
@@ -45,7 +46,7 @@ class Piece(Region):
 
     site: the site that allocated it.
     freed: the Access that freed it, or None.
-    suspects: reads of unwritten bytes, as (thread, epoch of its block, address, size, Access).
+    suspects: reads of unwritten bytes, as (thread, epoch of the thread's block, address, size, Access).
     """
 
     __slots__ = ("freed", "nbytes", "site", "suspects")
@@ -285,7 +286,7 @@ def reachable_pieces(live, roots, held=()):
 
     live: the allocations to consider.
     roots: the memory to search, as byte arrays.
-    held: allocations that are reachable regardless of the search.
+    held: allocations that count as reachable without the search.
     """
     if not live:
         return []
@@ -293,8 +294,8 @@ def reachable_pieces(live, roots, held=()):
     bases, waiting = np.array(sorted(by_base), np.uint64), [*roots, *(piece.root for piece in held)]
     while waiting:
         root = waiting.pop()
-        # The search is conservative: any 8 aligned bytes whose value lies within an allocation count as a
-        # pointer to the allocation.
+        # The search is conservative: 8 aligned bytes count as a pointer to an allocation if their value is an
+        # address within it.
         words = np.frombuffer(root.tobytes()[: root.size // 8 * 8], np.uint64)
         words = words[(words >= BASE) & (words < END)]
         at = np.searchsorted(bases, words, side="right") - 1
@@ -310,8 +311,8 @@ def reachable_pieces(live, roots, held=()):
 def is_race(suspect, thread, address, size):
     """Return whether a store races with an earlier read of unwritten memory.
 
-    They race if another thread performed the read and no barrier of the block separates them. The race is
-    then reported instead of the read.
+    They race if another thread performed the read and no barrier of the block separates them. In that case,
+    the race is reported instead of the read.
     """
     reader, epoch, begin, nbytes, _ = suspect
     together = begin < address + size and address < begin + nbytes

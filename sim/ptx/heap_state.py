@@ -12,7 +12,7 @@ GUARD = 1 << 12  # the number of guard bytes after each allocation
 # The heap begins at the same address in every launch: allocations that outlive a launch keep their addresses.
 BASE = HEAP_BASE
 END = window_end("global") - GUARD
-SPAN = 1 << 28  # the bytes of addresses for a launch while launches of other modules run concurrently
+SPAN = 1 << 28  # bytes of addresses that each concurrent launch of another module may use
 LOCK = threading.Lock()  # held while heap addresses are chosen for a launch that has not finished
 HEAPS = weakref.WeakSet()  # the HeapState of each module; no two of them use the same address
 
@@ -57,13 +57,15 @@ class HeapState:
         return self.before
 
     def free_addresses(self):
-        """Return the begin and end of addresses for the next launch, above the allocations of all modules.
+        """Return the begin and the end of the heap addresses for the next launch, above the allocations of
+        all modules.
 
-        If the addresses run out, return the largest gap between the launches of other modules that have not
-        finished, the live allocations, and the freed allocations of this module.
+        If few addresses are left, return the largest gap between used addresses. These are the addresses of
+        unfinished launches of other modules, of live allocations, and of the freed allocations of this
+        module.
         """
         heaps = list(HEAPS)
-        # Launches in other threads allocate above their `next`, and have not finished.
+        # Unfinished launches in other threads allocate from their address `next` upwards.
         begins = [state.after.next for state in heaps if state is not self and state.running()]
         running = [(begin, begin + SPAN) for begin in begins]
         highest = max([*(end for _, end in running), *(state.after.next for state in heaps)])

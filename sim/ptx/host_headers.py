@@ -1,8 +1,8 @@
 """Stand-ins for the headers of the C and C++ libraries, which NVRTC does not have.
 
-Files of kernels include them for host code, or for the names of types and limits. NVRTC itself declares
-printf, assert, malloc, memcpy and the functions of math.h. The 64-bit types are those that NVIDIA's headers
-define under NVRTC.
+The source files of kernels include these headers for host code, or for the names of types and limits. NVRTC
+itself declares printf, assert, malloc, memcpy and the functions of math.h. The 64-bit types are those that
+NVIDIA's headers define under NVRTC.
 """
 
 import re
@@ -18,7 +18,7 @@ HEADERS = [*(f"{name}.h" for name in NAMES), *(f"c{name}" for name in NAMES), *C
 # --pre-include: nvcc includes <math.h> and other headers in every file, so files use names such as INFINITY
 # and uint without including a header.
 OPTIONS = ["--diag-suppress=47", "--pre-include=math.h"]
-# a header that the message of NVRTC says it cannot find
+# matches NVRTC's message that it cannot find a header
 MISSING = re.compile(r'(?:cannot|could not) open source file "([^"]+)"')
 NO_MEMBER = re.compile(r'namespace "std" has no member')
 UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
@@ -101,7 +101,8 @@ DEFINED = {name for line in TEXT.splitlines() for name in re.findall(r"\w+", lin
 def help_after(log):
     """Return whether the stand-ins can fix the error that NVRTC reports.
 
-    They can if NVRTC did not find a header that has a stand-in, or a name that the stand-ins define.
+    The stand-ins can fix it if NVRTC did not find a header that has a stand-in, or a name that the stand-ins
+    define.
 
     log: NVRTC's messages.
     """
@@ -142,7 +143,7 @@ def help_with_device_runtime(log):
     return DEVICE_RUNTIME.search(log) is not None
 
 
-# (function of the messages of NVRTC that decides whether options can fix the error, these options)
+# (function that decides from NVRTC's messages whether some options can fix the error, these options)
 REMEDIES = [
     (help_after, OPTIONS),
     (help_with_std, STD_OPTIONS),

@@ -1,6 +1,6 @@
 """The body of a kernel with its direct calls inlined, for analyses that follow values through functions.
 
-Each call gives the callee's registers and labels a suffix of its own. Loads and stores of parameters and
+For each call, the callee's registers and labels get a separate suffix. Loads and stores of parameters and
 results become moves between registers. Calls through pointers, recursive calls and calls of functions without
 a body are not inlined.
 """
@@ -10,7 +10,7 @@ from dataclasses import replace
 from sim.isa.registers import WIDTHS
 from sim.ptx.syntax import Address, Group, Instruction, Label, Not, Register, Symbol
 
-MAX_INSTRUCTIONS = 20_000  # once the body is longer, further calls are not inlined
+MAX_INSTRUCTIONS = 20_000  # calls are not inlined once the body is longer than this
 
 
 class Inlined:

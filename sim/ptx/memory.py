@@ -3,7 +3,7 @@ accesses in Python kernels.
 
 A generic address is an address in the simulated address space (sim.memory.spaces). An address within a state
 space is the generic address minus the base of the space's window. The global window begins at 0, so a global
-address is also a generic one (PTX ISA 6.4.1.1, "Generic Addressing").
+address is also a generic address (PTX ISA 6.4.1.1, "Generic Addressing").
 
 Each `make_...` method returns one function per instruction and launch. The function caches the region of its
 most recent access in closure variables, because the next access is likely to be in the same region.
@@ -96,7 +96,7 @@ class Memory(RegionTable):
             first = offset >> shift
             return view[first] if count == 1 else elements(view, first)
 
-        # These functions do the same for logged accesses, in two thirds of the time.
+        # These functions do the same for logged accesses, and take two thirds of the time.
         def load_fixed(address):
             offset = address - start
             if offset & reach or not 0 <= offset <= last:
@@ -211,11 +211,11 @@ class Memory(RegionTable):
 
         reach: the threads among which the operation is atomic: "block" or "grid".
         combine: the function (old, operand, ...) that returns the new element.
-        writes: whether it writes, or a function (old, operand, ...) that returns whether it does.
-        releases: whether a fence precedes it.
+        writes: whether the atomic writes, or a function (old, operand, ...) that returns whether it writes.
+        releases: whether a fence precedes the atomic.
         replaces: whether the new element is independent of the old one.
-        nbytes: the bytes at the address to which the atomic on the word around them applies (see
-            sim.ptx.subwords); None if it applies to the whole element.
+        nbytes: the size in bytes of the element if the atomic on a word emulates an atomic on a smaller
+            element (see sim.ptx.subwords), otherwise None.
         packed: whether the element contains two halves, each of which is updated atomically.
         """
         if replaces:
@@ -226,7 +226,7 @@ class Memory(RegionTable):
 
     def make_atomic_in(self, ptx_type, space, site, reach, combine, writes, releases, nbytes, packed=False):
         """Return the atomic function for one state space."""
-        width = np.dtype(VIEWS[ptx_type]).itemsize  # in bytes; an emulated element is a part of the access
+        width = np.dtype(VIEWS[ptx_type]).itemsize  # in bytes; an emulated element is a part of it
         element = f"u{8 * nbytes}" if nbytes else ptx_type
         size, _, window, log, code, shift = self.access_layout(element, space, 1, site)
         half_code = code - (1 << ADDRESS_BITS)  # a log entry contains log2 of the size
@@ -240,8 +240,9 @@ class Memory(RegionTable):
             # A release is modelled as a fence before the access.
             if releases:
                 context.announce_ordering("fenced", reach)
-            # A thread that repeats an atomic without effect is spinning, so let other threads run first.
-            # The key identifies an attempt: equal keys show the scheduler that the thread is spinning.
+            # A thread that repeats an atomic without effect is spinning, so let other threads run first. The
+            # key identifies the atomic and its operands: by equal keys, the scheduler recognises that the
+            # thread is spinning.
             key = site, address, operands
             yield_before_atomic(key, place)
             region = self.check_access(address + window, size, site, "changed")
@@ -298,14 +299,15 @@ class Memory(RegionTable):
                 if not loads:
                     return self.make_store_in(ptx_type, name, 1, plain)
                 load = self.make_load_in(ptx_type, name, 1, plain)
-                # The value may change only after another thread has run. A plain load reads the whole word.
+                # Let other threads run, because only they can change the value. A plain load reads the whole
+                # word.
                 aligned = -np.dtype(VIEWS[ptx_type]).itemsize if nbytes else -1
                 return lambda address: self.yield_turn() or load(address & aligned)
             combine = (lambda old: old) if loads else lambda old, value: value
             rest = access.reach, combine, not loads, access.release, nbytes
             return self.make_atomic_in(ptx_type, name, atomic, *rest)
 
-        # Observers treat the site as atomic, but findings describe it as a load or a store.
+        # Observers treat accesses at this site as atomic, but findings describe them as loads or stores.
         self.context.strong[atomic] = LOAD if loads else STORE
         if not loads:
             self.context.overwriting.add(atomic)

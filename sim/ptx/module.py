@@ -29,7 +29,7 @@ from sim.ptx.run import Run
 from sim.ptx.syntax import python_name
 from sim.ptx.variables import Store, Variables
 
-MAX_ITERATIONS = 20_000_000  # the number of iterations without progress before the loops are examined
+MAX_ITERATIONS = 20_000_000  # number of iterations without progress after which the loops are examined
 
 
 def load_ptx(text: str | bytes, source: str | None = None, *, path: str | PathLike[str] = "") -> "Module":
@@ -77,8 +77,8 @@ class Module:
 
     @property
     def variable(self) -> Variables:
-        """The `__device__` variables by name. They are arrays that hold whatever launches have stored in
-        them.
+        """The `__device__` variables by name. They are arrays that contain the values that launches have
+        stored.
 
         Examples: `module.variable["counter"] = 0`, `int(module.variable["counter"])`.
         """
@@ -89,7 +89,8 @@ class Module:
 
         All later launches of the module can access the array, whether or not it is an argument.
 
-        array: a numpy array or a CPU tensor. For an element in the middle, pass a view: `pointer(x[10:])`.
+        array: a numpy array or a CPU tensor. For the address of an element in the middle, pass a view:
+            `pointer(x[10:])`.
         name: the name of the array in findings.
 
         Example: `record["data"] = module.pointer(x, "x")`
@@ -244,9 +245,9 @@ class Kernel(base.Kernel):
 
     def limit_loops(self, context):
         """Set the limit on the iterations of loops in the Context of a run."""
-        # In PTX, every loop counts its iterations, even if it was a `for` loop in the source. Unless the
-        # caller has set a limit, the opening of a barrier and the end of a phase of an mbarrier count as
-        # progress until an error is found.
+        # In PTX, the iterations of every loop are counted, even if it was a `for` loop in the source. Unless
+        # the caller has set a limit, the count starts again whenever a barrier opens or a phase of an
+        # mbarrier ends, until an error is found.
         context.loops.steps = context.max_steps or MAX_ITERATIONS
         if context.max_steps is None:
             loops = context.loops

@@ -11,7 +11,7 @@ from sim.memory.argument import host_array
 def flattened(arguments, names=None):
     """Return (values, names) of the PTX parameters for the arguments of a kernel.
 
-    In the values, the array itself takes the place of its data pointer.
+    `values` contains the array itself in place of its data pointer.
 
     arguments: the arguments of the Python kernel.
     names: the names of the kernel's parameters, under which findings report the arrays.

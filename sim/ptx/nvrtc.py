@@ -24,10 +24,10 @@ HEADERS = (
 )
 
 # cooperative_groups.h includes parts of cuda::std, which take NVRTC 1 to 2 s. With this option, the header
-# defines the few type traits that it needs itself, and the PTX of a kernel is the same.
+# itself defines the few type traits that it needs, and the PTX of a kernel is the same.
 OWN_TRAITS = "-D_CG_LIMIT_INCLUDED_DEPENDENCIES"
 # A source that contains one of these texts may depend on cuda::std, or on a type that the header's own traits
-# classify differently: they do not count it as an integer or a float.
+# do not count as an integer or a float, although cuda::std does.
 NEEDS_STD = re.compile(
     r"cuda::|cuda/|\b_CG_|\bsigned\s+char|int8|int128|wchar_t|char(8|16|32)_t|bf16|bfloat16|float8|fp8"
 )
@@ -36,8 +36,8 @@ NEEDS_STD = re.compile(
 def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80") -> Module:
     """Return the Module of a .cu file, compiled by NVRTC with line numbers.
 
-    `module["name"]` is a kernel, and `module["name<float, 64>"]` an instance of a template. Templates are
-    instantiated when they are first asked for.
+    `module["name"]` is a kernel, and `module["name<float, 64>"]` an instance of a template. A template is
+    instantiated at its first use.
 
     path: the file.
     options: further options of NVRTC, such as "-Imy_headers" or "-DWIDTH=8". The headers of the CUDA toolkit,
@@ -126,7 +126,8 @@ def compile_program(
 
     folder: the folder of the source file, where headers in quotes are looked for first. The default is the
         current folder.
-    expressions: kernels in C++, such as "scale<64>". A template is instantiated if an expression names it.
+    expressions: kernels in C++, such as "scale<64>". A template is instantiated for each expression that
+        names it.
 
     Raise LaunchError with the compiler's message.
     """
@@ -180,7 +181,7 @@ def try_remedies(nvrtc, source, name, flags, expressions):
 def run_nvrtc(nvrtc, source, name, flags, expressions, headers):
     """Return (program, whether NVRTC has compiled it).
 
-    headers: {name: text} of headers that are replaced by stand-ins (sim.ptx.host_headers).
+    headers: {name: text} of the stand-ins for headers (sim.ptx.host_headers).
 
     Raise LaunchError if the NVRTC library is missing.
     """
@@ -197,8 +198,8 @@ def run_nvrtc(nvrtc, source, name, flags, expressions, headers):
 
 @functools.cache
 def header_folders():
-    """Return the folders that contain the headers of the CUDA toolkit. Those in NVIDIA's Python packages
-    precede those in CUDA_HOME."""
+    """Return the folders that contain the headers of the CUDA toolkit. The folders in NVIDIA's Python
+    packages precede those in CUDA_HOME."""
     spec = importlib.util.find_spec("nvidia")
     packages = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
     found = [folder for package in packages for folder in sorted(package.glob("*/include"))]

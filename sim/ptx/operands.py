@@ -36,7 +36,7 @@ class Operands(Tokens):
         return Instruction(opcode, tuple(operands), guard, line, self.location)
 
     def register(self, name):
-        """Return the register declared under a name in the innermost such scope, or None."""
+        """Return the register with this name in the innermost scope that declares it, or None."""
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
@@ -92,8 +92,8 @@ class Operands(Tokens):
         return total
 
     def group(self, end):
-        """Parse the elements of a vector or list up to the token `end`. A vector with a single element
-        becomes that element."""
+        """Parse the elements of a vector or list up to the token `end`. Return a vector with a single element
+        as that element."""
         parts = self.list_until(end, self.operand)
         return parts[0] if end == "}" and len(parts) == 1 else Group(tuple(parts))
 

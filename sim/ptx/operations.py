@@ -23,7 +23,7 @@ class Operations:
     """The part of a Program that names the functions for the instruction being translated, `item`.
 
     Each method returns the name of a global of the source, and registers the factory that makes the function
-    in a launch. It also records the properties of the kernel that follow from the instruction.
+    in a launch. It also records the properties that the kernel has because of the instruction.
     """
 
     # --- source locations -----------------------------------------------------------------------------------
@@ -76,8 +76,8 @@ class Operations:
         return self.shared_name(name, lambda run: undefined_value(kind, ptx_type, run.context.poison))
 
     def unset_origin(self):
-        """Return the name of the origin of a register that no instruction has set. The current instruction
-        reads it."""
+        """Return the name of the origin of a register that no instruction has set and the current instruction
+        reads."""
         site = self.site("load")
         return self.new_name("origin", lambda run: (site, None))
 
@@ -105,7 +105,8 @@ class Operations:
 
     def acts_on(self, space, access):
         """Return whether the value of the current strong load can affect later actions of the thread."""
-        # A volatile access to shared memory is weak: threads synchronise by it in a waiting loop only.
+        # A volatile access to shared memory is weak: threads can synchronise by it only if they wait in a
+        # loop.
         if access.volatile and space == "shared":
             return self.uses.waits_for(self.item)
         return not access.volatile or self.uses.acts_on(self.item)
@@ -151,7 +152,8 @@ class Operations:
         return self.new_name("named_barrier", lambda run: run.named_barrier(place, waits))
 
     def cluster(self, make):
-        """Return the name of a function for an instruction of clusters, which `make(run)` returns."""
+        """Return the name of the function that executes an instruction of clusters. `make(run)` returns this
+        function."""
         return self.used.add("barrier.cluster") or self.new_name("cluster", make)
 
     def barrier(self, number, count, vote):

@@ -34,7 +34,7 @@ LONG_GROUP = re.compile(r"\{\s*([^,{}]+)(?:,[^,{}]+){7,},\s*([^,{}]+?)\s*\}")
 MANGLED = re.compile(
     r"\d+|L[a-z]n?[\da-f]+E|[ST][\dA-Z]*_|[CD][0-5]|DF\d+[_bx]|Dv\d+_|D[a-z]|A\d+_|_\d+|.", re.DOTALL
 )
-OPENING = "NILXJF"  # letters that open a nested part, which the letter E closes
+OPENING = "NILXJF"  # letters that begin a nested part, which the letter E ends
 
 
 class Origin:
@@ -65,8 +65,8 @@ class Origin:
         return self.source_line(place.file, place.line) if place else ""
 
     def site(self, function, item, action):
-        """Return the site number of an instruction. Its line comes from its .loc directive, or else from the
-        PTX itself."""
+        """Return the site number of an instruction. Its line is that of its .loc directive, or else the line
+        in the PTX itself."""
         at, opcode = item or function, item.opcode if item and action.startswith("atomic") else ""
         ptx = LONG_GROUP.sub(r"{\1, ..., \2}", " ".join(self.text.lines[at.line - 1].split()))
         place = item and self.source_location(item.location)
@@ -181,7 +181,7 @@ class Origin:
         constants = self.constants()
         text = without_comments(self.main_text)
         for found in re.finditer(rf"\b{name}\s*((?:\[[^\]]*\]\s*)+)[;={{]", text):
-            # The type precedes the name. A pattern for both would take time that grows with the square of the
+            # The type precedes the name. A pattern for both would take time proportional to the square of the
             # longest run of spaces.
             before = text[max(found.start() - 500, 0) : found.start()].rstrip()
             words = re.split(r"[^\w ]", before)[-1].split()
@@ -189,7 +189,7 @@ class Origin:
             shape = [evaluate(part, constants) for part in re.findall(r"\[([^\]]*)\]", found[1])]
             if itemsize and variable.count is None:
                 return itemsize, None
-            if itemsize and shape.count(None) == 1:  # it depends on a template parameter
+            if itemsize and shape.count(None) == 1:  # the shape depends on a template parameter
                 known = prod(size for size in shape if size is not None) * itemsize
                 shape[shape.index(None)] = variable.bytes // max(known, 1)
             if itemsize and all(shape) and prod(shape) * itemsize == variable.bytes:

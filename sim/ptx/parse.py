@@ -11,7 +11,7 @@ from sim.isa.registers import WIDTHS
 from sim.ptx.operands import Operands
 from sim.ptx.syntax import FORMATS, Function, Group, Label, Location, Register, Symbol, Text, Variable
 
-# The parsed directives, and the skipped ones (PTX ISA, chapter 11).
+# The directives that are parsed, and those that are skipped (PTX ISA, chapter 11).
 LINKING = {".visible", ".extern", ".weak", ".common"}
 SPACES = {".global", ".const", ".shared", ".local", ".param"}
 FLAGS = {".noreturn", ".blocksareclusters", ".explicitcluster"}  # directives without arguments
@@ -170,7 +170,7 @@ class Parser(Operands):
                 self.take()
             elif (
                 whole and token.isdecimal() and int(token) < 1 << 8 * size
-            ):  # fast, for tables of 100,000 values
+            ):  # the fast path, for tables of 100,000 values
                 data += int(token).to_bytes(size, "little")
                 self.take()
             elif not self.accept(","):
@@ -354,6 +354,6 @@ class Parser(Operands):
             elif what == "inlined_at":
                 call = self.integer(), self.integer(), self.integer()
                 inlined = self.locations.get(call) or Location(*call)
-        # The call at `inlined_at` can itself be in inlined code. The most recent .loc with the same file,
-        # line and column contains its caller.
+        # The call at `inlined_at` can itself be in inlined code. Its caller is then in the most recent .loc
+        # with the same file, line and column.
         self.location = self.locations[tuple(place)] = Location(*place, inlined)

@@ -1,8 +1,8 @@
 """Recognition of loops that only wait for a phase of an mbarrier.
 
 Such a loop repeats one test of one phase, and does nothing else that another thread could notice. It ends if
-and only if the phase is complete. A thread in such a loop can therefore be suspended until then, although a
-test does not have to wait.
+and only if the phase is complete. A thread in such a loop can therefore be suspended until the phase is
+complete, although the test instruction itself does not wait.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ def changed_registers(loop, test):
     for item in instructions_in(loop.parts):
         written.update(read_and_written(replace(item, guard=None))[1])
     changed = set(written)
-    # Only instructions of the block of the test, before the test, run before each test.
+    # Only the instructions before the test in its own block certainly run before each test.
     (body,) = (block.body for block in loop.parts if any(item is test for item in block.body))
     for item in takewhile(lambda item: item is not test, body):
         if isinstance(item, Instruction) and item.guard is None and is_computing(item):

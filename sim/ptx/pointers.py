@@ -1,8 +1,8 @@
 """Arrays that kernels reach through pointers in memory: pointers in structures, and arrays of pointers.
 
-A launch accesses the arrays that it gets as arguments. An array that only a pointer in memory refers to needs
-an address before the launch. `module.pointer(array)` returns it, and makes the array accessible to all later
-launches of the module.
+A launch can access the arrays that are its arguments. An array to which only a pointer in memory refers needs
+an address before the launch. `module.pointer(array)` returns this address, and makes the array accessible to
+all later launches of the module.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,8 @@ def start_of(array):
 
 
 class PinnedArrays:
-    """The pinned arrays of a module. They stay accessible, and in memory, as long as the module exists."""
+    """The pinned arrays of a module. They stay accessible, and are not deleted, as long as the module
+    exists."""
 
     def __init__(self, number):
         self.number, self.arrays = number, []

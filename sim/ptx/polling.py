@@ -1,8 +1,8 @@
 """Recognition of loops that can wait for another thread.
 
 Such a loop reads memory, or communicates in another way, and a jump in the loop depends on the value that it
-has read. Other threads cannot influence how long any other loop runs. A loop that passes a grid barrier in
-each iteration waits only at that barrier.
+has read. If a loop is not of this kind, other threads cannot influence how long it runs. A loop that passes a
+grid barrier in each iteration waits only at that barrier.
 """
 
 from dataclasses import replace
@@ -21,13 +21,13 @@ COMPUTING = set(
 
 
 def can_poll(loop, grid_sync):
-    """Return whether a Loop, or a Loop in it, can wait for another thread. Return True in case of doubt.
+    """Return whether a Loop, or a nested Loop, can wait for another thread. Return True in case of doubt.
 
     grid_sync: the GridSync of the function.
     """
     blocks, items = blocks_in(loop), instructions_in(blocks_in(loop))
     if len(blocks) == 1 and any(id(item) in grid_sync.waits for item in items):
-        return False  # the loop of a grid barrier, which becomes a single wait
+        return False  # skip the loop of a grid barrier, which becomes a single wait
     if is_counted(loop) or grid_sync.is_passed_in(instructions_in(always_executed(loop))):
         return any(can_poll(part, grid_sync) for part in loop.parts if isinstance(part, Loop))
     inside = {id(block) for block in blocks}

@@ -1,5 +1,5 @@
-"""The translation of a kernel, and of the device functions that it calls, into Python source. Factories make
-the objects to which the globals of this source refer."""
+"""The translation of a kernel, and of the device functions that it calls, into Python source. Factories
+create the objects that the globals of this source denote."""
 
 import functools
 import itertools
@@ -23,7 +23,7 @@ from sim.ptx.timed import timed_registers
 from sim.ptx.unsupported import refusal_message, refuse
 from sim.ptx.volatile import Uses, VolatileLoads
 
-# the number of instructions whose compilation takes as long as that of a barrier or warp instruction
+# compiling a barrier or warp instruction takes as long as compiling this number of others
 SYNCHRONISATION = 25
 
 
@@ -38,8 +38,8 @@ class Program(Operations):
 
     passes_origins = True  # whether calls pass the origins of undefined values
     exchanges_origins = True  # whether shuffles pass the origins of undefined values
-    float_kinds = REALS.keys()  # the types of floats that registers contain as such (sim.ptx.register_kinds)
-    follows_copies = True  # whether copies of structures pass on which bytes are unwritten
+    float_kinds = REALS.keys()  # float types that registers contain as floats (sim.ptx.register_kinds)
+    follows_copies = True  # whether copies of structures copy the marks of unwritten bytes
 
     def __init__(self, text, origin, entry, branches, tracks):
         self.text, self.origin, self.entry, self.branches, self.tracks = text, origin, entry, branches, tracks
@@ -60,8 +60,8 @@ class Program(Operations):
         self.accessed = set()  # numbers of the sites that access global or shared memory
         self.polls = False  # whether some loop can wait for another thread (sim.ptx.polling)
         self.timed = {}  # Python name of a function -> its variables that contain times
-        # the sites of ld.global.nc, of loads that only serve to update a bit-field, and of loads whose value
-        # a thread may discard
+        # the sites of ld.global.nc, the sites of loads that only serve to update a bit-field, and the sites
+        # of loads whose value a thread may discard
         self.noncoherent, self.field_updates, self.speculative = set(), set(), set()
         self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
         # The names of the functions in which the kernel waits in its own frame, and of their sim.isa entries;
@@ -214,8 +214,8 @@ class Program(Operations):
                 python_name(symbol.name, "at"), lambda run: run.parameter_address(symbol.name)
             )
         elif variable is None and symbol.name in self.text.functions:
-            # The address is a per-launch constant. As a literal, it would make compiled text depend on the
-            # module's number.
+            # The address is a per-launch constant. As a literal, it would make the compiled code depend on
+            # the module's number.
             name = self.shared_name(
                 python_name(symbol.name, "code"), lambda run: calls.function_address(self.text, symbol.name)
             )
@@ -237,7 +237,8 @@ class Program(Operations):
     def reachable_variables(self):
         """Return the module variables addressable by a thread, in the order of their declarations.
 
-        These are the variables that the source uses, and those to which their initialisers point.
+        These are the variables that the source uses, and the variables to which the initialisers of these
+        variables point.
 
         A header such as cooperative_groups.h declares a thousand variables that no kernel uses. They would
         fill the simulated address space and slow down each launch.

@@ -23,7 +23,7 @@ class RegionTable:
         # the global and constant regions, and their base addresses, both in ascending order
         self.fixed, self.bases = [], []
         self.heap = None  # the Heap of this run
-        self.slots = {SHARED: [], LOCAL: []}  # the allocations with one copy per block or thread
+        self.slots = {SHARED: [], LOCAL: []}  # the allocations that have one copy per block or thread
 
     def reserve(self, name, space, nbytes, align, itemsize, shape, copies, root=None, key=None):
         """Return a new allocation.
@@ -40,7 +40,8 @@ class RegionTable:
         strides = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
         home = 0, itemsize, shape, strides
         allocation = self.space.add(name, space, root, home, copies, align=align, key=key)
-        # Only the declared alignment is guaranteed on a GPU, whatever address the simulator chooses.
+        # On a GPU, only the declared alignment is guaranteed, even if the simulator's address has a larger
+        # alignment.
         allocation.alignment = align
         return allocation
 
@@ -56,8 +57,8 @@ class RegionTable:
         self.fixed.insert(at, region)
 
     def cluster_region(self, allocation, block, shift):
-        """Return the Region for a shared allocation of another block of the cluster, whose addresses are
-        higher by `shift`."""
+        """Return the Region for a shared allocation of another block of the cluster. The addresses for it are
+        higher by `shift` than those of the own block's allocation."""
         shared = self.context.thread.block.shared
         if (allocation, shift) not in shared:
             root = self.block_region(allocation, block).root
@@ -91,7 +92,7 @@ class RegionTable:
         Raise RecursionError if too many calls are active.
         """
         frames, nbytes = self.frames(allocation), allocation.root.size
-        # The frames of all threads at one depth are consecutive, then those at the next depth.
+        # Memory contains the frames of all threads at one depth, then those at the next depth.
         place = frames.depth * len(self.context.thread.block.threads) + self.context.thread.linear
         if place >= allocation.copies:
             raise RecursionError(f"{frames.depth} calls deep, and no more room for {allocation.name}")
@@ -137,8 +138,8 @@ class RegionTable:
     def owner(self, space):
         """Return a function that returns the owner of the regions of a space.
 
-        The owner is the running block, the running thread, or None. A cached region remains valid while the
-        owner is the same.
+        The owner is the running block, the running thread, or None. A cached region remains valid as long as
+        the owner is the same.
         """
         context = self.context
         if space == "shared":
@@ -167,7 +168,7 @@ class RegionTable:
             region, address, size, site, what
         ):
             return None
-        # This check comes last, so that an address outside the array is reported as out of bounds.
+        # Check the alignment last, so that an address outside the array is reported as out of bounds.
         if what != "read" and not region.allocation.writable:
             error = read_only_error(whole_array(self.context, region.allocation))
             error.site = site
@@ -200,7 +201,8 @@ class RegionTable:
             if elsewhere is not None and elsewhere.is_freed:
                 kind, message = "use-after-free", f"address {address:#x} is in memory that has been freed"
             witness = (self.context.witness(what, site),)
-            # Poison is an address far from all memory, and arithmetic may bring it near the null pointer.
+            # Poison is an address far from all memory, but arithmetic with it may result in an address near
+            # the null pointer.
             explained = elsewhere is not None or is_null(address) and address % max(size, 4) == 0
             self.context.findings.append(
                 Finding(kind, "error", message, witness, reason=reason, fix=fix, explained=explained)

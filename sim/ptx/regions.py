@@ -75,7 +75,7 @@ class AddressRange:
 
 
 class Addresses:
-    """The ledger of addresses that persist from one launch to the next.
+    """The addresses that persist from one launch to the next.
 
     A variable keeps its address. An array has the same address in each launch to which it is passed, in any
     module. A pointer stored in memory by one launch is therefore valid in the next launch, as on a GPU, and
@@ -164,8 +164,8 @@ class PaddedSpace(AddressSpace):
     def new_address(self, space, nbytes, align):
         """Return an address above all assigned addresses, or None if there is no room.
 
-        If the window is exhausted, the addresses of earlier launches' arguments are reused, as a last resort
-        with fewer guard bytes.
+        If the window is full, the addresses of earlier launches' arguments are reused. If it is still full,
+        there are fewer guard bytes.
         """
         addresses, limit = self.addresses, HEAP_BASE if space == "global" else window_end(space)
         start = max(self.start[space], addresses.next.get(space, 0))
@@ -185,7 +185,7 @@ class PointerArray(Array):
 
 
 def whole_array(context, allocation):
-    """Return an array that covers an allocation. Findings refer to the elements of this array."""
+    """Return an array that covers an allocation. Findings name the elements of this array."""
     itemsize = allocation.home[1]
     length = allocation.root.size // itemsize
     array = array_at(
@@ -203,10 +203,9 @@ class Region:
 
     def __init__(self, allocation, root, base=None):
         self.allocation, self.root, self.views = allocation, root, {}
-        # `marks` has a 1 for each byte of local memory with a defined value, if an observer needs this.
-        # `written` is the same memory as an array of bool.
-        # `origins` is {byte offset: origin} for the bytes to which an undefined value was stored
-        # (sim.ptx.undefined).
+        # `marks` contains a 1 for each byte of local memory with a defined value, if an observer needs the
+        # marks. `written` is the same memory as an array of bool. `origins` is {byte offset: origin} for the
+        # bytes to which an undefined value was stored (sim.ptx.undefined).
         self.marks, self.written, self.origins = None, None, {}
         self.base = allocation.base if base is None else base
         self.end = self.base + root.size

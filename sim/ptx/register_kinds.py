@@ -4,8 +4,8 @@ A register is represented by a non-negative Python int ("int"), by a numpy scala
 instructions use it ("f32", "f64", "f16", "bf16"), or by a bool ("pred").
 
 A register declared .f32 or .f64 contains a float. Compilers use registers declared .b16, .b32 or .b64 for
-both integers and floats. A majority vote among the instructions that use such a register decides. The other
-uses convert the value, which is slower but correct.
+both integers and floats. The kind of such a register is the one that most of the instructions that use it
+need. The other instructions convert the value, which is slower but correct.
 """
 
 from collections import Counter
@@ -20,8 +20,8 @@ def register_kinds(function, types_of, kinds):
     """Return {register name: "int", "pred", or one of `kinds`}.
 
     types_of: a function (instruction) that yields the known (type, operand) pairs.
-    kinds: the PTX types of floats that a register can contain as such. Registers contain other floats as
-        integers.
+    kinds: the PTX types of floats that a register can contain as floats. Registers contain floats of other
+        types as integers.
     """
     registers, votes, moves = {}, {}, []
     for item in function.body:
@@ -36,8 +36,8 @@ def register_kinds(function, types_of, kinds):
         for ptx_type, operand in types_of(item):
             if isinstance(operand, Register):
                 votes.setdefault(operand.name, Counter())[ptx_type if ptx_type in kinds else "int"] += 1
-    # An untyped move does not vote, but its two registers are likely to have the same kind. Three passes
-    # cover short chains of moves. Further passes would only save conversions.
+    # An untyped move does not show a kind, but its two registers are likely to have the same kind. Three
+    # passes suffice for short chains of moves. Further passes would only save conversions.
     for _ in range(3):
         for to, source in moves:
             if to in votes and source not in votes:
@@ -48,7 +48,8 @@ def register_kinds(function, types_of, kinds):
 
 
 def choose_kind(register, votes, kinds):
-    """Return the kind of a register. Its declared type decides, or else its votes."""
+    """Return the kind of a register. Its declared type determines it, or else the instructions that use
+    it."""
     if register.type == "pred" or register.type in kinds:
         return register.type
     candidates = "int", *FLOATING.get(register.type, ())
@@ -89,7 +90,7 @@ def read_and_written(item):
     written = {register.name for operand in to for register in registers_in(operand)}
     read = {register.name for operand in item.operands[len(to) :] for register in registers_in(operand)}
     if base == "wgmma":
-        read |= written  # accumulators are operands as well
+        read |= written  # accumulators are also operands
     if item.guard:
         read |= {item.guard[0].name} | written
         written = set()

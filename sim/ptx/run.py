@@ -25,12 +25,12 @@ from sim.ptx.regions import PERSISTENT_SPACES, RESERVED, VIEWS, WINDOWS, ModuleK
 from sim.ptx.shared_pointers import SharedPointers
 
 WORKSPACE = "%envreg1"  # the key of the grid barrier's workspace in Run.allocations
-# The probable reason for a trap in a kernel with a grid barrier, which cooperative_groups.h executes.
+# The probable reason for a trap in a kernel with a grid barrier: cooperative_groups.h executes it.
 WITHOUT_GRID = (
     ": the launch is not cooperative, so grid_group::sync() executes a trap\n"
     "  Likely fix: launch the kernel with cudaLaunchCooperativeKernel"
 )
-STACK = 1 << 16  # the number of bytes of local memory per thread for the calls of a recursive function
+STACK = 1 << 16  # bytes of local memory per thread for the calls of a recursive function
 
 
 class WaitPoint:
@@ -69,8 +69,8 @@ class Run:
         """Allocate the module variables reachable from the kernel, and write addresses into their initial
         values. Variables of functions are allocated on first use.
 
-        An earlier launch may have stored the address of any variable reachable from its kernel. Such
-        variables are therefore allocated as well.
+        An earlier launch may have stored the address of any variable that its kernel could reach, so these
+        variables are allocated as well.
         """
         reachable = {v.name: v for v in self.program.reachable_variables() if v.space in PERSISTENT_SPACES}
         self.named = reachable.keys()
@@ -203,7 +203,7 @@ class Run:
         for allocation in dict.fromkeys(allocation for allocation, _ in places.values()):
             self.memory.make_addressable(allocation)
         places |= pinned
-        # An array passed to a parameter that cannot be a pointer is an error or a structure.
+        # If a parameter cannot be a pointer, an array passed to it is a structure or an error.
         self.bits = [
             pointer_bytes(places[argument.name])
             if argument.name in arrays and takes_pointer(parameter, argument.array)
@@ -377,7 +377,7 @@ class Run:
 
     def transfer(self, entry, sites, *options):
         """Return the function that executes a MemoryInstruction. Any error that it raises names the site of
-        the instruction. The options are those of `on_memory`."""
+        the instruction. The options are the same as for `on_memory`."""
         return with_site(self.on_memory(entry, sites, *options), sites["load"])
 
     def on_memory(self, entry, sites=None, reach="grid", waits=False):

@@ -1,8 +1,9 @@
 """Pointers to shared memory that another block or a later launch uses.
 
 Shared memory has the same addresses in every block, so a pointer does not show which block took it. If a
-kernel stores generic pointers to shared memory, their upper bits contain a tag that identifies the launch and
-the block. All other kernels use plain addresses. Each generic access compares the tag with the running block.
+kernel stores generic pointers to shared memory, the simulator adds a tag to the upper bits of these pointers,
+which identifies the launch and the block. Each generic access compares the tag with the running block. All
+other kernels use plain addresses.
 """
 
 import itertools
@@ -28,7 +29,7 @@ def stores_shared_pointers(function):
     """Return whether a function stores a generic pointer to shared memory outside shared memory, or passes
     it to another function. Kernels that map addresses of their cluster do not count."""
     items = [item for item in function.body or () if isinstance(item, Instruction)]
-    # The blocks of a cluster can access each other's shared memory.
+    # because the blocks of a cluster can access each other's shared memory
     if any(item.names[0] in ("mapa", "getctarank") for item in items):
         return False
     found, before = set(), -1
@@ -50,7 +51,7 @@ def stores_pointer(item, pointers):
     if access is None or access.space == "shared":
         return False
     address, value = ({r.name for r in registers_in(operand)} for operand in item.operands)
-    # A generic address derived from a shared one is in shared memory too.
+    # A generic address computed from a pointer to shared memory is in shared memory too.
     return bool(value & pointers) and not (access.space == "generic" and address & pointers)
 
 
@@ -84,7 +85,7 @@ class SharedPointers:
     def strip(self, address, site, what):
         """Return a generic address without its tag. Report a tag of another block or launch.
 
-        An address that is not in shared memory, or whose upper bits are no tag, is returned unchanged.
+        If the address is not in shared memory, or if its upper bits are not a tag, return it unchanged.
         """
         if not self.is_tagged(address):
             return address

@@ -1,4 +1,4 @@
-"""Special registers as Python expressions. sim models a single multiprocessor.
+"""Special registers as Python expressions. The simulator models a single multiprocessor.
 
 Source: PTX ISA, chapter 10, "Special Registers".
 """

@@ -1,7 +1,7 @@
 """Loads whose value a thread may discard.
 
-A compiler replaces a branch around a load and some arithmetic by selp: the thread loads in either case, and
-selects the result only if the condition of the branch is true.
+A compiler may replace a branch around a load and some arithmetic by the instruction selp. The thread then
+always executes the load, and selects the result only if the condition of the branch is true.
 """
 
 from sim.ptx.polling import COMPUTING
@@ -17,7 +17,7 @@ class SpeculativeLoads:
         # register -> the registers from which its value is computed, without the registers that a selp may
         # ignore
         sources = {}
-        used, waiting = set(), []  # registers whose value has an effect
+        used, waiting = set(), []  # registers whose values have an effect
         for item in items:
             read, written = read_and_written(item)
             computes = item.names[0] in COMPUTING and not item.guard

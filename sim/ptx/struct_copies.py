@@ -1,12 +1,12 @@
 """Recognition of copies of structures, which include the unwritten bytes between the members (padding).
 
 A compiler copies `struct { char a; int b; }` with a load and a store of 8 bytes. The program writes only the
-members, so the load reads 3 unwritten bytes. This is no fault if other bytes of the structure are written,
-and if the loaded registers are only stored again or the program computes only with written bytes. The bytes
-at the destination are then unwritten as well.
+members, so the load reads 3 unwritten bytes. This is not an error if other bytes of the structure are
+written, and if the program computes only with written bytes of the loaded registers. The unwritten bytes also
+count as unwritten at the destination.
 
-This module finds such loads and stores in the text. At run time, each of these loads produces a Token, and
-the stores pass it to the observers (`Context.copies`), or to the local and heap memory of this package.
+This module finds such loads and stores in the PTX. In a launch, each of these loads produces a Token, and the
+stores pass the Token to the observers (`Context.copies`), or to the local and heap memory of this package.
 """
 
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ class StructCopies:
         )
 
     def packed(self, item):
-        """Return the register into which a mov packs several registers, or None."""
+        """Return the register into which a `mov` packs several registers, or None."""
         if item.names[0] != "mov" or item.guard or not isinstance(item.operands[1], Group):
             return None
         to = item.operands[0]
@@ -189,8 +189,9 @@ def structure_windows(body, chosen):
     """Yield (load, (first byte, end)) for the chosen loads, relative to the address of the load.
 
     A load that is narrower than the padding reads only padding. The loads of the other members have the same
-    base register and near offsets. Loads of more than 16 bits, or of only one type, are more likely to copy
-    members or the elements of an array, so the structure is assumed to consist of the bytes of the load.
+    base register and near offsets. A load of more than 16 bits, or a group of loads of one type, is more
+    likely to copy members or elements of an array. The structure is then assumed to consist of the bytes of
+    the load.
     """
     run = []
     for item in [*body, None]:
@@ -232,8 +233,8 @@ class Token:
     """One execution of a load that may copy a structure.
 
     position: the position of the load in the access log, or None if it is not logged.
-    missing: a mask of its unwritten bytes if it read local memory or the heap, and only some bytes of the
-        structure are written. Otherwise None.
+    missing: a mask of the unwritten bytes that the load read, if it read local memory or the heap and only
+        some bytes of the structure are written. Otherwise None.
     """
 
     position: int | None
@@ -286,7 +287,7 @@ class StructCopier:
             or not region.written[max(at + first, 0) : at + end].any()
         ):
             return None
-        # The heap has recorded the load as a suspect.
+        # The heap has already recorded the load as a suspect.
         if (suspects := getattr(region, "suspects", None)) and suspects[-1][2] == address:
             suspects.pop()
         return found
@@ -318,8 +319,8 @@ class StructCopier:
         return store
 
     def store_missing(self, address, sources):
-        """Make bytes of the destination unwritten. In an array of the host, report a number whose bytes are
-        all unwritten."""
+        """Make bytes of the destination unwritten. In an array of the host, report a number if all of its
+        bytes are unwritten."""
         missing = np.zeros(max(to + nbytes for _, _, to, nbytes in sources), bool)
         for token, at, to, nbytes in sources:
             missing[to : to + nbytes] = token.missing[at : at + nbytes]

@@ -13,7 +13,7 @@ from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Address, Immediate, Instruction, Register
 
 WORDS = {-4: "b32", -2: "b16"}  # mask that aligns the address -> type of the access
-MASKS = {255: 1, 65535: 2}  # mask that selects the element -> size of the element in bytes
+MASKS = {255: 1, 65535: 2}  # mask that selects the element in the word -> size of the element in bytes
 MASK64 = (1 << 64) - 1
 
 
@@ -30,7 +30,7 @@ def nbytes_of(subword):
 
 
 class Subwords:
-    """Finds the emulated atomics in a function."""
+    """The emulated atomics in a function."""
 
     def __init__(self, function):
         instructions = [item for item in function.body if isinstance(item, Instruction)]
@@ -60,7 +60,8 @@ class Subwords:
     def is_guess(self, item, address, width):
         """Return whether an access only reads the word that a compare-and-swap at the same address changes.
 
-        The access is a load, or an atomic addition of 0. The swap repeats if the value is out of date.
+        The access is a load, or an atomic addition of 0. The program repeats the compare-and-swap if the
+        value that was read is out of date.
         """
         if item.names[-1] != width.replace("b", "u"):
             return False
@@ -104,7 +105,7 @@ class Subwords:
 
 
 class Word:
-    """Presents a word in a region as an array of one element. Bytes outside the region are zero."""
+    """An array of one element: a word in a region. Bytes outside the region are zero."""
 
     __slots__ = ("bounds", "region", "size", "start")
 

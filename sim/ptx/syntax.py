@@ -1,4 +1,5 @@
-"""The syntax tree of a PTX module. Functions, variables and instructions record their PTX line number."""
+"""The syntax tree of a PTX module. Functions, variables and instructions contain their line number in the
+PTX."""
 
 import hashlib
 import itertools
@@ -29,8 +30,8 @@ def python_name(name, stem="v"):
 
 @dataclass(frozen=True)
 class Register:
-    """A virtual register. Its name is unique within the function, even if nested braces declare the same PTX
-    name again."""
+    """A virtual register. Its name is unique within the function, even if another pair of braces declares the
+    same PTX name."""
 
     name: str
     type: str

@@ -22,7 +22,7 @@ class TestedStores:
     uses: the Uses of the function.
     """
 
-    __test__ = False  # not a test of pytest
+    __test__ = False  # so that pytest does not collect this class
 
     def __init__(self, uses):
         self.uses, self.body = uses, uses.body
@@ -31,8 +31,8 @@ class TestedStores:
         """Return whether a test of a loaded value decides whether a thread stores to the same element, and
         threads can store different values there.
 
-        A store does not count if the thread loads the element again before it, as in a double-checked test.
-        It then depends on the value of the second load.
+        A store does not count if the thread loads the element again before the store, as in a double-checked
+        test, because the store then depends on the value of the second load.
 
         decisions: the predicates that depend on the loaded value.
         """
@@ -81,7 +81,8 @@ class TestedStores:
             if jump not in seen or not self.uses.is_guarded_by(jump, decisions):
                 continue
             ways = [self.reachable([place], {load}) for place in (*places, jump + 1)]
-            # A path avoids the store if it reaches the end of the thread, or the load, without the store.
+            # A path avoids the store if it leads to the end of the thread, or back to the load, without the
+            # store.
             around = [self.reachable([place], {store}) for place in (*places, jump + 1)]
             avoiding = [way for way in around if load in way or len(self.body) in way]
             if any(store in way for way in ways) and avoiding:
@@ -108,8 +109,8 @@ class TestedStores:
     def reachable(self, starts, ends):
         """Return the indices of the instructions that a thread at one of `starts` can reach.
 
-        The search does not continue after the instructions at `ends`. The length of the body is the index of
-        the end of the thread.
+        The search does not continue after the instructions at `ends`. The end of the thread has the length of
+        the body as its index.
         """
         seen, waiting = set(), list(starts)
         while waiting:

@@ -9,10 +9,10 @@ from sim.ptx.syntax import Instruction, Special
 
 CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "globaltimer_hi"}
 # The result of such an instruction is a time if an operand is a time. Other results, such as the predicate of
-# a comparison, or the xor in a random number generator seeded by a clock, count as values observed by the
-# thread.
+# a comparison, or the xor in a random number generator with a clock as its seed, count as values observed by
+# the thread.
 ARITHMETIC = {"mov", "cvt", "add", "sub", "neg", "abs", "shr", "div", "min", "max", "selp"}
-HIGH_PRODUCTS = {"hi", "wide"}  # the modifiers of the multiplications to which compilers reduce a division
+HIGH_PRODUCTS = {"hi", "wide"}  # modifiers of the multiplications by which compilers replace a division
 
 
 def timed_registers(function):
@@ -37,6 +37,6 @@ def reads_clock(item):
 
 
 def is_arithmetic(item):
-    """Return whether an instruction is one that compilers use to compute times."""
+    """Return whether compilers use an instruction to compute times."""
     base = item.names[0]
     return base in ARITHMETIC or base == "mul" and not HIGH_PRODUCTS.isdisjoint(item.names)

@@ -52,7 +52,7 @@ class Tokens:
 
     def line(self, at=None):
         """Return the line of a token, counted from 1. The default is the next token."""
-        # At the end of the text, the line of the last token is the best one to report.
+        # At the end of the text, use the line of the last token.
         place = self.positions[min(self.at if at is None else at, len(self.positions) - 1)]
         return bisect_right(self.breaks, place - 1) + 1
 

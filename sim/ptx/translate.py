@@ -1,8 +1,8 @@
 """The Python statements of one PTX instruction.
 
 Most instructions only compute with registers, and `sim.isa.registers` provides an expression for them.
-HANDLERS maps the opcodes that need more, such as memory accesses, waits or calls, to functions that emit the
-statements.
+For opcodes that need more than an expression, such as memory accesses, waits or calls, HANDLERS contains
+functions that emit the statements.
 
 Source: PTX ISA 9.7, "Instructions".
 """
@@ -154,7 +154,8 @@ def isspacep(writer, item):
     """Emit isspacep, which tests whether a generic address is in the window of a state space."""
     space, (to, source) = item.names[1].split("::")[0], item.operands
     # The upper bits of a generic address contain the number of the window.
-    # Each window has 2**34 bytes (SPACE_SHIFT), and the bits above ADDRESS_MASK are a tag.
+    # Each window has 2**34 bytes (SPACE_SHIFT), and the bits above ADDRESS_MASK contain a tag
+    # (sim.ptx.shared_pointers).
     number = WINDOWS["const" if space == "param" else space] >> 34
     address = writer.value(source, "b64")
     if writer.module.analysis(stores_shared_pointers):
@@ -205,8 +206,8 @@ def mbarrier(writer, item):
     space = "shared" if {"shared", "shared::cta", "shared::cluster"} & set(names) else "generic"
     values = [repr(space), address_text(writer, where)]
     values += [writer.value(operand, ptx_type) for operand in given[:1]]
-    # Without a scope, PTX assumes .cta. CUTLASS omits the scope at barriers that order blocks of a cluster.
-    # Therefore, only an explicit .cta is taken literally.
+    # Without a scope, PTX assumes .cta. However, CUTLASS omits the scope at barriers that order blocks of a
+    # cluster. Therefore, only an explicit .cta limits the order to the block.
     reach = None if "relaxed" in names else "block" if "cta" in names else "grid"
     waits = any(item is test for test in writer.waits)
     name = writer.module.transfer(entry.name, reach, waits)
@@ -313,7 +314,7 @@ def assign_results(writer, item, results, text, fits=True):
 
     results: the PTX types of the results.
     text: the expression for the results.
-    fits: whether the operands match those of the instruction.
+    fits: whether the operands match the operands of the instruction.
     """
     targets = parts(item.operands[0]) if results else ()
     if not fits or len(targets) > len(results) or len(targets) < len(results) - (results[1:] == ("pred",)):

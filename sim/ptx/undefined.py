@@ -1,5 +1,5 @@
-"""Undefined values in registers. They are tracked to the first use that can have an effect, from a load of
-unwritten local memory or from a register that no instruction has set.
+"""Undefined values in registers. An undefined value comes from a load of unwritten local memory, or from a
+register that no instruction has set. It is tracked to the first use that can have an effect.
 
 Compilers load a local variable before it is certain that the thread has written it, and discard the value
 with selp if it is not needed. Therefore, a load of unwritten local memory is not an error by itself. Each
@@ -48,7 +48,7 @@ class Origins:
         self.handled = handled - COMPUTING
         self.local = self.module.tracks and needs_origins(self.module.text, writer.function)
         unset = registers_read_unset(writer.blocks, guarded=True) if self.module.tracks else set()
-        self.unset = unset - writer.products.names  # a wgmma reports its own registers
+        self.unset = unset - writer.products.names  # a wgmma reports its registers itself
         self.active = bool(self.local or self.unset)
         self.passing = self.local and self.module.passes_origins
         self.registers = self.find_registers()
@@ -74,7 +74,7 @@ class Origins:
             return False
         access = Access(item.opcode)
         if access.space == "param":
-            base = item.operands[1].base  # a register contains the address of a parameter of the kernel
+            base = item.operands[1].base  # the register contains the address of a parameter of the kernel
             passed = isinstance(base, Symbol) and not self.module.is_kernel_parameter(base.name)
             return self.passing and passed
         return access.space in UNDEFINED and not access.strong
@@ -136,7 +136,7 @@ class Origins:
         # The value of a store to local memory is allowed to be undefined: only the address is a use.
         access = Access(item.opcode) if is_load or is_store else None
         if is_store and (access.space == "param" and self.passing or may_be_local(access)):
-            self.check(item.operands[0])  # `after` handles the stored values
+            self.check(item.operands[0])  # because `after` handles the stored values
         elif is_load:
             self.check(item.operands[1])
         else:
@@ -241,7 +241,7 @@ class Origins:
         return self.module.shared_name(function.__name__, lambda run: function)
 
     def declared(self, variables):
-        """Return, in order, the names of the variables that hold the origins of these parameters."""
+        """Return, in order, the names of the variables that contain the origins of these parameters."""
         return [self.passed(variable) for variable in variables] if self.passing else []
 
     def declare(self, variable):
@@ -256,7 +256,7 @@ class Origins:
 
 
 def may_be_local(access):
-    """Return whether an access is potentially a weak access to local memory."""
+    """Return whether an access may be a weak access to local memory."""
     return access.space in UNDEFINED and not access.strong
 
 
@@ -276,7 +276,8 @@ def find_origin(origins, at, size):
 
 
 def set_origin(origins, at, size, origin):
-    """Record the origin of a range of a parameter's bytes. An origin of False means that they are defined."""
+    """Record the origin of a range of a parameter's bytes. An origin of False means that the bytes are
+    defined."""
     if origin:
         origins.update(dict.fromkeys(range(at, at + size), origin))
 
@@ -327,7 +328,7 @@ class LocalMemory:
         return store
 
     def report(self, origin, site):
-        """Announce the first use of an undefined value by the running thread."""
+        """Report the first use of an undefined value by the running thread."""
         thread = self.context.thread
         key = thread.block.index, thread.linear, origin
         if origin and key not in self.reported:

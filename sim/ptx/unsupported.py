@@ -5,7 +5,7 @@ from sim.ptx.origin import plain_name
 
 
 def refuse(text, *arguments):
-    """Raise LaunchError. Stands in for a function that contains unsupported instructions."""
+    """Raise LaunchError. This function replaces a function that contains unsupported instructions."""
     raise LaunchError(text)
 
 

@@ -40,7 +40,7 @@ class Store:
     unset: {name of a constant variable: a mask of the bytes not set by the host}.
     pointers: {name of a variable: the initial addresses not yet written to its bytes}.
     laid_out: the names of the variables that some launch could reach. Memory may contain their addresses.
-    pinned: the arrays that the host has given an address, for pointers in memory.
+    pinned: the arrays to which pointers in memory refer (sim.ptx.pointers).
     device: the memory of a whole program (sim.runtime), which every launch can access; None by default.
     """
 
@@ -49,7 +49,7 @@ class Store:
         self.roots: dict[str, np.ndarray] = {}
         self.unset: dict[str, np.ndarray] = {}
         self.pointers: dict[str, tuple] = {}
-        self.laid_out: dict[str, None] = {}  # in the order in which they were reached
+        self.laid_out: dict[str, None] = {}  # in the order in which launches reached them
         self.heap = HeapState()
         # the most recent launch that made a SharedPointers (a weak reference), and its number
         self.tagged_launch, self.launch_number = (lambda: None), 0
@@ -78,10 +78,10 @@ class Store:
         return self.roots[variable.name]
 
     def starts_with_zeros(self, variable: Any) -> bool:
-        """Return whether the initial zeros of a variable are intended.
+        """Return whether the initial zeros of a variable count as set by the program.
 
-        They can be, because compilers omit an initialiser of zeros. A variable in a namespace that the source
-        does not declare belongs to a library.
+        Compilers omit an initialiser of zeros, so the PTX does not show whether there is one. A variable in a
+        namespace that the source does not declare belongs to a library, and counts as set.
         """
         if self.origin.language != "C++":
             return True
@@ -274,7 +274,7 @@ class Variables(MutableMapping[str, np.ndarray]):
         if unset is not None and unset.all():
             raise LaunchError(f"{name}, which is {describe(view)}, has not been set")
         view = view.copy()
-        view.flags.writeable = False  # a change of the copy would not set the variable
+        view.flags.writeable = False  # because a change of the copy would not set the variable
         return view
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -292,7 +292,7 @@ class Variables(MutableMapping[str, np.ndarray]):
         return iter(dict.fromkeys(plain_name(name) for name in self.source_names()))
 
     def __contains__(self, name: object) -> bool:
-        return name in list(self)  # __getitem__ would raise for an unset variable
+        return name in list(self)  # because __getitem__ would raise for an unset variable
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -309,8 +309,8 @@ class Variables(MutableMapping[str, np.ndarray]):
         return [v.name for v in found if not text or plain_name(v.name) in names]
 
     def find(self, name: str) -> Any:
-        """Return the variable with this name in the source or in PTX. Raise LaunchError if there is none, or
-        if there are several."""
+        """Return the variable with this name in the source or in PTX. Raise LaunchError unless there is
+        exactly one such variable."""
         variables = self.store.text.variables
         alike = [v for key, v in variables.items() if key == name] or [
             v for key, v in variables.items() if plain_name(key) == name

@@ -2,9 +2,9 @@
 
 A volatile access is a relaxed strong operation (PTX ISA, chapter 8, "Memory Consistency Model"): it does not
 race with other volatile accesses, but it does not order anything either. A thread that loops until a flag
-changes derives an order from the value. A thread that computes with whatever value it reads, such as a warp
-reduction through `volatile int*`, relies on an order that has no guarantee. So does a thread that tests an
-element and then stores to it, as in `if (v > *x) *x = v`.
+changes is ordered by the value that it reads. A thread that computes with whatever value it reads, such as a
+warp reduction through `volatile int*`, relies on an order that is not guaranteed. A thread that tests an
+element and then stores to it, as in `if (v > *x) *x = v`, also relies on such an order.
 """
 
 import re
@@ -16,7 +16,7 @@ from sim.ptx.syntax import Group, Immediate, Instruction, Label, Register, Symbo
 from sim.ptx.tested_stores import TestedStores, address_of
 
 LIBRARY_ATOMIC = re.compile(r"\batomic(Add|Sub)\s*\(")
-NOT_VALUES = {"setp", "isspacep", "testp"}  # their results are predicates, which count as decisions
+NOT_VALUES = {"setp", "isspacep", "testp"}  # results that are predicates count as decisions
 
 
 class Uses:
@@ -45,11 +45,12 @@ class Uses:
     def relies_on(self, load):
         """Return whether the program relies on a loaded value.
 
-        This is the case if the value reaches memory or decides about a store to the same element, and if
-        neither a loop waits for it nor a compare-and-swap confirms it.
+        This is the case if the value is stored to memory or decides about a store to the same element, unless
+        a loop waits for the value or a compare-and-swap confirms it.
 
-        A new value of the same element, as in `(*turn)++`, does not count if a loop waits for this element:
-        the threads then take turns. A value passed to a function that is not inlined here is not followed.
+        A store of a new value to the same element, as in `(*turn)++`, does not count if a loop waits for this
+        element, because the threads then take turns. A value is not followed into a function that is not
+        inlined here.
         """
         values, decisions = self.dependent_registers(load)
         readers = self.readers_of(values)
@@ -82,7 +83,7 @@ class Uses:
     def acts_on(self, load):
         """Return whether a loaded value can affect later actions of a thread.
 
-        It can if a predicate depends on the value, or if the value leaves the function.
+        This is the case if a predicate depends on the value, or if the value leaves the function.
         """
         values, decisions = self.dependent_registers(load)
         return bool(decisions) or leaves_function(self.readers_of(values))
@@ -112,7 +113,7 @@ class Uses:
 
     def element(self, address):
         """Return (register or symbol, offset) of an Address. If instructions compute the base by adding a
-        constant, the constant is a part of the offset. Copies count as their source."""
+        constant, the constant is a part of the offset. A copy of a register counts as the register itself."""
         base, offset = address.base, address.offset
         while len(writers := self.writers.get(getattr(base, "name", None), ())) == 1:
             item = self.body[writers[0]]
@@ -166,11 +167,11 @@ class Uses:
     def is_awaited(self, load, decisions):
         """Return whether a loop waits for a loaded value.
 
-        A compiler can move the first iteration of a loop before the loop. A load that was moved counts as
+        A compiler can move the first iteration of a loop before the loop. The value of such a load counts as
         awaited if a decision depends on it, and a loop waits for a load from the same place in the source.
 
-        A loop that stores to the element in each iteration, as `while (v > *x) *x = v` does, waits for no
-        other thread.
+        A loop that stores to the element in each iteration, as `while (v > *x) *x = v` does, does not wait
+        for another thread.
 
         decisions: the predicates that depend on the value.
         """
@@ -179,7 +180,8 @@ class Uses:
         for loop in self.loops_around(at) if self.tested.can_wait(at, copies) else ():
             if self.can_leave(loop, decisions):
                 return True
-            # A loop may also count the loads that returned the expected value, and test the count.
+            # A loop may also count the loads that returned the expected value, and end when the count is
+            # reached.
             counted = self.tested.set_on_one_side(loop, decisions, at)
             if counted and self.can_leave(loop, self.dependent_on(counted)[1]):
                 return True

@@ -1,5 +1,5 @@
-"""PTX forms of warp instructions. A form consists of the entry in sim.isa, the types of the operands and
-results, and the order of the operands."""
+"""PTX forms of warp instructions. A form consists of an entry of sim.isa, the PTX types of its operands and
+results, and the order of the operands in PTX."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -12,8 +12,8 @@ from sim.ptx import syntax
 from sim.ptx.register_kinds import registers_in
 from sim.ptx.syntax import Immediate, Register
 
-# name_parts of a PTX name -> entry, for the warp instructions missing from Numba. Some of the names in the
-# table do not contain the type.
+# name_parts of a PTX name -> entry, for the warp instructions that Numba does not have. Some of the names in
+# the table do not contain the type.
 SHUFFLES = {
     name_parts(name): entry
     for name, entry in INSTRUCTIONS.items()
@@ -43,7 +43,7 @@ def form_of(opcode):
     entry = SHUFFLES.get(plain) or SHUFFLES.get(bare) or BY_NAME_PARTS.get(plain)
     if not isinstance(entry, Instruction):
         raise Missing(opcode)
-    # An operand of any type (None) has the type in the opcode.
+    # An operand of any type (None) has the type that the opcode names.
     operands = {name: ptx_type_of(dtype, ptx_type) for name, dtype in entry.operands.items()}
     results = (
         operands[t] if isinstance(t, Like) else ptx_type_of(t, ptx_type) for t in entry.results.values()

@@ -1,13 +1,14 @@
 """Translation of wgmma, the matrix products of warp groups, and of setmaxnreg.
 
-A product works on registers while the thread continues. Each access to a register that a product uses is
-therefore reported to sim.engine.warpgroup. A move between such registers hands on the state of the register,
-because compilers rename registers by moves.
+A product uses registers while the thread continues. Each access to such a register is therefore reported to
+sim.engine.warpgroup. A move copies the state of its source register to its destination, because compilers
+rename registers by moves.
 
 A wgmma.fence names no registers, so a compiler may move an instruction that only computes with registers from
-before the fence to behind it. NVRTC does so with constants, such as the zeros of `float d[8] = {}`, and with
-arithmetic. ptxas then adds a fence of its own (its message C7519). Such instructions are recognised by their
-constant values (`constant_registers`) and by their lines in the source (`moved_instructions`).
+before the fence to a place after it. NVRTC does this with constants, such as the zeros of `float d[8] = {}`,
+and with arithmetic. ptxas then adds a fence of its own (its message C7519). This module recognises such
+instructions by their constant values (`constant_registers`) and by their lines in the source
+(`moved_instructions`).
 
 Source: PTX ISA 9.7.15, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
 """
@@ -190,10 +191,11 @@ class ProductRegisters:
         )
 
     def moved_instructions(self):
-        """Return the ids of the instructions that the compiler has moved behind a wgmma.fence.
+        """Return the ids of the instructions that the compiler has moved from before a wgmma.fence to after
+        it.
 
-        Such an instruction follows the fence without a label between the two. In the source, it stands before
-        the fence, and the product stands after the fence.
+        In the PTX, such an instruction follows the fence without a label in between. In the source, its line
+        is before the fence, and the line of the product is after the fence.
         """
         moved, fence, candidates = set(), None, []
         for item in self.writer.function.body:
@@ -221,7 +223,7 @@ class ProductRegisters:
             self.writer.emit(f"{call}()")
 
     def before(self, item):
-        """Emit the report of an instruction's accesses."""
+        """Emit a call that reports which registers of products the next instruction accesses."""
         if not self.names or item.opcode.startswith("wgmma"):
             return
         read, written = (sorted(names & self.names) for names in registers_of(item))
@@ -258,7 +260,7 @@ def registers_of(item):
     can set."""
     read, written = read_and_written(item)
     if item.guard and item.operands and not isinstance(item.operands[0], Address):
-        # A guarded instruction counts its results among the registers read.
+        # The results of a guarded instruction also count as read.
         read, written = read_and_written(replace(item, guard=None))
         read.add(item.guard[0].name)
     return read, written
