@@ -5,7 +5,7 @@ operation and, if threads spin on memory, at atomics. The scheduler resumes the 
 determined by a seeded schedule. When no thread can run, it opens a barrier, completes a warp operation, or
 reports why the threads wait for each other.
 
-The input is a Launch, the output an Outcome (both in `base`). The front ends (`sim.interpreted`,
+The input is a Launch, and the output is an Outcome (both in `base`). The front ends (`sim.interpreted`,
 `sim.ptx.module`) create a Grid for a kernel and run it.
 
 Read the files in this order:

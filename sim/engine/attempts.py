@@ -1,9 +1,9 @@
 """Recognition of threads that repeat a failed atomic forever, such as an attempt to take a lock that no
 thread releases.
 
-The comparison of states (sim.progress) runs several iterations of each thread. With 256,000 threads, that
-takes longer than the time limit of a loop. The test in this file runs no thread: it examines the bytecode of
-the loop in which each thread waits, and the element of memory that the thread's last atomic read.
+The comparison of states (sim.progress) runs several iterations of each thread. With 256,000 threads, this
+takes longer than the time limit of a loop. The test in this file does not run threads. It examines the
+bytecode of the loop in which each thread waits, and the element of memory that the thread's last atomic read.
 """
 
 import dis
@@ -21,10 +21,10 @@ from sim.memory.atomics import Atomic
 HARMLESS = {*CONSTANTS, *NEUTRAL, "BINARY_OP", "COMPARE_OP", "CALL", "POP_TOP", "PUSH_NULL", "COPY", "SWAP"}
 HARMLESS |= {"UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_NOT", "TO_BOOL", "NOT_TAKEN"}
 JUMPS = "POP_JUMP", "JUMP_"
-# Instructions that load or store local variables. The last three are of Python 3.12 and later.
+# Instructions that load or store local variables. The last three exist since Python 3.12.
 LOCALS = {*LOADS, "STORE_FAST", "LOAD_FAST_CHECK", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"}
 MEMBERS = {"atomic", *ENTRIES, "threadfence", "threadfence_block", "threadfence_system"}
-# Beginnings of the names of functions that code generated from PTX may call in such a loop.
+# Prefixes of the names of functions that code generated from PTX may call in such a loop.
 FUNCTIONS_OF_PTX = "atomic_", "load_", "threadfence", "tick"
 
 
@@ -68,11 +68,11 @@ def kernel_frame(frame):
 
 
 def is_stateless(frame):
-    """Return whether all iterations of the loop around a frame's position do the same, as long as memory does
-    not change. Return False in case of doubt.
+    """Return whether all iterations of the loop around a frame's position have the same effect, as long as
+    memory does not change. Return False in case of doubt.
 
     The result is True if the loop consists of atomics, fences and arithmetic, and no iteration uses a value
-    of an earlier one. A count that influences nothing else is allowed.
+    that an earlier iteration computed. A counter that affects nothing else is allowed.
     """
     inside = [
         (first, last, idle) for first, last, idle in loops_of(frame.f_code) if first <= frame.f_lasti <= last

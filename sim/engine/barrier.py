@@ -1,4 +1,5 @@
-"""Block-wide barriers: the results of votes, and findings when not all threads arrive."""
+"""Block-wide barriers: the results of votes, and the findings about barriers at which not all threads
+arrive."""
 
 from sim.engine import barrier_places
 from sim.engine.wait_graph import BLOCK_BARRIER
@@ -20,7 +21,7 @@ def deliver_vote(threads):
 def is_same_barrier(waiting, block):
     """Return whether all threads of the block wait at the same PTX barrier: the same number and operation.
 
-    They may have reached it through different instructions.
+    The threads may have reached the barrier through different instructions.
     """
     barriers = {(thread.frame.number, thread.payload and thread.payload[0]) for thread in waiting}
     return len(waiting) == len(block.threads) and len(barriers) == 1
@@ -33,7 +34,8 @@ def name_of(frame):
 
 
 def names_of(threads):
-    """Return (names of the barriers at which threads wait, joined by "and"; whether all are syncthreads)."""
+    """Return (the names of the barriers at which threads wait, joined by "and"; whether all of them are
+    syncthreads)."""
     names = sorted({name_of(thread.frame) for thread in threads if thread.frame and not thread.done})
     return " and ".join(names), names == ["cuda.syncthreads()"]
 
@@ -88,9 +90,10 @@ def returned_threads(block):
 def is_first_missed(scheduler, thread):
     """Return whether the barrier of a block can never open, when `thread` has just ended.
 
-    The finding is made only when no thread of the block can run, and the other threads may run for long. The
-    time limit after an error therefore begins at this test. The test takes a time proportional to the number
-    of threads in the block, so it is made only when the first, second, fourth, eighth ... thread ends.
+    The finding is made only when no thread of the block can run, and the other threads may run for a long
+    time. The time limit after an error therefore begins as soon as this test succeeds. The test takes time
+    proportional to the number of threads in the block, so it is made only when the first, second, fourth,
+    eighth ... thread ends.
     """
     block = thread.block
     ended = len(block.threads) - block.alive
@@ -100,7 +103,8 @@ def is_first_missed(scheduler, thread):
 def report_missed(scheduler, block, running):
     """Append the finding about the barrier of a block, if it can never open.
 
-    The launch ends while threads of the block can still run, so the finding would otherwise not be made.
+    Call this function if the launch ends while threads of the block can still run. Otherwise, there would be
+    no finding about the barrier.
     """
     if is_missed(scheduler, block, running):
         seen = [*waiting_threads(block, running), *returned_threads(block)]
@@ -111,8 +115,8 @@ def divergence_finding(scheduler, block, threads=None):
     """Return the finding for a block in which some threads wait at a barrier, and others wait elsewhere or
     have returned.
 
-    threads: the threads that wait or have returned, if the launch ends while others can still run. By
-        default, all threads of the block.
+    threads: the threads that wait or have returned, if the launch ends while other threads can still run. By
+        default, these are all threads of the block.
     """
     threads = threads or block.threads
     waiting, all_of_them = sum(not thread.done for thread in threads), len(block.threads)
@@ -138,7 +142,8 @@ def divergence_finding(scheduler, block, threads=None):
 
 
 def fix_of_places(scheduler, seen):
-    """Return (fix, Advice or None) for barriers, or for threads that wait at different ones.
+    """Return (fix, Advice or None) for a barrier that some threads miss, or for threads that wait at
+    different barriers.
 
     seen: the Accesses of the threads.
     """
@@ -147,8 +152,8 @@ def fix_of_places(scheduler, seen):
 
 
 def counted(threads):
-    """Return the calls of PTX barriers with the counts of the threads that wait there now, such as
-    "bar.sync 1, 64"."""
+    """Return the calls of PTX barriers at which threads wait, such as "bar.sync 1, 64". The count in each
+    call is the number of threads that wait there now."""
     names = [name_of(thread.frame) for thread in threads if thread.frame and not thread.done]
     return " and ".join(
         f"{name.replace('cuda.syncthreads()', 'bar.sync 0')}, {names.count(name)}"
@@ -211,7 +216,8 @@ def block_barriers(waiting):
 def distinct_witnesses(scheduler, threads):
     """Return one Access for each call at which threads wait, and one for threads that have returned.
 
-    Each describes the lowest such thread. The same call counts separately for each chain of callers.
+    Each Access describes the lowest such thread. A call counts as several calls if different chains of
+    callers lead to it.
     """
     seen = {}
     for thread in threads:

@@ -1,7 +1,7 @@
 """The advice about a barrier that some threads of the block do not reach.
 
-The source shows why: the barrier is in a branch, after a return, or in a loop whose number of iterations
-differs between threads.
+The source shows why they do not reach it: the barrier is in a branch, after a return, or in a loop whose
+number of iterations differs between threads.
 """
 
 from sim.events import Advice, Step
@@ -31,7 +31,8 @@ def advice_for_barriers(context, sites):
 def place_of(context, site):
     """Return the Place of a barrier in the kernel, or None if it is not known.
 
-    If a compiler has inlined the function with the barrier, the place is that of the call in the kernel.
+    If a compiler has inlined the function that contains the barrier, the Place describes the call in the
+    kernel.
     """
     outline = context.outline(site)
     called = {chain[-1] for chain in site.calls}
@@ -39,7 +40,7 @@ def place_of(context, site):
         return None
     line = called.pop() if called else site.line
     home = outline.function(line)
-    # A function that is not inlined may be called in a branch.
+    # The place is unknown: a function that is not inlined may be called in a branch.
     if home is None or not (site.function == context.kernel or "__global__" in outline.lines[home.first]):
         return None
     return Place(outline, line, site)

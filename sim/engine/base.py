@@ -48,7 +48,7 @@ class Launch:
     seed: int
     max_steps: int | None
     cluster: Index3 = (1, 1, 1)  # blocks per cluster
-    cooperative: bool = True  # whether a kernel that needs a cooperative launch gets one
+    cooperative: bool = True  # whether the launch is cooperative if the kernel needs this
     registers: int | None = None  # registers per thread at launch, if the options of the kernel state them
 
     @property
@@ -67,8 +67,8 @@ class Outcome:
 
     findings: the observers' findings, not yet merged.
     trace: a Recording, or None if none was requested.
-    code: the code objects that ran, the kernel's first.
-    watched: {observer's name: fraction of the launch that it saw}.
+    code: the code objects that ran, beginning with the kernel's.
+    watched: {observer's name: fraction of the launch that the observer received}.
     columns: how to display the counters of source lines.
     async_events: the bulk copies, wgmma and waits of the first block.
     engine: the name of the engine that ran the launch, if the engine "auto" has chosen it.
@@ -86,7 +86,8 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """An engine runs a launch from the first block to the last, and modifies the arguments in place."""
+    """An engine, which runs a launch from the first block to the last, and modifies the arguments in
+    place."""
 
     def run(self, launch: Launch) -> Outcome:
         """Run a launch. Raise LaunchError if it cannot run, and ThreadError if a thread raises an

@@ -10,7 +10,7 @@ from sim.events import Finding, index_text
 from sim.isa.invalid import InvalidOperand
 from sim.nouns import plural
 
-CLUSTER = "barrier.cluster"  # Thread.waits of a thread that waits for its cluster
+CLUSTER = "barrier.cluster"  # the value of Thread.waits for a thread that waits for its cluster
 # The reason and the fix for a thread that does not alternate between arriving and waiting.
 ALTERNATE = (
     "Each thread of a cluster arrives and waits in turn.",
@@ -37,8 +37,8 @@ class Cluster:
     def arrive(self, context, releases):
         """Let the current thread arrive. Raise InvalidOperand if it has arrived in this phase already.
 
-        releases: whether the arrival publishes the accesses of the thread, and not only those before its last
-            fence.
+        releases: whether the arrival publishes all accesses of the thread, instead of only those before its
+            last fence.
         """
         thread = context.thread
         if thread in self.arrived or thread.cluster_phase is not None:
@@ -55,9 +55,8 @@ class Cluster:
         return ("cluster", self.index, 0), self.phase if phase is None else phase
 
     def complete(self):
-        """Begin the next phase if all threads that have not ended have arrived. Return whether they have, and
-        wake
-        the waiting threads."""
+        """Begin the next phase and wake the waiting threads, if all threads that have not ended have arrived.
+        Return whether they have."""
         if not self.arrived or len(self.arrived) < sum(block.alive for block in self.blocks):
             return False
         if any(not t.done and t not in self.arrived for block in self.blocks for t in block.threads):
@@ -87,7 +86,7 @@ class Cluster:
 
 
 def cluster_index(index, shape):
-    """Return the index of the cluster of a block. shape: (x, y, z) blocks per cluster."""
+    """Return the index of the cluster of a block. `shape` is the number of blocks per cluster, (x, y, z)."""
     return tuple(i // n for i, n in zip(index, shape))
 
 

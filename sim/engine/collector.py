@@ -4,8 +4,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Whether another caller is known to have frozen objects. Counting a million of them takes 0.08 s, so once a
-# count is above 0, the objects are not counted again.
+# Whether another caller is known to have frozen objects. Counting a million frozen objects takes 0.08 s, so
+# once a count is above 0, the objects are not counted again.
 is_frozen = False
 
 
@@ -13,9 +13,9 @@ is_frozen = False
 def pause_collector() -> Iterator[None]:
     """Pause the garbage collector.
 
-    A compiler creates millions of objects but little garbage, and collecting took up to a fifth of the time
-    of a first launch. Afterwards, the new objects are moved to the oldest generation, which Python rarely
-    scans.
+    A compiler creates millions of objects but little garbage, and the collector took up to a fifth of the
+    time of a first launch. Afterwards, the new objects are moved to the oldest generation, which Python
+    rarely scans.
     """
     global is_frozen
     was = gc.isenabled()

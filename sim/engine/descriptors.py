@@ -1,5 +1,5 @@
-"""Checks of the matrix descriptors of wgmma: the matrix must be in shared memory, and its layout must be the
-one in which it was written."""
+"""Checks of the matrix descriptors of wgmma: the matrix must be in shared memory, and must have been written
+in the layout that the descriptor describes."""
 
 import functools
 from typing import NamedTuple
@@ -17,7 +17,7 @@ def check_descriptor(context, descriptor, of, addresses, found, site):
 
     of: "A" or "B".
     addresses: the addresses of its chunks within shared memory.
-    found: the same addresses in the simulated address space, or -1 outside all arrays.
+    found: the same addresses in the simulated address space, or -1 for a chunk outside all arrays.
     """
     finding = None
     if (found < 0).any():
@@ -51,8 +51,8 @@ def is_copied_in_phase(context, descriptor, found):
     """Return whether tensor copies have written a matrix with its swizzle, into boxes that start in the same
     row of the swizzle pattern as the matrix.
 
-    A tensor copy counts the pattern from address 0, like wgmma without a base offset, so both agree. CUTLASS
-    places its tiles in this way, after its mbarriers.
+    Tensor copies, and wgmma without a base offset, count the rows of the pattern from address 0, so their
+    layouts agree. CUTLASS places its tiles in this way, after its mbarriers.
     """
     written = np.zeros(found.shape, bool)
     for tile in context.thread.block.tiles.values():
@@ -80,8 +80,8 @@ def out_of_phase(context, descriptor, of, found, site):
 
 
 def aligned_by_luck(context, descriptor, of, found, site):
-    """Return the finding for a matrix aligned to its swizzle pattern only because of the sizes of other
-    arrays."""
+    """Return the finding for a matrix that is aligned to its swizzle pattern only because of the sizes of
+    other arrays."""
     allocation = context.space.find(int(found.min()))
     other = None if allocation.last else context.space.shifting(allocation, descriptor.pattern)
     if other is None:
@@ -108,7 +108,7 @@ def swizzle_text(swizzle):
 
 
 class Misfit(NamedTuple):
-    """Two chunks of a matrix that belong to other rows of a box than the descriptor assumes.
+    """Two chunks of a matrix that are at other positions of a box than the descriptor assumes.
 
     what: "swizzle", "pitch" (the distance of rows), "group" (the distance of groups of eight rows) or "next"
         (the distance of the parts that are as wide as the swizzle).
@@ -129,7 +129,7 @@ def misfit(descriptor, mn_major, count, tile):
     base, room, pitch, swizzle, flat = tile
     chunks = descriptor.chunks(mn_major, count)
     number = np.arange(chunks.size).reshape(chunks.shape)
-    if not mn_major:  # let the last axis be the lines of the swizzle pattern
+    if not mn_major:  # make the lines of the swizzle pattern the last axis
         chunks, number = chunks.T, number.T
     place = swizzled(chunks, swizzle) - base
     inside, row, column = (place >= 0) & (place < room), place // pitch, place % pitch
@@ -160,8 +160,8 @@ def misfit(descriptor, mn_major, count, tile):
 
 
 def doubts(context, descriptor, of, mn_major, count, found, site):
-    """Return pairs (Finding, {address: operation}) for the boxes that tensor copies have written in a layout
-    that differs from the descriptor's. A Finding is correct only if the operation was the last one that wrote
+    """Return pairs (Finding, {address: operation}) for the boxes that tensor copies have written in another
+    layout than that of the descriptor. A Finding is correct only if the operation was the last one that wrote
     the address.
 
     of: "A" or "B".
@@ -183,7 +183,7 @@ def layout_finding(context, descriptor, of, mn_major, wrong, tile, address, site
     """Return the Finding for a Misfit between a matrix and the box of a tensor copy."""
     element, issued = context.space.element(address), tile.operation.issued
     copy = Access("written", issued.block, context.thread_index(issued.thread), SITES[tile.operation.site])
-    # Without a swizzle, the two offsets of an MN-major matrix exchange their roles.
+    # Without a swizzle, the two offsets of an MN-major matrix have exchanged roles.
     names = ("leading", "stride") if mn_major and not descriptor.swizzle else ("stride", "leading")
     group, following = (f"{name} offset" for name in names)
     eight, rows = ROWS * tile.pitch, f"{element.array} is written in rows {tile.pitch} bytes apart"

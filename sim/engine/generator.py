@@ -1,7 +1,7 @@
 """A CUDA thread as a generator that yields at each barrier.
 
-Resuming a generator costs a tenth of a greenlet switch. A generator can only suspend its own frame, so it
-cannot be used if a called function contains a barrier.
+Resuming a generator takes a tenth of the time of a greenlet switch. A generator can only suspend its own
+frame, so it cannot be used if a called function contains a barrier.
 """
 
 from sim.engine.scheduler import BARRIER

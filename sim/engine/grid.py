@@ -16,8 +16,8 @@ from sim.sites import block_indices, cluster_rank, local_address
 class Thread:
     """A CUDA thread.
 
-    While it waits, `waits` is what it waits for, `frame` its position in the kernel, and `payload` the value
-    that it contributes.
+    While the thread waits, `waits` is the kind of operation for which it waits, `frame` is its position in
+    the kernel, and `payload` is the value that it contributes.
     """
 
     __slots__ = (
@@ -36,15 +36,15 @@ class Thread:
         # asynchronous copies (sim.memory.transfer.Sent)
         self.sent = []  # the copies since the last commit
         self.groups = []  # for each commit, a list of copies
-        # bulk copies (sim.memory.async_proxy.Pending), in the same way
+        # the same two lists for bulk copies (sim.memory.async_proxy.Pending)
         self.async_sent, self.async_groups = [], []
-        self.products = None  # its ThreadProducts (sim.memory.products), if it takes part in wgmma
-        self.cluster_phase = None  # the phase of barrier.cluster in which it has arrived, before its wait
+        self.products = None  # the ThreadProducts (sim.memory.products) if the thread uses wgmma
+        self.cluster_phase = None  # phase of barrier.cluster in which the thread arrived, until it waits
         # origin of the undefined value that the thread passes to a shuffle; afterwards, the origin of the
         # result
         self.origin = False
         self.failed_atomic = None  # the thread's last atomic, if it did not change memory
-        # (mbarrier, site) of its last test of a phase, if the phase was incomplete
+        # (mbarrier, site) of the thread's last test of a phase, if the phase was incomplete
         self.failed_wait = None
         # how many times in a row the thread was skipped because its atomic would fail again
         self.times_skipped = 0
@@ -100,7 +100,7 @@ class Block:
         self.threads = [Thread(one, linear, warp_size, self) for linear, one in enumerate(indices(shape))]
         self.ready = list(self.threads)  # the runnable threads
         self.alive = len(self.threads)  # number of threads that have not returned
-        self.round = []  # the threads that the scheduler resumes one after the other
+        self.round = []  # the threads that the scheduler resumes next, one after another
         # per warp, a mask of the lanes that have not returned
         self.lanes_alive = [
             (1 << min(warp_size, len(self.threads) - first)) - 1
@@ -111,13 +111,13 @@ class Block:
         self.warp_groups = {}  # key -> Group (sim.engine.warp)
         self.lane_masks = LaneMasks()
         self.warpgroup_arrivals = {}  # key -> Arrivals (sim.engine.warpgroup)
-        self.registers = None  # its RegisterPool (sim.engine.register_pool), if it executes setmaxnreg
+        self.registers = None  # the RegisterPool (sim.engine.register_pool), if the block executes setmaxnreg
         self.named_barriers = {}  # number -> NamedBarrier
         self.mbarriers = {}  # address -> Barrier (sim.isa.mbarrier)
-        self.parked = set()  # the mbarriers with suspended threads that wait for their phases
+        self.parked = set()  # the mbarriers at which threads are suspended until a phase ends
         self.located = {}  # (state space, address, shift) -> location of an mbarrier (sim.ptx.copies)
-        # operations of the async proxy issued by the block; address of a shared tile -> (bytes, swizzle in
-        # bytes, site) of the last tensor copy to it
+        # the operations of the async proxy that the block has issued; address of a tile in shared memory ->
+        # the Tile (sim.memory.tensor_map) of the last tensor copy to it
         self.in_flight, self.tiles = [], {}
         # the blocks of the cluster, in the order of their ranks, and its barrier (sim.engine.cluster)
         self.cluster, self.barrier = (self,), None
@@ -125,7 +125,8 @@ class Block:
     def wake_parked(self, every):
         """Let threads that are suspended at an mbarrier test it again.
 
-        every: whether to wake all of them, rather than those whose phase ends when copies are complete.
+        every: whether to wake all of these threads, instead of only those whose phase may end when copies
+            complete.
         """
         for barrier in self.parked:
             if every or barrier.tracked or barrier.bulk:
@@ -133,9 +134,8 @@ class Block:
         self.parked = {barrier for barrier in self.parked if barrier.parked}
 
     def home(self, address):
-        """Return (block, address within it) for an address in shared memory, which can belong to another
-        block of
-        the cluster. The block is None if the cluster is smaller."""
+        """Return (block, address within this block) for an address in shared memory, which can belong to
+        another block of the cluster. The block is None if the cluster has no block with this rank."""
         rank = cluster_rank(address) if len(self.cluster) > 1 else None
         if rank is None:
             return self, address
@@ -154,7 +154,7 @@ def indices(shape):
 
 
 def all_wait_for_grid(block):
-    """Return whether every thread of a parked block waits at the grid barrier.
+    """Return whether all threads of a parked block wait at the grid barrier.
 
     With ONE_OF_BLOCK, only one thread waits, on behalf of its block.
     """
@@ -167,7 +167,7 @@ class Grid:
     def __init__(self, scheduler, kernel, arguments, grid, block, resident):
         self.scheduler, self.context = scheduler, scheduler.context
         self.kernel, self.arguments, self.shape, self.resident = kernel, arguments, block, resident
-        # Blocks start in units. The blocks of a cluster are one unit.
+        # The blocks of a unit start together. A unit is a cluster, or a single block without clusters.
         size = self.context.cluster
         firsts = [index for index in indices(grid) if not any(i % n for i, n in zip(index, size))]
         units = [block_indices(index, size) for index in firsts]
@@ -180,7 +180,7 @@ class Grid:
         self.order = [units[i] for i in self.context.schedule.order(len(units))]
 
     def run_without_waiting(self):
-        """Run a kernel whose threads never wait. Each thread is one plain call."""
+        """Run a kernel whose threads never wait. Each thread is a plain call of the kernel."""
         context, enter = self.context, self.scheduler.enter
         for (index,) in self.order:
             if context.turns > context.max_turns:
@@ -233,7 +233,7 @@ class Grid:
                     live.append(block)
                     resident = len(live) + len(parked)
                     room = resident + len(pending[0]) <= self.resident if pending else False
-                    # While threads only poll mbarriers, another block could not end their wait.
+                    # If all threads only poll mbarriers, the start of another block could not end their wait.
                     room = room and not (self.context.loops.progress_check and self.context.polls.count)
                     if pending and room and self.context.schedule.may_start_block(len(pending)):
                         self.start_another(pending, live, resident)
@@ -241,7 +241,7 @@ class Grid:
             for block in [*live, *parked]:
                 self.scheduler.abandon(block)
                 self.free.extend(thread.fiber for thread in block.threads)
-            # The blocks that have not started could have ended the loop.
+            # The threads may be in the loop only because some blocks could not start, so report this instead.
             if isinstance(error, Stuck) and self.refusal and pending:
                 raise self.refusal from None
             raise
@@ -284,7 +284,8 @@ class Grid:
     def start_another(self, pending, live, resident):
         """Start the next unit. `resident` is the number of blocks already running.
 
-        If the system has no more threads, the block waits until one of them ends, as on a full GPU.
+        If the system has no more threads, the unit waits until a block ends, as on a GPU without free
+        resources.
         """
         try:
             live.extendleft(self.start(pending[0]))
@@ -310,7 +311,7 @@ class Grid:
         if len(parked) == self.blocks and all(all_wait_for_grid(block) for block in parked):
             for block in parked:
                 for thread in block.threads:
-                    thread.result = 0  # the barrier returns cudaSuccess
+                    thread.result = 0  # the barrier returns cudaSuccess (0)
                 self.scheduler.open_barrier(block)
             self.context.announce("grid_barrier_opened")
             if not self.context.loops_around_grid:

@@ -1,8 +1,9 @@
 """Masks that the lanes of a warp pass to one call of a warp operation.
 
-A lane that has returned need not arrive at an operation whose mask contains it. If it made the same call with
-another mask before it returned, however, the lanes disagree about the participants, which is an error. So is
-a call of the same operation with another mask in another arm of the same branch.
+A lane that has returned need not arrive at an operation whose mask contains it. However, it is an error if
+this lane made the same call with another mask before it returned, because the two masks then name different
+participants. It is also an error if the lane called the same operation with another mask in another arm of
+the same branch.
 
 Source: CUDA C++ Programming Guide, "Warp Vote Functions". All non-exited threads named in mask must execute
 the same intrinsic with the same mask.
@@ -17,7 +18,7 @@ from collections import Counter, defaultdict
 from sim.events import SITES, Finding
 from sim.isa.table import FULL
 
-# The fix if lanes of one mask make different calls.
+# The fix if the lanes of one mask make different calls.
 SAME_CALL = (
     "let all lanes of the mask make the same call with the same mask: move the call out of the branch, or"
     " pass in each branch only the lanes that take it, if no lane needs the value of another branch"
@@ -26,7 +27,7 @@ MOST_CALLS = 256  # the number of calls that are remembered for each position in
 
 
 class LaneMasks:
-    """The masks of calls in one block in which not all 32 lanes of a warp participate."""
+    """The masks of one block's calls in which not all 32 lanes of a warp participate."""
 
     def __init__(self):
         # (warp, operation, id of the code object, position in it) -> (Counter {lane: number of its calls},
@@ -82,8 +83,8 @@ class LaneMasks:
         return any(number < recorded and bits & ~lanes == 0 for lanes, recorded in self.joined[warp].items())
 
     def finding_in_arms(self, context, block, warp, group, missing):
-        """Return the finding for a missing lane that has made the call in another arm of the same branch,
-        with another mask, or None.
+        """Return the finding for a missing lane that has called the operation with another mask in another
+        arm of the same branch. Return None if there is no such lane.
 
         Branches in loops and in device functions do not count: the lane may have made its call in an earlier
         iteration or call, and returned since then.
@@ -125,8 +126,8 @@ class LaneMasks:
         )
 
     def sites_in_two_arms(self, context, warp, group, lane):
-        """Return the sites of a group and of the last call of a lane that does not participate, if the lane
-        made it in another arm of the same branch, or None.
+        """Return two sites: of the call of a group, and of the last call of a lane that does not participate.
+        Return None unless the two calls are in different arms of the same branch.
 
         group: the Group of the lanes that participate.
         """
@@ -139,8 +140,8 @@ class LaneMasks:
         return (here, site) if same and outline.branch(SITES[here].line, SITES[site].line) else None
 
     def call_of_absent_lane(self, context, block, warp, group, lane):
-        """Return (an Access, a sentence) about the call of a lane that does not participate in an operation,
-        if the lane made it in another arm of the same branch, or None.
+        """Return (an Access, a sentence) about the last call of a lane that does not participate in an
+        operation. Return None unless this call is in another arm of the same branch.
 
         group: the Group of the lanes that participate.
         """

@@ -11,8 +11,8 @@ from sim.nouns import joined, plural
 def is_deadlocked(context, block):
     """Return whether a block is deadlocked. If it is, append the finding.
 
-    All its threads are then in loops that only wait for a phase, or at the barrier of the block. No copy can
-    complete a phase, and no other block can arrive at an mbarrier of this block.
+    A block is deadlocked if all its threads are in loops that only wait for a phase, or at the barrier of the
+    block, while no copy can complete a phase, and no other block can arrive at an mbarrier of this block.
     """
     if context.clustered or context.asynchronous:
         return False
@@ -30,8 +30,8 @@ def is_deadlocked(context, block):
 
 
 def failed_waits(context, thread):
-    """Return {thread: (mbarrier, site)} for all threads that poll an mbarrier in the first cluster of such
-    threads. `thread` is the thread that makes no progress."""
+    """Return {thread: (mbarrier, site)} for all threads of one cluster that poll an mbarrier. It is the first
+    cluster with such threads. `thread` is the thread that makes no progress."""
     check = context.loops.progress_check
     looping = check.cycles if check else [t for block in thread.block.cluster for t in block.threads]
     waits = {one: one.failed_wait for one in looping if one.failed_wait and (one is thread or not one.done)}
@@ -47,8 +47,8 @@ def place(thread):
 def deadlock_finding(context, running, loop, waits):
     """Return the finding for threads that wait at an mbarrier.
 
-    It names the mbarrier whose arrivals or bytes no thread can supply, and then the threads that wait for
-    this barrier at others.
+    The finding names the mbarrier whose arrivals or bytes no thread can supply, and then the threads that
+    wait at other barriers because of this mbarrier.
 
     loop: the site of the loop in the thread `running`.
     waits: the result of `failed_waits`.
@@ -63,7 +63,7 @@ def deadlock_finding(context, running, loop, waits):
         witnesses.append(context.witness("loops", loop, running))
     behind = text_of_others(context, graph, barrier)
     at = f"{waiting_text(graph, barrier)} at the mbarrier {name_of(context, barrier)}"
-    if barrier.tx and not barrier.pending:  # before all arrivals, bytes can come before they are expected
+    if barrier.tx and not barrier.pending:  # while arrivals are missing, bytes may be early
         return missing_bytes_finding(context, barrier, at, witnesses, behind)
     arrived, missing = barrier.expected - barrier.pending, missing_suppliers(barrier)
     returned = [Access("returned", one.block.index, one.index) for one in missing[:1] if one.done]
@@ -107,7 +107,8 @@ def text_of_others(context, graph, root):
 
 
 def text_of_parity(graph, barrier):
-    """Return a sentence about the parity that the threads at an mbarrier test, or "" if they test none."""
+    """Return a sentence about the parity that the threads at an mbarrier test, or "" if they do not test a
+    parity."""
     if not graph.tests_parity(barrier):
         return ""
     phase = barrier.phase
@@ -134,7 +135,7 @@ def fix_of_parity(graph, barrier):
 def fix_of_arrivals(barrier, missing):
     """Return the fix for a phase with too few arrivals.
 
-    missing: the threads that arrived in an earlier phase, and not in this one.
+    missing: the threads that arrived in an earlier phase, but not in this phase.
     """
     if barrier.brought and not barrier.expected_bytes:
         return (
@@ -156,9 +157,10 @@ def fix_of_arrivals(barrier, missing):
 
 
 def missing_bytes_finding(context, barrier, at, witnesses, behind):
-    """Return the finding for threads that wait at an mbarrier whose phase expects other bytes than arrive.
+    """Return the finding for threads that wait at an mbarrier whose phase expects another number of bytes
+    than arrives.
 
-    at: the number of the threads, and the name of the mbarrier.
+    at: text with the number of these threads and the name of the mbarrier.
     behind: a sentence about threads that wait at other barriers.
     """
     expected, brought = (sum(n for _, n in parts) for parts in (barrier.expected_bytes, barrier.brought))
@@ -182,7 +184,7 @@ def missing_bytes_finding(context, barrier, at, witnesses, behind):
 
 
 def fix_of_bytes(barrier, expected, brought, clustered):
-    """Return the fix for a phase that expects other bytes than arrive."""
+    """Return the fix for a phase that expects another number of bytes than arrives."""
     mask = "; the mask of a multicast copy names each block that receives the bytes" if clustered else ""
     if brought < expected == barrier.complete_bytes:
         return (

@@ -1,7 +1,7 @@
 """Named barriers: `bar.sync a, b` in PTX.
 
-A block has sixteen, identified by number. Each call states the number of threads that take part, and some
-threads may arrive without waiting (bar.arrive).
+A block has sixteen named barriers, which are identified by numbers. Each call states the number of threads
+that take part. Some threads may arrive without waiting (bar.arrive).
 
 Source: PTX ISA 9.7.13.1, "bar", "barrier".
 """
@@ -17,11 +17,11 @@ BARRIERS = 16  # number of named barriers per block (PTX ISA, "bar")
 class NamedBarrier:
     """A named barrier in a block.
 
-    count: the number of threads that open it; None until the first arrival.
-    arrivals: the number of arrivals since it last opened.
+    count: the number of threads that open the barrier, or None until the first arrival.
+    arrivals: the number of arrivals since the barrier last opened.
     waiting: the arrived threads that wait.
-    openings: the number of times it has opened.
-    arrived: the threads that have arrived without waiting since it last opened.
+    openings: the number of times that the barrier has opened.
+    arrived: the threads that have arrived without waiting since the barrier last opened.
     repeated: the Access of the first thread that arrived twice between two openings, or None.
     """
 
@@ -50,11 +50,11 @@ def arrive_at(scheduler, number, count, frame, waits):
 
 
 def join_block_barrier(scheduler, block, waiting):
-    """Count threads at the block-wide barrier as arrivals at the named barrier with the same number, if they
-    complete it.
+    """Count the threads that wait at the block-wide barrier as arrivals at the named barrier with the same
+    number, if they complete it.
 
-    Return whether the barrier opens. In PTX both are the same barrier; without a thread count, it waits for
-    the whole block.
+    Return whether the barrier opens. In PTX, a block-wide barrier is the named barrier with the same number,
+    which waits for the whole block if no thread count is given.
     """
     for number, barrier in block.named_barriers.items():
         same = [thread for thread in waiting if thread.frame.number == number and thread.payload is None]
@@ -69,8 +69,8 @@ def join_block_barrier(scheduler, block, waiting):
 
 
 def count_arrival(context, block, barrier, phase):
-    """Count the current thread's arrival and open the barrier if it is the last one. Return whether it
-    opened."""
+    """Count the current thread's arrival, and open the barrier if no further arrival is missing. Return
+    whether the barrier has opened."""
     barrier.arrivals += 1
     context.announce_ordering("arrived", phase)
     if barrier.arrivals < barrier.count:

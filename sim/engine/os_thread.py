@@ -13,7 +13,7 @@ from sim.errors import Abandoned, LaunchError
 
 
 class Withdrawn(BaseException):
-    """Raised and caught in `withdraw`."""
+    """The exception that `withdraw` raises and catches."""
 
 
 def throw_into(ident, exception):
@@ -24,8 +24,9 @@ def throw_into(ident, exception):
 def withdraw(idents):
     """Withdraw the exceptions that have not been raised yet in these operating-system threads.
 
-    CPython then still looks for an exception at each call, until one is raised. In a function that is traced
-    or profiled, Python 3.11 would repeat the first instruction forever. Therefore, raise an exception here.
+    After that, CPython still searches for an exception at each call, until an exception is raised. In a
+    function that is traced or profiled, Python 3.11 would repeat the first instruction forever. Therefore,
+    raise an exception here.
     """
     set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
     try:
@@ -39,8 +40,8 @@ def withdraw(idents):
 
 
 class OSThread:
-    """A coroutine with its own operating-system thread, which runs one thread body after another. Two locks
-    hand control back and forth."""
+    """A coroutine with its own operating-system thread, which runs one thread body after another. Control
+    passes from thread to thread by two locks."""
 
     def __init__(self):
         self.body = self.error = self.thrown = None
@@ -71,10 +72,10 @@ class OSThread:
                 self.suspend()
         except SystemExit:
             pass
-        except BaseException as error:  # resume() raises it again, as a greenlet does.
+        except BaseException as error:  # resume() raises this exception again, as it does for a greenlet.
             self.error = error
-        # close() reads `ended`, so set it before releasing `back`. It cannot use is_alive(), which may remain
-        # true for a moment after the release.
+        # close() reads `ended`, so set it before releasing `back`. close() cannot use is_alive() instead,
+        # which may remain true for a moment after the release.
         self.running, self.ended = False, True
         self.back.release()
 
@@ -83,7 +84,7 @@ class OSThread:
         self.go.release()
         try:
             self.back.acquire()
-        # Ctrl-C is delivered to the thread that waits here. The kernel must end as well.
+        # Python delivers Ctrl-C to the thread that waits here. The kernel must end as well.
         except BaseException:
             if self.running:
                 throw_into(self.thread.ident, Abandoned)

@@ -1,5 +1,5 @@
-"""The fibers of a launch, which all its runs and blocks reuse. Creating and closing a fiber takes longer than
-running a short kernel in it."""
+"""The fibers of a launch, which all runs and blocks of the launch reuse. Creating and closing a fiber takes
+longer than running a short kernel in it."""
 
 
 class FiberPool:

@@ -1,7 +1,7 @@
 """The registers of a block, which setmaxnreg moves between its warp groups.
 
-Each warp group begins with the registers per thread of the launch. setmaxnreg.dec gives registers to the pool
-of the block, and setmaxnreg.inc waits until the pool has enough of them.
+Each warp group begins with the registers per thread of the launch. setmaxnreg.dec releases registers to the
+pool of the block, and setmaxnreg.inc waits until the pool contains enough registers.
 
 Source: PTX ISA 9.7.19, "Miscellaneous Instructions: setmaxnreg".
 """
@@ -44,7 +44,7 @@ class RegisterPool:
         self.owned[group] = count
 
     def grant(self):
-        """Grant the waiting requests for which the pool suffices, and wake their threads."""
+        """Grant the waiting requests for which the pool has enough registers, and wake their threads."""
         for request in list(self.waiting):
             if self.missing(*request) <= self.free:
                 self.change(*request)
@@ -100,7 +100,8 @@ def apply_change(context, block, entry, group, threads, site):
 
 
 def wrong_direction(context, entry, before, site, threads):
-    """Return the finding for a setmaxnreg.inc below the current number of registers, or a dec above it."""
+    """Return the finding for a setmaxnreg.inc below the current number of registers, or a setmaxnreg.dec
+    above it."""
     other = "dec" if entry.action == "inc" else "inc"
     return Finding(
         "invalid-operand",
@@ -157,7 +158,7 @@ def fix_of_counts(pool, wanted):
 
 
 def place_of(scheduler, thread):
-    """Return the Access that shows where a thread of another warp group is."""
+    """Return the Access that shows the position of a thread of another warp group."""
     if thread.failed_wait and not thread.done:
         return scheduler.context.witness("waits", thread.failed_wait[1], thread)
     return scheduler.waiting_witness(thread)

@@ -1,4 +1,5 @@
-"""The scheduler's loop: resumes one thread at a time, opens barriers, and reports why no thread can run."""
+"""The scheduler's loop. It resumes one thread at a time, opens barriers, and reports why no thread can
+run."""
 
 from sim.engine import attempts, barrier, mbarrier, named_barrier, register_pool, warp, warpgroup
 from sim.engine.cluster import CLUSTER
@@ -7,7 +8,8 @@ from sim.events import SITES, Access, Finding, index_text
 from sim.frames import format_none_parameters, site_of_error
 from sim.isa.invalid import InvalidOperand
 
-# How often a thread that has lost a compare-and-swap may continue where it would otherwise yield.
+# The number of times that a thread that has lost a compare-and-swap may continue where it would otherwise
+# yield.
 RETRY_TURNS = 8
 # Results of run_block.
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
@@ -67,7 +69,7 @@ class Scheduler:
         # reach the same call (CUDA C++).
         self.counts_arrivals = False
         self.atomics_yield = (
-            # Whether a thread lets others run at each atomic, which is necessary if threads spin on memory.
+            # Whether each thread yields at each atomic, which is necessary if threads spin on memory.
             False
         )
         self.abandoned = 0  # number of blocks that were ended early
@@ -98,7 +100,7 @@ class Scheduler:
                         self.end_thread(thread)
                 if block.parked:
                     block.wake_parked(not block.ready)
-                # 2. All ready threads have merely yielded, so let other blocks run.
+                # 2. All ready threads have only yielded, so let other blocks run.
                 if block.ready and all(thread.waits == TURN for thread in block.ready):
                     if mbarrier.is_deadlocked(self.context, block):
                         raise Stuck
@@ -111,7 +113,7 @@ class Scheduler:
         except BaseException as error:
             if isinstance(error, OutOfTime):
                 barrier.report_missed(self, block, thread)
-            # Accesses after an error are incomplete; no observer may see them.
+            # Accesses after an error are incomplete, so no observer may receive them.
             self.context.flush_ended()
             log = self.context.log or []
             self.unwatched += len(log)
@@ -121,9 +123,10 @@ class Scheduler:
     def should_skip(self, thread, alone):
         """Return whether to skip `thread`, because it would repeat a failed atomic on unchanged memory.
 
-        After `max_skips` skips it runs anyway, because it may do something else between two such atomics. It
-        is not skipped if no other thread can run, or while threads are compared, which needs the iterations
-        of all of them. `alone` says that no other thread of its block can run. A skip counts as an iteration.
+        After `max_skips` skips, the thread runs anyway, because it may do something else between two such
+        atomics. The thread is not skipped if no other thread can run, or during a comparison of threads
+        (sim.progress), which needs iterations of all threads. `alone`: whether no other thread of the block
+        can run. A skip counts as an iteration.
         """
         failed, loops = thread.failed_atomic, self.context.loops
         if loops.is_test_due():
@@ -152,8 +155,9 @@ class Scheduler:
         index.x, index.y, index.z = thread.index
         context.thread = thread
         context.entered += 1
-        # A thread that has waited for its own block or warp gets no further turns. Otherwise, a warp that
-        # polls between two votes would never let the blocks run that could end its wait.
+        # A thread that has waited for its own block or warp may not decline further opportunities to yield.
+        # Otherwise, the blocks that could end the wait of a warp that polls between two votes would never
+        # run.
         if self.atomics_yield and thread.waits in (None, TURN):
             thread.turns_left, thread.retries = context.schedule.patience, False
         context.begin_segment(thread)
@@ -199,7 +203,7 @@ class Scheduler:
             raised.access = self.context.witness(f"raised {type(error).__name__}", number, thread)
             raise raised from error
         if not self.context.synchronizes:
-            self.block_ended(thread.block)  # an undefined value can be the reason for the endless loop
+            self.block_ended(thread.block)  # an undefined value can cause the endless loop
         site, *decided = error.args or (site_of_error(error), error.decided)
         waits = mbarrier.failed_waits(self.context, thread)
         blocked = register_pool.blocked_finding(self, (*thread.block.cluster, *self.context.live))
@@ -208,7 +212,7 @@ class Scheduler:
         elif waits and all(decided):
             self.context.findings.append(mbarrier.deadlock_finding(self.context, thread, site, waits))
         else:
-            if waits:  # a time limit ends an arbitrary thread, so name the first one that polls
+            if waits:  # a time limit ends an arbitrary thread, so name the first thread that polls
                 thread = min(waits, key=mbarrier.place)
                 site = waits[thread][1]
             self.report_no_progress(thread, site, *decided)
@@ -222,9 +226,10 @@ class Scheduler:
         )
 
     def report_no_progress(self, thread, site, decided=True):
-        """Append the finding that `thread` makes no progress, at `site` if it is known.
+        """Append the finding that `thread` makes no progress, with the `site` if it is known.
 
-        If not `decided`, the kernel may be correct, and the finding states that the launch was stopped.
+        If `decided` is false, the kernel may be correct, and the finding states only that the launch was
+        stopped.
         """
         hoisted = self.context.hoisted.get(site)
         witnesses = (self.context.witness("loops", site, thread),)
@@ -256,9 +261,10 @@ class Scheduler:
         return thread.result
 
     def yield_turn(self, frame, repeats=False):
-        """Let other threads run before the current one, if threads of this kernel spin on memory.
+        """Let other threads run before the current thread continues, if threads of this kernel spin on
+        memory.
 
-        repeats: whether the thread is about to repeat a failed atomic. It then yields even if the schedule
+        repeats: whether the thread is about to repeat a failed atomic. If so, it yields even if the schedule
             would let it continue.
         """
         if not self.atomics_yield or not repeats and self.has_turns_left():
@@ -290,8 +296,8 @@ class Scheduler:
     def let_retry(self):
         """Let the current thread continue for RETRY_TURNS turns, because it has lost a compare-and-swap.
 
-        It can then repeat the operation with the new value. If it had to yield first, it would usually lose
-        again, and n threads that change one element would take on the order of n * n turns.
+        It can then repeat the operation with the new value. If the thread had to yield first, it would
+        usually lose again, and n threads that change one element would need about n * n turns.
         """
         thread = self.context.thread
         if not thread.retries:
@@ -313,7 +319,7 @@ class Scheduler:
         what = {thread.waits for thread in waiting}
         if WARP in what and warp.complete_converged(self.context, block):
             return True
-        # Another block has to run first. Until then, this block is parked.
+        # Another block has to run first, so park this block.
         if ONE_OF_BLOCK in what or CLUSTER in what:
             self.context.flush()
             return False
@@ -347,7 +353,7 @@ class Scheduler:
         """Return the finding for a block in which no thread can run.
 
         what: the kinds of operations at which threads wait.
-        meet: whether all threads of the block wait at one position in the source.
+        meet: whether all threads of the block wait at the same position in the source.
         """
         if register_pool.REGISTERS in what:
             return register_pool.blocked_finding(self, (block,))
@@ -392,7 +398,7 @@ class Scheduler:
         """End a block early by unwinding its threads."""
         self.abandoned += 1
         for thread in block.threads:
-            if not thread.done and thread.frame is not None:  # A thread without a frame has not started.
+            if not thread.done and thread.frame is not None:  # a thread without a frame has not started
                 thread.fiber.abandon()
             thread.done = True
         block.alive, block.ready = 0, []

@@ -3,17 +3,17 @@
 A launch runs under the schedule given by its seed. If threads act on the results of atomics, the order may
 decide which code runs, so the launch is run again under adversarial schedules:
 
-- Some let a thread continue for many turns. The first two do so even while it repeats a failed atomic, like a
-  thread that polls for a limited time. Blocks and threads run in ascending or descending order. One block and
-  one thread are held back while others can run, for a bounded number of turns.
-- The next ones are random: some threads pause for a while, and others take many turns.
-- The last ones are also random, and single threads stall before an atomic, for longer than the other threads
-  need to end. At first, each schedule stalls a thread at another atomic in the source. Later ones choose at
-  random.
+- Some schedules let a thread continue for many turns. The first two of these let it continue even while it
+  repeats a failed atomic, like a thread that polls for a limited time. Blocks and threads run in ascending or
+  descending order. One block and one thread are held back for a limited number of turns while others can run.
+- The next schedules are random: some threads pause for a while, and others take many turns.
+- The last schedules are also random. Single threads stall before an atomic, for longer than the other threads
+  need to end. Each of the first of these schedules stalls a thread at another atomic in the source. Later
+  schedules choose the atomic at random.
 
 If a launch is too large for these schedules, only its first part runs, with few blocks at a time.
 
-Code that is correct under one order only by luck is likely, but not certain, to fail under one of these.
+Code that is correct only under some orders is likely, but not certain, to fail under one of these schedules.
 """
 
 import numpy as np
@@ -24,9 +24,9 @@ FEW = 15  # number of schedules tried for every launch that permits reruns
 # number of times that a thread may repeat a failed atomic without yielding, in the first two schedules
 SPINS = 512
 ALL_SPINS = 2048  # the same limit for all threads together
-SKIPS = 8  # number of rounds for which one thread is held back while the others run
+SKIPS = 8  # number of rounds in which one thread is held back while the others run
 STALL_CHANCE = 1 / 8  # probability that a thread stalls before an atomic
-MAX_STALL = 8  # a thread stalls for at most two to this power rounds
+MAX_STALL = 8  # a thread stalls for at most 2**MAX_STALL rounds
 # In the first part of a launch, FIRST_BLOCKS blocks start at once. Of the later requests to start a block,
 # one in START_AFTER succeeds.
 FIRST_BLOCKS, START_AFTER = 6, 32
@@ -57,7 +57,8 @@ class Seeded:
         return False
 
     def stalls(self, thread, site, frame):
-        """Return whether a thread has to let others run before an atomic that is not a repeated attempt.
+        """Return whether a thread has to let others run before an atomic that does not repeat a failed
+        atomic.
 
         site, frame: the number of the atomic's site, and the stack frame of the function that contains it.
         """
@@ -100,8 +101,8 @@ class Stalling(Erratic):
         stall at random.
     """
 
-    # Threads that wait for a stalled one poll often. Some bugs occur only if a thread polls a limited number
-    # of times and then continues.
+    # Threads that wait for a stalled thread poll often. Some bugs occur only if a thread polls a limited
+    # number of times and then continues.
     max_skips = 1
 
     def __init__(self, random, known):
@@ -160,8 +161,8 @@ class Adversarial(Seeded):
     """Ascending or descending orders in which one block and one thread may be held back.
 
     down: whether the order is descending.
-    held_back: the position of the block and thread to hold back, as a fraction of their number; None for
-        none.
+    held_back: the position of the block to hold back, as a fraction of the number of blocks, and likewise of
+        the thread. If it is None, none is held back.
     spins: number of times that threads may repeat failed atomics without yielding, in total.
     """
 
@@ -180,7 +181,7 @@ class Adversarial(Seeded):
         return positions
 
     def held_back_index(self, n):
-        """Return the index of the item to hold back among n."""
+        """Return the index of the block or thread to hold back, among n of them."""
         return min(int(self.held_back * n), n - 1)
 
     def split_ready(self, block, ready):
@@ -208,8 +209,8 @@ class Adversarial(Seeded):
 
 
 def adversarial_schedules(threads):
-    """Yield the schedules for reruns of a launch with `threads` threads: the most effective ones first, then
-    random ones."""
+    """Yield the schedules for reruns of a launch with `threads` threads: the most effective schedules first,
+    then random schedules."""
     yield Adversarial(threads, False, spins=ALL_SPINS)
     yield Adversarial(threads, True, spins=ALL_SPINS)
     for number, held in enumerate((0.0, 0.999, 0.5, 0.25, 0.75, None, None, None)):

@@ -1,8 +1,8 @@
-"""A graph of barriers whose missing threads wait at other barriers, and its root: the barrier that no thread
-can complete.
+"""A graph of barriers whose missing threads wait at other barriers, and the root of this graph: the barrier
+that no thread can complete.
 
 A node is an mbarrier, the block-wide barrier of a block, or the barrier of a cluster. If a thread that has to
-arrive at one barrier waits at another, an edge leads from the first barrier to the second.
+arrive at one barrier waits at another barrier, an edge leads from the first barrier to the second.
 """
 
 from sim.events import SITES
@@ -37,20 +37,20 @@ class WaitGraph:
         return thread.block.barrier if thread.waits == CLUSTER_BARRIER else None
 
     def suppliers(self, barrier):
-        """Return the threads that have to arrive before a barrier opens, as far as they are known."""
+        """Return the threads that have to arrive before a barrier opens, as far as these are known."""
         if not hasattr(barrier, "suppliers"):
             blocks = barrier.blocks if hasattr(barrier, "blocks") else (barrier,)
             return [t for t in self.threads if t.block in blocks and self.at[t] is not barrier]
         if earlier := missing_suppliers(barrier):
             return earlier
         others = [t for t in self.threads if t.block.index == barrier.block and t not in barrier.suppliers]
-        # In the first phase of a barrier, no earlier phase shows which threads have to arrive. The number of
-        # threads shows it only if it equals the number of missing arrivals.
+        # In the first phase of a barrier, no earlier phase shows which threads have to arrive. All other
+        # threads of the block have to arrive if their number equals the number of missing arrivals.
         return others if not barrier.phase and len(others) == barrier.pending else []
 
     def reachable(self, barrier):
-        """Return the barriers that have to open before a barrier does. The barrier itself is among them only
-        if it is in a cycle."""
+        """Return the barriers that have to open before a barrier can open. The barrier itself is among them
+        only if it is in a cycle."""
         found, todo = set(), [barrier]
         while todo:
             new = self.edges[todo.pop()] - found
@@ -72,7 +72,8 @@ class WaitGraph:
         )
 
     def evidence(self, barrier):
-        """Return a sort key for mbarriers. The one that most likely lacks an arrival or bytes comes first."""
+        """Return a sort key for mbarriers. The mbarrier that most likely lacks an arrival or bytes comes
+        first."""
         arrived = barrier.expected - barrier.pending
         return (
             bool(self.edges[barrier]),
@@ -101,5 +102,5 @@ class WaitGraph:
 
 
 def missing_suppliers(barrier):
-    """Return the threads that contributed to earlier phases of an mbarrier, and not to the current one."""
+    """Return the threads that contributed to earlier phases of an mbarrier, but not to the current phase."""
     return [thread for thread, phase in barrier.suppliers.items() if phase < barrier.phase]

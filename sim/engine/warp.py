@@ -1,7 +1,7 @@
-"""Warp operations: a lane waits until every lane in the mask has arrived. Then all lanes get their results.
+"""Warp operations. A lane waits until every lane in the mask has arrived. Then all lanes get their results.
 
-A lane that has returned is not waited for, but its value cannot be read. CUDA C++ Programming Guide: "all
-non-exited threads named in mask must execute the same intrinsic with the same mask".
+The other lanes do not wait for a lane that has returned, but they cannot read its value. CUDA C++ Programming
+Guide: "all non-exited threads named in mask must execute the same intrinsic with the same mask".
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ WARP = "warp"  # the value of Thread.waits for a warp operation
 
 
 class Group:
-    """The lanes of one warp that have arrived at one operation with the same mask."""
+    """The lanes of a warp that have arrived at the same operation with the same mask."""
 
     __slots__ = ("operation", "mask", "threads", "bits")
 
@@ -137,9 +137,10 @@ def lane_ended(context, thread):
 
 
 def complete_converged(context, block):
-    """Complete operations that report converged lanes, such as activemask, with the lanes that have arrived.
+    """Complete operations that return the converged lanes, such as activemask, with the lanes that have
+    arrived.
 
-    Called when no thread can run. Return whether a thread was woken.
+    This is called when no thread can run. Return whether a thread was woken.
     """
     keys = [key for key in block.warp_groups if key[2] == CONVERGED]
     for key in keys:
@@ -167,7 +168,8 @@ def absent_lane_findings(context, block, group, payloads):
     """Yield findings about lanes that do not participate: they have returned, do not exist, or are not in the
     mask.
 
-    There is one if the instruction needs all lanes, and one per lane that reads from such a lane.
+    There is one finding if the instruction needs all lanes, and one finding per lane that reads from a
+    missing lane.
     """
     operation = group.operation
     if operation.mask == ALL and group.bits != FULL:
@@ -196,7 +198,7 @@ def absent_lane_finding(operation, calls, lane, of, other=None):
     operation: the name of the operation.
     calls: the Access that shows where the reading lane calls it.
     lane, of: the reading lane, and the lane that it reads from.
-    other: the Access of lane `of` at another call, and the reason; or None.
+    other: (the Access of lane `of` at another call, the reason), or None.
     """
     seen = (calls,)
     reason = "The value of a lane that has returned, does not exist or is not in the mask is undefined."
@@ -227,7 +229,7 @@ def reads_from_absent_lanes(operation, payloads):
 
 
 def undefined_like(value, filling):
-    """Return a value with the type of `value`, made from the fill pattern `filling`."""
+    """Return a value of the type of `value` that consists of the fill pattern `filling`."""
     if isinstance(value, tuple):  # (value, predicate)
         return undefined_like(value[0], filling), *value[1:]
     dtype = np.asarray(value).dtype
@@ -242,7 +244,7 @@ def format_lanes(lanes):
 
 
 def divergence_finding(scheduler, block):
-    """Return the finding for lanes that wait for lanes that cannot arrive."""
+    """Return the finding for lanes that wait for other lanes, which cannot arrive."""
     key, group = min(block.warp_groups.items(), key=lambda item: (item[0][0], min(item[1].threads)))
     missing = [lane for lane in range(32) if group.missing(block, key[0]) >> lane & 1]
     first = group.threads[min(group.threads)]

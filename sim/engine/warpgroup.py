@@ -2,11 +2,11 @@
 product is computed.
 
 The result is computed at once, although a GPU may compute it at any time until the threads wait for it. A
-program can only notice the difference by an access that is reported: to the registers of the product
-(sim.memory.products), or to its matrices in shared memory (sim.observers).
+program can observe the difference only by an early access to the registers of the product
+(sim.memory.products), or to its matrices in shared memory (sim.observers). All such accesses are reported.
 
-Each warp reads its 16 rows of A, and all of B, as an operation of its own: PTX does not order the memory
-accesses of one warp before a product of another warp.
+The reads of each warp, of its 16 rows of A and of all of B, are a separate operation, because PTX does not
+order the memory accesses of one warp before a product of another warp.
 
 Source: PTX ISA 9.7.15.5, "Asynchronous wgmma.mma_async operation".
 """
@@ -38,7 +38,7 @@ LANES = THREADS // WARPS
 class Arrivals:
     """The threads of a warp group that have arrived at one product or setmaxnreg.
 
-    entry: its entry in sim.isa.
+    entry: the entry of the instruction in sim.isa.
     operands: {thread's number in its group: (accumulators, A or its descriptor, descriptor of B, scale_d)}.
         For setmaxnreg, the Moment of the thread instead.
     """
@@ -53,7 +53,8 @@ def arrive(scheduler, memory, product, operands, frame, site):
     """Let the current thread take part in a product, and wait until all threads of the warp group have
     arrived. Return the thread's accumulators and the IssuedProduct."""
     thread = scheduler.context.thread
-    # The threads must be at the same call, and may arrive at different instructions of the same form.
+    # The threads must be at the same call in the source, but may be at different instructions of the same
+    # form.
     key = thread.warp // WARPS, product.name, id(frame.f_code), frame.f_lasti
     arrivals = thread.block.warpgroup_arrivals.setdefault(key, Arrivals(product))
     number = thread.linear % THREADS
@@ -75,7 +76,7 @@ def complete(scheduler, memory, arrivals, site):
         {} if product.variant.a_in_registers else {"descriptor of A": a}
     )
     context.findings += different_operands(context, threads, given, site)
-    scheduler.enter(threads[0])  # the thread that findings about the descriptors name
+    scheduler.enter(threads[0])  # findings about the descriptors name this thread
     chunks_b, of_b, doubted = read_matrix(context, memory, decode(b[0]), product, "b", site)
     if product.variant.a_in_registers:
         matrix_a, of_a = product.fragments(np.array(a, np.int64)), None
@@ -127,7 +128,7 @@ def call_of_python(scheduler, memory, product):
 
     def call(frame, accumulators, a, b, scale_d=True):
         site = memory.site("load")
-        # A product may follow another one of the same shape on the same accumulators without a fence.
+        # No fence is necessary between two products of the same shape on the same accumulators.
         check_fragment(context, accumulators, product.shape, site, "accumulators", product.count)
         values = tuple(map(register, tuple.__iter__(accumulators)))
         if product.variant.a_in_registers:
@@ -141,11 +142,11 @@ def call_of_python(scheduler, memory, product):
 
 
 def check_fragment(context, registers, shape, site, what, count):
-    """Report registers of a Python kernel that need a wgmma.fence before a product.
+    """Report registers of a Python kernel that require a wgmma.fence before a product.
 
-    shape: the shape of the product if they are its accumulators, otherwise None.
+    shape: the shape of the product if the registers are its accumulators, otherwise None.
 
-    Raise TypeError if they are not a tuple of `count` numbers.
+    Raise TypeError if the registers are not a tuple of `count` numbers.
     """
     if not isinstance(registers, tuple) or len(registers) != count:
         raise TypeError(f"wgmma takes a tuple of {count} {what}, got {registers!r}")
@@ -223,7 +224,7 @@ def declarer(context, names):
 
 
 def toucher(context, site, reads, writes, constant=False, moved=False):
-    """Return the function that records accesses of a PTX instruction to registers of products.
+    """Return the function that records which registers of products a PTX instruction accesses.
 
     reads, writes: the names of the registers.
     constant: whether the instruction sets a constant, which a compiler can move after the fence. It counts as
@@ -231,7 +232,7 @@ def toucher(context, site, reads, writes, constant=False, moved=False):
     moved: whether the compiler has moved the instruction from before a fence to after it.
 
     A read between a fence and the first product needs no further fence: it obtains the old value, because the
-    product starts later. Compilers place such reads there, for example in a setp that computes scale-d.
+    product starts later. Compilers emit such reads, for example in a setp that computes scale-d.
     """
     read, written = dict.fromkeys(reads, ("read", site)), dict.fromkeys(writes, ("written", site))
 

@@ -1,5 +1,5 @@
-"""Watchdog for threads that neither wait nor call the simulator, such as a thread in an endless loop without
-`tick`."""
+"""A watchdog for threads that neither wait nor call the simulator, such as a thread in an endless loop
+without calls of `tick`."""
 
 import threading
 import time
@@ -17,7 +17,8 @@ class Watchdog:
 
     The exception is Stuck if nothing happens for `patience()` seconds of CPU time, and OutOfTime if one
     thread keeps running although the launch has to end. If every `while` loop calls `tick`, only a `for` loop
-    or an expression can run for that long without an event. Both have an end, so the exception is Undecided.
+    or an expression can run for that long without an event. Both of these end at some time, so the exception
+    is Undecided.
     """
 
     def __init__(self, context):
@@ -32,7 +33,7 @@ class Watchdog:
     def __exit__(self, *_):
         try:
             self.stop()
-        except Stuck:  # thrown just before the launch ended by itself
+        except Stuck:  # the exception came just before the launch ended by itself
             self.stop()
 
     def stop(self):
@@ -60,13 +61,13 @@ class Watchdog:
 
     def patience(self):
         """Return the seconds of CPU time that may pass without an event. The limit is higher for a loop that
-        has an end, unless an error precedes it."""
+        certainly ends, unless an error precedes it."""
         ends = self.context.ticking and not self.context.has_errors
         return PATIENCE * (PATIENCE_FACTOR if ends else 1) * max(1, (self.context.max_steps or 0) / 1e6)
 
     def interrupt(self, exception):
         # The engine "threads" has an operating-system thread per CUDA thread. All other engines run in the
-        # launcher's thread.
+        # thread that called the launch.
         running = self.context.thread
         thread = getattr(running.fiber, "thread", None) if running else None
         ident = thread.ident if thread else self.launcher
