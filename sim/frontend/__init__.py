@@ -1,11 +1,11 @@
 """The front end for Python kernels, which turns source text into an annotated and typed syntax tree.
 
-The input is a Python function: the kernel or a device function that it calls. Both engines build on the same
-tree, so they agree on what every name refers to and on the type of every expression:
+The input is a Python function: the kernel or a device function that it calls. The interpreter and the
+compiler use the same tree, so they agree on the meaning of every name and on the type of every expression:
 
 - The interpreter runs a rewritten copy of the function, in which loads, stores and some operators are calls
   to the simulator (`rebind`).
-- The compiler (`sim.native.lower`) reads the annotated tree and prints its own code.
+- The compiler (`sim.native.lower`) reads the annotated tree and generates its own code.
 
 Read the files in this order:
 

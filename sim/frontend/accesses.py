@@ -1,8 +1,8 @@
 """Loads and stores, rewritten for the interpreter.
 
 `a[i, j]` becomes `load2(a, i, j, 17)`, and `a[i] = v` becomes `store1(a, i, v, 18)`. The last argument is the
-number of the access site. Where the types of the array and the indices are known, the access is inlined
-instead, because a call takes 2.5 times as long.
+number of the access site. If the types of the array and the indices are known, the access is inlined instead,
+because a call takes 2.5 times as long.
 """
 
 import ast
@@ -46,8 +46,8 @@ else:
 class Accesses(ast.NodeTransformer):
     """A rewriter for the loads and stores of one Source.
 
-    enabled: the events that the launch's observers subscribed to. Other accesses are not logged.
-    constants: filled with {name in the rewritten text: numpy constant}.
+    enabled: the events to which the launch's observers are subscribed. Other accesses are not logged.
+    constants: the rewriter adds {name in the rewritten text: numpy constant} to this dict.
     """
 
     def __init__(self, source, types, enabled):
@@ -71,7 +71,7 @@ class Accesses(ast.NodeTransformer):
         return ast.copy_location(ast.Call(self.name(function, node), arguments, []), node)
 
     def site(self, action, node):
-        """Return a constant node that holds the number of the site at `node`."""
+        """Return a constant node with the number of the site at `node`."""
         number = SITES.add(self.source.site(action, node))
         if action in ("load", "store") and isinstance(node, ast.Subscript | ast.Attribute):
             self.accessed.add(number)
@@ -85,7 +85,7 @@ class Accesses(ast.NodeTransformer):
         return self.name(f"t{self.temporaries}", node).id
 
     def constant(self, value, node):
-        """Return a new name bound to a value that cannot be written as a literal."""
+        """Return a new name for a value that cannot be written as a literal."""
         name = self.name(f"c{len(self.constants)}", node)
         self.constants[name.id] = value
         return name
@@ -151,7 +151,7 @@ class Accesses(ast.NodeTransformer):
         return self.call("slice", [*map(self.visit, ends)], node)
 
     def array_type(self, node, rank):
-        """Return the ArrayType of `node`, if it is certain to be an array with `rank` dimensions.
+        """Return the ArrayType of `node` if it is certainly an array with `rank` dimensions.
 
         Return ANY if the type is not certain, so that the inlined code must check it. Return None if the
         access cannot be inlined.
@@ -183,8 +183,7 @@ class Accesses(ast.NodeTransformer):
 
         text: a template with the fields `inside`, the bounds test, and `flat`, the position of the element.
 
-        An access in bounds is logged by the inlined code. Otherwise the accessor is called and reports the
-        error.
+        The inlined code logs an access in bounds. Otherwise, it calls the accessor, which reports the error.
         """
         conditions, flat = self.position(target, indices, type_)
         more, flat, noted = self.observe(target, site, type_, flat)
@@ -197,18 +196,18 @@ class Accesses(ast.NodeTransformer):
         return made.body
 
     def position(self, target, indices, type_):
-        """Return, as text, the bounds conditions on the indices and the position of the element in the
-        array."""
+        """Return the bounds conditions on the indices and the position of the element in the array, as
+        text."""
         array, rank, surely = target.id, len(indices), type_ != ANY
         sizes = (surely and type_.shape) or [f"{array}.n{axis}" for axis in range(rank)]
         strides = element_strides(array, type_) if surely else [f"{array}.s{axis}" for axis in range(rank)]
-        # If the type is uncertain, the access is inlined for the usual class of array, and a check of the
-        # class guards it.
+        # If the type is uncertain, the access is inlined for the usual class of array, after a check of the
+        # class.
         conditions = [] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]
         terms = []
         for index, size, stride in zip(indices, sizes, strides):
             back = self.constants.get(getattr(index, "id", None))
-            # An index from the end (a negative literal) was replaced by a FromEnd constant.
+            # A negative literal, which counts from the end, has been replaced by a FromEnd constant.
             from_end = type(back) is FromEnd
             own = name = f"{size} - {-back}" if from_end else self.index_text(index)
             bounds = ["0 <= {first}"] if from_end else self.bounds_conditions(index, size)
@@ -227,7 +226,7 @@ class Accesses(ast.NodeTransformer):
         )
 
     def observe(self, target, site, type_, flat):
-        """Return, as text, the additions that observers require.
+        """Return the additions that observers require, as text.
 
         These are extra conditions, the position of the element (in a temporary if it is an expression), and a
         statement that marks an element of local memory as written.
@@ -238,14 +237,14 @@ class Accesses(ast.NodeTransformer):
             return [], flat, "pass"
         conditions, held = [], flat if flat.isdecimal() else self.temporary(target)
         first = flat if held == flat else f"({held} := {flat})"
-        # An unwritten element fails the condition, so the accessor runs and reports the read. -1 marks all
-        # its bytes as written.
+        # An unwritten element fails the condition, so the accessor runs and reports the read. The mark -1
+        # means that all bytes of the element are written.
         if watched and site & 3 == LOAD:
             conditions.append(f"{array}.written[{first}] == -1")
             first = held
         if logged:
             offset = f"({first} << {array}.shift)" if type_ == ANY else f"{first} * {type_.itemsize}"
-            # `log` returns None, so the condition is always true and only has a side effect.
+            # `log` returns None, so the condition is always true. It serves only for its side effect.
             word = f"{site << SITE_SHIFT} + {array}.code + {offset}"
             conditions.append(f"{PREFIX}log({word}) is None")
             first = held

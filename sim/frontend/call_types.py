@@ -29,7 +29,7 @@ from sim.frontend.types import (
 from sim.isa.promotion import SCALAR, SIGNED
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 
-# Types of cuda's functions and attributes whose type does not depend on arguments.
+# Types of the functions and attributes of `cuda` whose type does not depend on arguments.
 OF_CUDA = {
     "laneid": Number(np.int32, 0, 31),
     "warpsize": Number(np.int32, 32, 32),
@@ -40,10 +40,10 @@ OF_CUDA = {
 
 
 class CallTypes:
-    """The type-inference mixin that handles calls.
+    """The mixin of the type inference that handles calls.
 
-    The inheriting class provides `of(expression)`, `block` (the block's shape) and `results` (result types of
-    device functions).
+    The inheriting class provides `of(expression)`, `block` (the block's shape) and `results` (the result
+    types of device functions).
     """
 
     def of_call(self, node):
@@ -85,8 +85,8 @@ class CallTypes:
     def argument_types(self, node):
         """Return {parameter: type} for a call to a device function.
 
-        Return None if the arguments are not known. Also return None if the function declares shared memory:
-        all calls must then run the same copy, because a declaration is one buffer.
+        Return None if the arguments are not known. Also return None if the function declares shared memory.
+        All calls must then run the same copy of the function, because each declaration is a single buffer.
         """
         function = referent_of(node.func).function
         if function is None or "shared" in names_in(function.__code__):
@@ -107,7 +107,7 @@ class CallTypes:
             return UNKNOWN if given else ANY
         key = called.function, tuple(given.items())
         if key not in self.results:
-            self.results[key], source = UNKNOWN, source_of(called.function)  # A recursive call reads UNKNOWN.
+            self.results[key], source = UNKNOWN, source_of(called.function)  # recursive calls get UNKNOWN
             found = source and type(self)(source, given, self.block, self.results)
             self.results[key] = found.result() if found else ANY
         return self.results[key]
@@ -147,7 +147,7 @@ class CallTypes:
 
     def call_cuda(self, node, given):
         name = node.func.referent.name
-        # ldca, ldcg and similar functions load an element.
+        # because ldca, ldcg and similar functions load an element
         loads = name.rpartition(".")[2].startswith("ld")
         return OF_CUDA.get(name) or (self.call_atomic(node, given) if loads else ANY)
 
@@ -206,11 +206,12 @@ def of_result(result):
 
 @functools.cache
 def probe_result_type(function, scalars):
-    """Return the result type of a numpy function, found by calling it with ones of these scalar types."""
+    """Return the result type of a numpy function. To find it, call the function with ones of these scalar
+    types."""
     try:
         with np.errstate(all="ignore"):
             return type_of_result(function(*(scalar(1) for scalar in scalars)))
-    except Exception:  # The function does not accept scalars of these types, so the result type is unknown.
+    except Exception:  # The function does not accept scalars of these types, so the result type is not known.
         return ANY
 
 

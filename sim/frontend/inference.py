@@ -44,7 +44,7 @@ from sim.isa.table import INSTRUCTIONS
 
 # number of iterations after which a growing interval is widened, so that the inference ends
 ROUNDS = 4
-# Value intervals that follow from the CUDA Programming Guide's limits on grids and blocks.
+# The intervals of values that follow from the limits on grids and blocks in the CUDA C++ Programming Guide.
 GEOMETRY = {
     "threadIdx": (0, 1023),
     "blockIdx": (0, 2**31 - 1),
@@ -76,15 +76,15 @@ class Types(CallTypes):
             rounds, changed = rounds + 1, False
             for version in self.versions.all:
                 before = self.found.get(version)
-                # Types only grow in the lattice, so the iteration terminates once intervals are widened.
+                # Types only become more general, so the iteration ends once intervals are widened.
                 after = join(before, self.of_version(version))
                 if after != before:
                     self.found[version] = widen(after) if rounds > ROUNDS else after
                     changed = True
 
     def is_none(self, test):
-        """Decide the condition `x is None` or `x is not None` for a parameter x by its type. Return None for
-        any other condition."""
+        """Return the truth value of the condition `x is None` or `x is not None` for a parameter x, as its
+        type determines it. Return None for any other condition."""
         match test:
             case ast.Compare(ast.Name(name), [ast.Is() | ast.IsNot() as sign], [ast.Constant(None)]):
                 type_ = self.parameters.get(name, ANY) if name in self.fixed else ANY
@@ -179,7 +179,7 @@ class Types(CallTypes):
         return ANY if found.value is MISSING else type_of_value(found.value)
 
     def of_subscript(self, node):
-        # An item of a shape is a length, even if the array's type is unknown.
+        # An item of a shape is a length, even if the type of the array is not known.
         if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
             return LENGTHS
         held = self.of(node.value)
@@ -233,7 +233,7 @@ class Types(CallTypes):
         version = INSTRUCTIONS[f"operator.{UNARY[type(node.op)]}"].version(operand.scalar)
         if version is None or operand.scalar not in SIGNED or operand.bits is None:
             return ANY if version is None else Number(version.results)
-        if isinstance(node.op, ast.USub):  # Negating the lowest integer overflows back to itself.
+        if isinstance(node.op, ast.USub):  # The negation of the lowest integer overflows to the same integer.
             negative = Number(int, -operand.high, -operand.low)
             return negative if operand.scalar is int else signed(int, operand.bits)
         low, high = operand.low, operand.high
@@ -281,6 +281,6 @@ def is_whole(index):
 
 
 def of_axis(ends, axis):
-    """Return the interval for one axis. `ends` is either a list with an interval per axis, or one interval
-    for all axes."""
+    """Return the interval for one axis. `ends` is a list with an interval per axis, or one interval for all
+    axes."""
     return ends[axis] if isinstance(ends, list) else ends

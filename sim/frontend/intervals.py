@@ -9,8 +9,8 @@ from sim.frontend.types import ANY, MOST_BITS, UNKNOWN, Number
 from sim.isa.table import INSTRUCTIONS
 
 ADDITIVE, BITWISE = (ast.Add, ast.Sub), (ast.BitAnd, ast.BitOr, ast.BitXor)
-# Operators that are monotonic in each operand, so their extreme results are at the corners of the two
-# intervals. Python's integers cannot overflow, so the corners are exact.
+# Operators that are monotonic in each operand, so their extreme results are results for ends of the two
+# intervals. Python's integers cannot overflow, so these results are exact.
 EXACT = {
     op: getattr(operator, OPERATORS[op])
     for op in (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.LShift, ast.RShift)

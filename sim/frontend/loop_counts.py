@@ -1,8 +1,8 @@
-"""Finds the loops whose iterations must be counted, because threads may reach the same barrier in different
-iterations.
+"""A search for the loops whose iterations must be counted, because threads may reach the same barrier in
+different iterations.
 
 If every barrier in a loop's body is passed exactly once per iteration, threads that have passed the same
-number of barriers are in the same iteration. Then counting is unnecessary.
+number of barriers are in the same iteration. In that case, counting is unnecessary.
 """
 
 import ast
@@ -30,8 +30,8 @@ class BarrierPasses:
         self.cache = {}
 
     def of_body(self, statements, leave):
-        """Return the estimate for a list of statements that a `leave` statement (`continue` or `return`) can
-        end early."""
+        """Return the estimate for a list of statements, which a statement of the kind `leave` (`continue` or
+        `return`) can end early."""
         each = [self.of_statement(statement) for statement in statements]
         if not any(each) or ANYHOW in each:
             return max(each, default=NEVER)
@@ -56,7 +56,7 @@ class BarrierPasses:
 
     def of_function(self, function):
         if function not in self.cache:
-            self.cache[function] = NEVER  # A recursive call reads this estimate.
+            self.cache[function] = NEVER  # for recursive calls
             source = source_of(function)
             self.cache[function] = NEVER if source is None else self.of_body(source.tree.body, ast.Return)
         return self.cache[function]

@@ -1,4 +1,4 @@
-"""Looks up a function's global and free names: numbers, device functions, members of numba.cuda."""
+"""Lookup of a function's global and free names: numbers, device functions, members of numba.cuda."""
 
 import functools
 import importlib
@@ -20,7 +20,7 @@ LIBRARIES = ("math", "cmath", "numpy", "operator", "_operator")
 
 
 class Names:
-    """A function's name lookup: free variables first, then globals."""
+    """The values of the names in a function: free variables first, then globals."""
 
     def __init__(self, function):
         self.free = {}
@@ -42,7 +42,7 @@ class Names:
 
     def resolve(self, path):
         """Return the value of a dotted name such as "cuda.shared.array", or MISSING."""
-        # MISSING has no attributes, so `member` propagates it.
+        # MISSING has no attributes, so `member` returns MISSING for it.
         first, *rest = path.split(".")
         return functools.reduce(member, rest, self.value(first))
 
@@ -70,7 +70,7 @@ def stand_ins():
 
 
 def names_in(code):
-    """Return every global, free and attribute name used in `code` or in a function nested in it."""
+    """Return all global, free and attribute names that `code`, or a function nested in it, uses."""
     return [name for one in codes_in(code) for name in (*one.co_names, *one.co_freevars)]
 
 
@@ -95,7 +95,7 @@ def cuda_name(value):
 def names_by_identity(module):
     """Return {id: name} for the members of `module` and of its namespaces, such as "atomic.add"."""
     offered = {**(stand_ins() if module.__name__ == "numba.cuda" else {}), **vars(module)}
-    home = module.__name__.partition(".")[0]  # Skip modules that `module` merely imports, such as numpy.
+    home = module.__name__.partition(".")[0]  # Skip modules that `module` only imports, such as numpy.
     named = {
         name: member
         for name, member in public(offered)
@@ -141,10 +141,10 @@ def entry_of(value):
 
 
 def device_function(value):
-    """Return the Python function behind a device function. Return None for anything else, including Numba's
+    """Return the Python function of a device function. Return None for any other object, including Numba's
     internal functions."""
     home = getattr(value, "__module__", None) or ""
-    # Kernels shipped with Numba, and those in its tests, count as user kernels.
+    # Kernels that Numba contains, also in its tests, count as user kernels.
     kernels = home.startswith(("numba.cuda.kernels.", "numba.cuda.random")) or ".tests." in home
     own = home.partition(".")[0] in ("math", "numpy", "builtins") or home.startswith("numba.") and not kernels
     return None if value is MISSING or own or cuda_name(value) or name_of(value) else python_function(value)
@@ -154,7 +154,7 @@ def device_function(value):
 
 
 class DType:
-    """A dtype inside a kernel. Calling it converts a value; an array declaration uses it as the element
+    """A dtype inside a kernel. A call of it converts a value, and an array declaration uses it as the element
     type."""
 
     def __init__(self, dtype):
@@ -188,7 +188,7 @@ def as_dtype(value):
     if any(base.__name__ == "Type" and base.__module__.startswith("numba") for base in type(value).__mro__):
         return np.dtype(
             object
-        )  # An extension added this type to Numba. The simulator cannot store its values as bytes.
+        )  # An extension of Numba has added this type. The simulator cannot store its values as bytes.
     return None
 
 
@@ -215,8 +215,8 @@ def dtype_or_none(value):
 
 
 def python_function(kernel):
-    """Return the Python function behind a `@cuda.jit` dispatcher, or a plain function itself; None for
-    anything else."""
+    """Return the Python function of a `@cuda.jit` dispatcher, or a plain function itself, or None for any
+    other object."""
     # The attribute is `py_func` in numba-cuda, and `fn` in Numba's own simulator.
     function = getattr(kernel, "py_func", None) or getattr(kernel, "fn", kernel)
     return function if isinstance(function, types.FunctionType) else None
@@ -239,7 +239,7 @@ def positional(function):
 def only_signature(dispatcher):
     """Return the signature passed to `@cuda.jit("...", device=True)`, or None."""
     compiled = list(getattr(dispatcher, "overloads", {}).values())
-    # A dispatcher without a signature compiles a version per set of argument types.
+    # A dispatcher without a signature compiles a version for each combination of argument types.
     if len(compiled) != 1 or getattr(dispatcher, "_can_compile", True):
         return None
     return compiled[0].signature
@@ -256,7 +256,7 @@ def captured_values(function, seen=frozenset()):
     """Return a hashable key for the values of the global and free names of a function and of the device
     functions that it calls.
 
-    A rewritten kernel may be reused only while this key stays the same. `seen` ends the recursion.
+    A rewritten kernel may be reused only as long as this key is the same. `seen` ends the recursion.
     """
     names, mentioned, seen = Names(function), sorted(set(names_in(function.__code__))), seen | {function}
     return tuple(comparison_key(names.value(name), mentioned, seen) for name in mentioned)
@@ -266,15 +266,15 @@ def comparison_key(value, mentioned, seen):
     """Return the part of the key for one global: a number itself, a function's code object, the members of a
     module that the kernel mentions, or the identity of any other object.
 
-    The key keeps the code object alive. Otherwise a new object could be allocated at the same address and
-    compare equal.
+    The key keeps the code object alive. Otherwise, a new object could have the same address, and its key
+    would be equal.
     """
     if isinstance(value, (int, float, complex, str, np.generic)):
         return type(value), value
     if isinstance(value, tuple):
         return value
     if isinstance(value, np.ndarray):
-        # The contents are read at each launch, so only the array's identity and layout matter.
+        # Each launch reads the contents of the array, so only its identity and layout matter.
         return id(value), value.shape, value.dtype
     if (function := device_function(value)) is not None:
         return function.__code__, () if function in seen else captured_values(function, seen)

@@ -1,8 +1,8 @@
 """The outline of a source text: which lines belong to which loop, branch and arm of a branch.
 
-Advice about a race depends on it. A barrier cannot separate two arms of the same branch, and in a loop the
-last line runs before the first line of the next iteration. Python is parsed by `ast`. For C++, only braces
-and the keywords `if`, `else`, `for`, `while` and `do` are parsed.
+Advice about a race depends on the outline. A barrier cannot separate two arms of the same branch, and in a
+loop the last line runs before the first line of the next iteration. Python is parsed by `ast`. For C++, only
+braces and the keywords `if`, `else`, `for`, `while` and `do` are parsed.
 """
 
 import ast
@@ -14,7 +14,7 @@ import textwrap
 from dataclasses import dataclass, field
 
 FUNCTION, LOOP, BRANCH, ARM, STATEMENT = "function", "loop", "branch", "arm", "statement"
-RETURN, LEAVE = "return", "leave"  # LEAVE stands for `break` or `continue`.
+RETURN, LEAVE = "return", "leave"  # LEAVE means `break` or `continue`.
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Outline:
     def __init__(self, lines, parts):
         self.lines = dict(enumerate(lines, 1))
         self.root = Node("text", 1, len(lines), parts)
-        self.paths = {}  # line -> its path; a cache, because thousands of races may be on the same few lines
+        self.paths = {}  # line -> its path, cached because many races may be on the same lines
 
     def path(self, line):
         """Return the Nodes that contain a line, outermost first."""
@@ -63,7 +63,7 @@ class Outline:
         return next((node for node in reversed(self.common(*lines)) if node.kind == LOOP), None)
 
     def branch(self, one, other):
-        """Return the branch that has the two lines in different arms, or None."""
+        """Return the branch whose different arms contain the two lines, or None."""
         shared = self.common(one, other)
         apart = shared and shared[-1].kind == BRANCH
         in_arms = apart and all(self.path(line)[len(shared) :][:1] for line in (one, other))
@@ -75,7 +75,7 @@ class Outline:
         return any(node.kind == ARM for node in self.path(other)[len(held) :])
 
     def headed(self, line):
-        """Return the loop whose header is on this line, or None."""
+        """Return the loop that has its header on this line, or None."""
         loops = [node for node in self.path(line) if node.kind == LOOP and node.first == line]
         return loops[0] if loops else None
 
@@ -92,11 +92,11 @@ class Outline:
         return found if found is not None and self.all_reach_end(found) else None
 
     def divisible(self, node):
-        """Return whether each branch around a Node can be split so that every thread reaches the code after
+        """Return whether each branch around a Node can be split, so that every thread reaches the code after
         the Node.
 
-        Splitting divides each enclosing branch in two at the Node, and turns an early `return` before the
-        Node into a branch around the code that follows.
+        A split divides each branch around the Node in two at the Node, and turns an early `return` before the
+        Node into a branch around the code that follows the `return`.
         """
         above = [part for part in self.holders(node, self.root) if part.kind != STATEMENT][1:]
         kinds = [part.kind for part in above]
@@ -141,8 +141,8 @@ class Outline:
         return not any(self.leaves(part, kind, node.last) for part, kind in holds)
 
     def holders(self, node, within):
-        """Return the Nodes that contain a Node, from `within` inwards; an empty list if `within` does not
-        contain it.
+        """Return the Nodes that contain a Node, from `within` inwards. Return an empty list if `within` does
+        not contain the Node.
 
         The search compares identities, because several Nodes may have the same lines.
         """
@@ -209,7 +209,7 @@ def of_code(code):
         block = inspect.getblock(lines)
     except (SyntaxError, IndentationError):
         return None
-    # code that was not rewritten starts at its decorators, so its line numbers differ
+    # code that was not rewritten begins with its decorators, so its lines have other numbers
     while block and block[0].lstrip().startswith("@"):
         return None
     return of_python(textwrap.dedent("".join(block)))
@@ -234,8 +234,8 @@ def of_codes(codes):
 
 
 def of_cpp(text):
-    """Return the Outline of C++ source. If parsing fails midway, the rest of the source is missing from
-    it."""
+    """Return the Outline of C++ source. If the parser fails, the rest of the source is missing from the
+    Outline."""
     return Outline(text.splitlines(), Braces(plain(text)).declarations())
 
 

@@ -1,8 +1,8 @@
 """Recognition of loops that can wait for another thread.
 
 Such a loop reads memory, or communicates in another way, and a decision in the loop depends on the value that
-it has read. Other threads cannot influence how long any other loop runs. A loop that passes a grid barrier in
-each iteration waits only at that barrier.
+it has read. If a loop is not of this kind, other threads cannot influence how long it runs. A loop that
+passes a grid barrier in each iteration waits only at that barrier.
 """
 
 import ast
@@ -22,7 +22,7 @@ from sim.frontend.resolve import (
 from sim.frontend.tree import all_nodes
 from sim.frontend.types import Record
 
-COMPUTING = {FUNCTION, DTYPE, POSITION, LANES}  # roles of calls whose results depend on their operands alone
+COMPUTING = {FUNCTION, DTYPE, POSITION, LANES}  # roles of calls whose results depend only on their operands
 BUILTINS = {"abs", "bool", "complex", "float", "int", "len", "max", "min", "range", "round"}
 SIZES = {"ndim", "shape", "size"}  # attributes of an array that do not change
 ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr
@@ -61,9 +61,9 @@ def waits_for_grid(loop):
 def depends_on_memory(loop, arrays):
     """Return whether a decision in a loop depends on a value that it reads from memory.
 
-    arrays: the names of parameters that are never assigned and are no records.
+    arrays: the names of parameters that are never assigned and are not records.
     """
-    nodes, dependent, before = all_nodes(loop), set(), None  # dependent: names of variables
+    nodes, dependent, before = all_nodes(loop), set(), None  # dependent: variables with values from memory
     # A `for` loop assigns the elements of its iterable to its target.
     assigned = [(node, node.value) for node in nodes if isinstance(node, ASSIGNMENTS) and node.value]
     assigned += [(node.target, node.iter) for node in nodes if isinstance(node, ast.For)]

@@ -1,9 +1,9 @@
-"""Copies of a kernel for one launch: the same code with fresh globals, in which `cuda`, `math`, dtypes and
+"""Copies of a kernel for one launch: the same code with new globals, in which `cuda`, `math`, dtypes and
 device functions belong to that launch.
 
-The original function is never modified and nothing is patched, so the same object can also be launched on a
-GPU in this process. A function is rewritten once per combination of argument types. Binding the result to a
-launch only builds a dictionary of globals.
+The original function and its modules are never modified, so the same object can also be launched on a GPU in
+this process. A function is rewritten once per combination of argument types. To bind the rewritten function
+to a launch, only a dictionary of globals is built.
 """
 
 import ast
@@ -94,8 +94,8 @@ def conversion(numba_type):
 class Code:
     """The rewritten code object of a function, or the original code object if its source is unavailable.
 
-    It holds no reference to the function. CODES maps the function to its Code, so such a reference would keep
-    both alive forever.
+    It must not contain a reference to the function. CODES maps the function to its Code, so such a reference
+    would keep both objects alive forever.
     """
 
     def __init__(self, function, parameters, enabled, block):
@@ -122,7 +122,7 @@ class Code:
         rewriter.split_variables(tree.body)
         unassigned = found.versions.unassigned(tree.body)
         rewriter.unassigned = {id(node) for node in unassigned}
-        # `bind` copies the defaults, which are already evaluated, to the new function.
+        # Remove the defaults: they are already evaluated, and `bind` copies them to the new function.
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
         # Assign UNSET at the start, so that a read before the first assignment is detected instead of
         # raising.
@@ -146,10 +146,10 @@ class Code:
             return code_named(outer, tree.name)
 
         code = compile_tree()
-        # The names that may denote globals. The names of attributes are not among them.
+        # The names that may denote globals, without the names of attributes.
         self.names = {node.id for node in all_nodes(tree) if isinstance(node, ast.Name)}
-        # Generators switch faster than greenlets. `Binder.as_generator` decides whether this copy can be
-        # used.
+        # A switch between generators takes less time than one between greenlets. `Binder.as_generator`
+        # decides whether this copy can be used.
         if "syncthreads" in names_in(code):
             tree.body = [BarriersAsYields().visit(statement) for statement in tree.body]
             self.as_generator = compile_tree()
@@ -212,8 +212,8 @@ class Binder:
     def __init__(self, context, dialect, modules, builtins, given):
         self.context, self.dialect, self.modules = context, dialect, modules
         self.builtins, self.given = builtins, given
-        # (id of a function, parameter types) -> copy of the function. The copy is entered before it is
-        # complete, so that recursion ends.
+        # (id of a function, parameter types) -> copy of the function. A copy is added before it is complete,
+        # so that recursion ends.
         self.functions = {}
         self.constants = {}  # id of a global array -> its Array in constant memory
         self.originals = {}  # id of a function -> its code object before it was rewritten
@@ -234,7 +234,7 @@ class Binder:
         namespace = {"__name__": function.__module__, "__builtins__": self.builtins}
         namespace |= self.given | code.constants
         cells = {name: types.CellType() for name in code.code.co_freevars}
-        # Defaults and closure cells are filled in below, because they may refer back to this function.
+        # Defaults and closure cells are set below, because they may refer to this function.
         copy = types.FunctionType(code.code, namespace, function.__name__, None, tuple(cells.values()))
         self.functions[known], self.originals[id(function)] = copy, function.__code__
         for name in code.names.intersection(names_in(code.code)):
@@ -255,8 +255,8 @@ class Binder:
         return copy
 
     def any(self, fact):
-        """Return whether any function of the launch has this Code attribute set, such as "polls" or
-        "stores"."""
+        """Return whether this attribute of Code, such as "polls" or "stores", is true for any function of the
+        launch."""
         return any(getattr(code, fact) for code in self.codes)
 
     def count_instructions(self):
@@ -266,7 +266,7 @@ class Binder:
     def views(self):
         """Return {site of an access: its view} if dynamic shared memory has several views, and otherwise {}.
 
-        A view is (dtype of the elements, variable). The variable is None, unless one function assigns several
+        A view is (dtype of the elements, variable). The variable is None unless one function assigns several
         arrays of the dtype to variables. An unknown view is None.
         """
         declared = {view for code in self.codes for view in code.dynamic}
@@ -328,7 +328,7 @@ class Binder:
         if dtype is not None and is_number(dtype) and value not in (int, float, bool, complex):
             return DType(dtype)
         if name is not None and hasattr(self.dialect, name.split(".")[0]):
-            # Record the name in numba.cuda, even if the kernel uses an alias.
+            # Use the name in numba.cuda, even if the kernel uses an alias.
             self.used |= set(name.split("."))
             return operator.attrgetter(name)(self.dialect)
         return self.rebind_object(value)
@@ -356,7 +356,7 @@ class Binder:
 
     def module(self, module):
         if module.__name__ in CUDA_MODULES:
-            # numba.cuda.random consists of device functions, which are bound like the user's.
+            # numba.cuda.random consists of device functions, which are bound like those of the user.
             vars(self.dialect).setdefault("random", Namespace(self, sys.modules.get("numba.cuda.random")))
             return self.dialect
         if module.__name__ in self.modules:

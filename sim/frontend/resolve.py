@@ -1,13 +1,14 @@
-"""Name resolution: parse a function once, then annotate what each name refers to and what each call does.
+"""Name resolution: parses a function once, and annotates each name with the object that it denotes and each
+call with its role.
 
-Both engines read these annotations, and neither resolves a name itself:
+The interpreter and the compiler read these annotations. Neither of them resolves names itself:
 
     node.referent    on a Name or an Attribute: its Referent
     node.calls       on a Call: the role of the called name, or ATOMIC, WAIT or a value of CALLS
     node.declares    on a Call that declares an array: its Declaration
 
-To add a role, add a constant to this file. Then add a method `call_ROLE` to each code printer that treats
-such calls specially.
+To add a role, add a constant to this file. Then add a method `call_ROLE` to each code generator that has
+special code for such calls.
 """
 
 import ast
@@ -78,7 +79,7 @@ class Referent:
         self.entry, self.dtype, self.function = entry, dtype, function
 
     def __deepcopy__(self, memo):
-        # Referents are shared and immutable, so copying a tree must not duplicate them.
+        # Referents are shared and immutable, so a copy of a tree contains the same Referents.
         return self
 
     @property
@@ -138,7 +139,7 @@ def referent(value):
 def referent_of(node):
     """Return the Referent of an expression.
 
-    A node added by a code generator has none and is treated as an attribute access on a value.
+    A node that a code generator has added has no Referent, and is treated as an attribute access on a value.
     """
     return getattr(node, "referent", OF_A_VALUE)
 
@@ -207,7 +208,7 @@ class Source(ast.NodeVisitor):
     def check_shape(self, node):
         """Raise LaunchError if a declared array's shape contains arithmetic on names.
 
-        Numba requires a compile-time constant, and it doesn't fold such expressions.
+        Numba requires a compile-time constant, and does not fold such expressions.
         """
         for part in all_nodes(node.declares.shape or ast.Constant(0)):
             operation = isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp))
@@ -255,7 +256,7 @@ class Source(ast.NodeVisitor):
 
     @property
     def stores_elsewhere(self):
-        """True if the function may store to an array that it does not declare itself."""
+        """True if the function may store to an array other than those that it declares itself."""
         nodes = all_nodes(self.tree)
         made = [node for node in nodes if getattr(getattr(node, "value", None), "calls", None) == DECLARATION]
         own = {getattr(node.targets[0], "id", "") for node in made if isinstance(node, ast.Assign)}
@@ -269,7 +270,7 @@ class Source(ast.NodeVisitor):
     def value_return(self, seen=frozenset()):
         """Return the first `return` statement that returns a value other than None, or None.
 
-        A `return f(x)` of a device function counts only if that function returns a value. `seen` ends the
+        A `return f(x)`, where f is a device function, counts only if f returns a value. `seen` ends the
         recursion.
         """
         for node in returns_of(self.tree):
@@ -307,7 +308,7 @@ def returns_of(node):
 def missing_attribute(owner, name):
     """Return the Referent of an attribute that does not exist.
 
-    A member of `cuda` is still recognised by name if the installed Numba version lacks it.
+    A member of `cuda` is recognised by its name even if the installed Numba version does not have it.
     """
     if isinstance(owner.value, ModuleType) and owner.value.__name__ in CUDA_MODULES:
         return Referent(CUDA, name=name)

@@ -1,8 +1,9 @@
 """A kernel's syntax tree, rewritten for the interpreter.
 
 Each access, loop and branch receives a site number. Operators whose rules differ between Numba and Python
-become calls: `x * y` becomes `mul(x, y)` unless the types show that both agree. The body of a `while` loop
-starts with `tick(19)`. The literal 0.5 becomes a numpy float64. Line numbers still refer to the source file.
+become calls: `x * y` becomes `mul(x, y)`, unless the types show that the results are the same. The body of a
+`while` loop starts with `tick(19)`. The literal 0.5 becomes a numpy float64. Line numbers still refer to the
+source file.
 """
 
 import ast
@@ -22,7 +23,7 @@ from sim.isa.functions import Function
 from sim.isa.promotion import SCALAR, SIGNED
 from sim.isa.table import INSTRUCTIONS
 
-BY_WIDTH = ("clz", "popc", "abs")  # Functions whose result depends on the width of an integer operand.
+BY_WIDTH = ("clz", "popc", "abs")  # Functions whose results depend on the width of an integer operand.
 NARROW = SIGNED - {int}
 # In Numba, these integers combined with float32 yield float32; wider integers yield float64.
 SHORT = (np.int8, np.int16)
@@ -30,13 +31,14 @@ UNSET = object()  # value of a variable before its first assignment
 
 
 def held_as(type_):
-    """Return the scalar type of a Number in the interpreter, where an int32 is a Python int. Return None for
-    any other type."""
+    """Return the scalar type that the interpreter uses for a Number: an int32, for example, is a Python int.
+    Return None for any other type."""
     return None if not isinstance(type_, Number) else int if type_.scalar is np.int32 else type_.scalar
 
 
 def class_of(type_):
-    """Return the Python class of all values of this type in the interpreter, or None if it is not certain."""
+    """Return the Python class of all values of this type in the interpreter, or None if there may be several
+    classes."""
     if is_float(type_) or type_ == UINT64:
         return type_.scalar
     return int if bits(type_) is not None and type_.scalar is int else None
@@ -45,13 +47,14 @@ def class_of(type_):
 class Rewriter(Accesses):
     """The rewriter for one Source.
 
-    calls: filled with {name in the rewritten text: (expression for a device function, types of its
+    calls: the rewriter adds {name in the rewritten text: (expression for a device function, types of its
         parameters)}.
-    makers: filled with {name in the rewritten text: (site, shape, dtype)} for declarations of local memory.
+    makers: the rewriter adds {name in the rewritten text: (site, shape, dtype)} for declarations of local
+        memory.
     """
 
     def split_variables(self, statements):
-        """Rename variables so that each name has only one type."""
+        """Rename variables, so that each name has only one type."""
         number, versions = itertools.count(1), self.types.versions
 
         def held(version):
@@ -67,7 +70,7 @@ class Rewriter(Accesses):
     def visit_Constant(self, node):
         if type(node.value) not in (float, complex):
             return node
-        # As a Python float, 0.5 would adopt the other operand's width; in Numba it is a float64.
+        # As a Python float, 0.5 would have the width of the other operand. In Numba, it is a float64.
         wide = np.float64 if type(node.value) is float else np.complex128
         return self.constant(wide(node.value), node)
 
@@ -109,7 +112,7 @@ class Rewriter(Accesses):
         ):
             return self.generic_visit(node)
         types_, lefts, rights = [*map(self.types.of, parts)], [self.visit(node.left)], []
-        # In `a < b < c`, a temporary holds b so that it is evaluated once.
+        # In `a < b < c`, a temporary contains b, so that b is evaluated once.
         for part in parts[1:-1]:
             held = ast.copy_location(ast.Name(self.temporary(part), ast.Store()), part)
             rights.append(ast.copy_location(ast.NamedExpr(held, self.visit(part)), part))
@@ -124,7 +127,8 @@ class Rewriter(Accesses):
     def visit_UnaryOp(self, node):
         type_ = self.types.of(node.operand)
         wide = bits(type_) is not None and (
-            # Negating or inverting stays within the type, unless the value is the lowest of a narrow integer.
+            # The result of a negation or inversion fits into the type, unless the operand is the lowest value
+            # of a narrow integer.
             type_.scalar is int or type_.bits < 8 * type_.scalar(0).itemsize - 1
         )
         plain = wide or is_float(type_) and not isinstance(node.op, ast.Invert)
@@ -134,7 +138,7 @@ class Rewriter(Accesses):
         return self.operation(UNARY[type(node.op)], [self.with_width(node.operand, type_)], [type_], node)
 
     def form(self, entry, types_, node):
-        """Return a constant node that holds the version of an instruction-table entry for operands of these
+        """Return a constant node with the version of an entry of the instruction table for operands of these
         types.
 
         Return None if the types are not certain.
@@ -164,12 +168,12 @@ class Rewriter(Accesses):
         if scalar is None:
             return node
         name, convert = f"to_{scalar.__name__}", cast(scalar)
-        # UNSET must survive the conversion, so that a later read reports it.
+        # The conversion must keep UNSET, so that a later read is reported.
         self.constants[PREFIX + name] = lambda value: value if value is UNSET else convert(value)
         return self.call(name, [node], node)
 
     def unify(self, parts, type_):
-        """Convert expressions, one of which the program selects at run time, to their common type."""
+        """Convert several expressions to their common type. The program selects one of them at run time."""
         made, wanted = [], held_as(type_)
         for part, held in [(part, held_as(self.types.of(part))) for part in parts]:
             same = None in (wanted, held) or held is wanted
@@ -254,7 +258,8 @@ class Rewriter(Accesses):
         return node
 
     def declaration(self, node):
-        """Return a call to a prepared maker if the local memory's shape and dtype are constants."""
+        """Return a call of a prepared function that creates the array, if the shape and dtype of the local
+        memory are constants."""
         dtype = referent_of(node.declares.dtype).dtype
         shape = self.types.versions.shape(node.declares.shape)
         if node.declares.space == "shared" and shape == (0,):

@@ -1,8 +1,8 @@
 """Static single assignment (SSA) form on the syntax tree. Numba types each version of a variable separately.
 
 Each assignment creates a version. Where control flow merges several versions, another version, called a phi,
-represents them; its type must fit all of them. In `m = 0`, `if c: m = x`, `m * m`, the last line reads a
-third version of m. Each Name node's `version` attribute is the version that it reads or creates.
+represents them. Its type must fit all merged versions. In `m = 0`, `if c: m = x`, `m * m`, the last line
+reads a third version of m. Each Name node's `version` attribute is the version that it reads or creates.
 """
 
 import ast
@@ -77,7 +77,7 @@ class Versions:
     """The versions of all variables in a list of statements.
 
     value(node): returns the compile-time value of a global name or an attribute, or MISSING.
-    other(test): returns the truth value of a condition that the type inference can decide, or None.
+    other(test): returns the truth value of a condition if the type inference determines it, otherwise None.
     """
 
     def __init__(self, parameters, statements, value=lambda node: MISSING, other=lambda test: None):
@@ -93,7 +93,7 @@ class Versions:
     def unassigned(self, statements):
         """Return the Names in `statements` that may be read before their variable is assigned."""
         stored = stored_names(statements) - self.opaque
-        # A phi may be unassigned if any incoming version may be, so iterate to the fixed point.
+        # A phi may be unassigned if any incoming version may be unassigned, so iterate to the fixed point.
         lacking, before = {None}, 0
         while len(lacking) > before:
             before = len(lacking)
@@ -123,7 +123,7 @@ class Versions:
     def settle(self):
         """Replace each phi that merges only one version with that version.
 
-        Removing one phi can make another redundant, so iterate to the fixed point.
+        The removal of one phi can make another redundant, so iterate to the fixed point.
         """
         changed = True
         while changed:
@@ -190,8 +190,8 @@ class Versions:
         return self.meet([(("end", part), self.run(part, dict(now))) for part in parts])
 
     def of_while(self, node, now):
-        """Process a `while` loop. Its test runs once before the first iteration and once after each, so the
-        first test may be decidable on its own."""
+        """Process a `while` loop. Its test runs before the first iteration and after each iteration. The
+        result of the first test may be known even if the others are not."""
         self.expression(node.test, dict(now))
         first = self.decide(node.test)
         return self.loop(node, now, lambda inside: self.expression(node.test, inside), first)
@@ -206,7 +206,8 @@ class Versions:
         test: a function that processes the loop's condition.
         first: the truth value of the condition before the first iteration, or None if not known.
         """
-        # Every variable stored in the loop gets a phi at its head. Redundant ones are removed by `settle`.
+        # Every variable that the loop assigns gets a phi at the head of the loop. `settle` removes redundant
+        # phis.
         head = dict(now)
         # The back edges are added after the body has been processed.
         for name in stored_names([node]) - self.opaque:
@@ -244,8 +245,8 @@ class Versions:
     # --- compile-time values --------------------------------------------------------------------------------
 
     def decide(self, test):
-        """Return the truth value of a condition that Numba's branch pruning can decide, or None for any other
-        condition."""
+        """Return the truth value of a condition that Numba's branch pruning evaluates at compile time, or
+        None for any other condition."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             known = self.decide(test.operand)
             return known if known is None else not known
@@ -269,7 +270,7 @@ class Versions:
     def compile_time_value(self, node):
         """Return the compile-time value of an expression, or MISSING.
 
-        Literals and globals have one, and so does a variable whose only version is assigned such a value.
+        Literals and globals have such a value, and so does a variable whose only version is assigned one.
         """
         version = version_of(node)
         if version is not None:

@@ -120,7 +120,7 @@ def from_end(index):
 
 
 def as_list(result):
-    """Wrap the result of visiting a statement in a list, unless it is one already."""
+    """Return the result of visiting a statement as a list."""
     return result if isinstance(result, list) else [result]
 
 
@@ -130,7 +130,7 @@ def has(node, *classes):
 
 
 class Fold(ast.NodeTransformer):
-    """Constant folding of operations on literals, with the result of Python's own compiler.
+    """Constant folding of operations on literals, with the results of Python's own compiler.
 
     Numba compiles bytecode, in which `2**64 - 1` is a single uint64, and not an int64 that wrapped around.
     """
@@ -141,7 +141,8 @@ class Fold(ast.NodeTransformer):
             return node
         code = compile(ast.Expression(node), "literals", "eval")
         if any(done.opname.startswith(("BINARY", "UNARY")) for done in dis.get_instructions(code)):
-            # Python's compiler did not fold it, because it raises (1 / 0) or the result is too large.
+            # Python's compiler did not fold this operation, because it raises an exception (1 / 0) or has a
+            # large result.
             return node
         value = eval(code)
         # Complex, infinite and NaN results have no literal that parses back to the same value.
@@ -166,7 +167,7 @@ STEMS = {"value": "owner", "slice": "index"}
 
 
 class Simplify(ast.NodeTransformer):
-    """A transformer that splits assignments into simple ones.
+    """A transformer that splits assignments into simple assignments.
 
     taken: names that new variables must avoid.
     made: names of the new variables.
@@ -185,7 +186,8 @@ class Simplify(ast.NodeTransformer):
         return name
 
     def evaluate_once(self, node, stem, before):
-        """Evaluate `node` only once. Return a function that builds an expression for its value for each use.
+        """Evaluate `node` only once. Return a function that builds an expression for the value, to be called
+        for each use.
 
         The expression is a copy of `node` if it is a name or a literal. Otherwise `node` is assigned once to
         a new variable, by a statement appended to `before`, and the expression reads that variable.
@@ -244,7 +246,7 @@ class Simplify(ast.NodeTransformer):
         return located([node, *later], node)
 
     def put_off(self, target, later):
-        """Replace array elements in `target`, and every target after them, with temporaries.
+        """Replace array elements in `target`, and every target after them, by temporaries.
 
         Append the real assignments to `later`, so that they run from left to right after the whole right-hand
         side has been evaluated.
@@ -265,12 +267,13 @@ def located(statements, node):
 
 
 class SplitByType:
-    """A renaming of variables that change type.
+    """A renaming of the variables that change their type.
 
-    Each type has one name. Conversions are inserted where versions of different types merge.
+    A variable gets one name for each of its types. Conversions are inserted where versions of different types
+    merge.
 
     type_of(version): returns a key that identifies the type.
-    torn: the variables that must be split into several names.
+    torn: the variables that need several names.
     fresh(name): returns a new name that resembles `name`.
     converted(node, type): returns an expression that converts `node` to the type.
     """
@@ -299,7 +302,7 @@ class SplitByType:
     def conversions(self):
         """Return the conversions to insert, {(where, id of a statement or of a list): [statement]}.
 
-        A phi needs one at the end of each incoming path that has another name for the variable.
+        A phi needs a conversion at the end of each incoming path that has another name for the variable.
         """
         added = {}
         for phi in self.versions.phis:

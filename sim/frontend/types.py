@@ -1,6 +1,7 @@
 """The types that Numba infers for variables and expressions, with a value interval for each integer.
 
-They decide which operators can remain plain Python and which indices need no bounds check. A type is one of:
+The types determine which operators can remain plain Python and which indices need no bounds check. A type is
+one of:
 
 - a Number: a scalar type from `sim.isa.promotion`; for an integer, also its lowest and highest value, if
   known
@@ -8,8 +9,8 @@ They decide which operators can remain plain Python and which indices need no bo
 - a tuple of types
 - NONE, ANY (no useful information) or UNKNOWN (not inferred yet)
 
-A value with a known interval is always a Python int. A counter whose interval still grows after a few
-iterations of the inference loses it, which is always correct but makes the code slower.
+A value with a known interval is always a Python int. If the interval of a counter still grows after a few
+iterations of the inference, it is dropped. This is always correct, but makes the code slower.
 """
 
 import functools
@@ -28,7 +29,7 @@ NONE = "none"  # the type of None
 UNKNOWN = None  # not inferred yet
 # A wider interval is not tracked: int64 arithmetic on it could wrap around.
 MOST_BITS = 62
-LENGTH = 40  # bits of an array's length
+LENGTH = 40  # bits of the length of an array
 LONG = 42  # bits of a thread's position in the grid
 # Float types on which numpy's operators agree with Numba's
 PYTHON = (np.float16, np.float32, np.float64)
@@ -61,7 +62,7 @@ def natural(scalar, bits):
 
 @dataclass(frozen=True)
 class ArrayType:
-    """An array with `rank` dimensions. Everything known about it at compile time saves a lookup per access.
+    """An array with `rank` dimensions. Each property that is known at compile time saves a lookup per access.
 
     shape: the constant shape of a declared array.
     rowwise: whether the last axis is contiguous.
@@ -128,7 +129,7 @@ def is_numpys(a, b):
 
 
 def join(a, b):
-    """Return the type of a variable that holds an `a` on one path and a `b` on another (Numba's
+    """Return the type of a variable whose value has type `a` on one path and type `b` on another (Numba's
     unification)."""
     if a == b or b is UNKNOWN:
         return a
@@ -138,7 +139,7 @@ def join(a, b):
         scalar = unify_scalars(a.scalar, b.scalar)
         return ANY if scalar is None else Number(scalar, *hull(a, b))
     if isinstance(a, ArrayType) and isinstance(b, ArrayType):
-        # Arrays with different layouts unify to a type that describes both.
+        # Arrays with different layouts unify to a type that describes both arrays.
         rowwise = a.rowwise and b.rowwise
         one, other = (replace(array, rowwise=rowwise, shape=None) for array in (a, b))
         return one if one == other else ANY
@@ -187,8 +188,8 @@ def element_type(dtype):
 
 
 def field(type_, name):
-    """Return the type of a record's field, or of a field's column in an array of records; ANY for anything
-    else."""
+    """Return the type of a record's field, or of a field's column in an array of records, or ANY for any
+    other type."""
     if isinstance(type_, View):
         found = field(type_.element, name)
         return View(found, type_.rank) if isinstance(found, Number | Record) else ANY
@@ -203,7 +204,7 @@ def type_of_argument(argument, value):
     """
     if argument.parts is not None:
         return tuple(map(type_of_argument, argument.parts, value))
-    # Specialise on the sign of an np.int32, but not on its value.
+    # Specialise on the sign of an np.int32, not on its value.
     if type(argument.value) is np.int32:
         return natural(np.int32, 31) if value >= 0 else INT32
     type_ = type_of_value(value)
@@ -254,7 +255,7 @@ def widen(type_):
 
 
 def general(type_):
-    """Return a more general argument type, so that few copies of a device function are made."""
+    """Return a more general argument type, so that few copies of a device function are necessary."""
     if not isinstance(type_, Number) or type_.bits is None or type_.scalar not in (int, np.int32):
         return type_
     few = next((few for few in (31, LONG) if type_.bits <= few), None)
