@@ -65,7 +65,7 @@ class AddressRange:
 
     @property
     def is_freed(self):
-        """Whether the host has freed the memory. The memory that host code allocates is in each launch until
+        """True if the host has freed the memory. The memory that host code allocates is in each launch until
         then."""
         return self.key[0] == HOST
 

@@ -58,7 +58,7 @@ class Conflict:
 
     @property
     def of_buffer(self) -> bool:
-        """Whether one of the operations allocates or frees the memory."""
+        """True if one of the operations allocates or frees the memory."""
         return bool(self.earlier.footprint.verb or self.later.footprint.verb)
 
     def verdict(self, what: str) -> str:
