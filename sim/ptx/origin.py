@@ -67,7 +67,8 @@ class Origin:
     def site(self, function, item, action):
         """Return the site number of an instruction. Its line is that of its .loc directive, or else the line
         in the PTX itself."""
-        at, opcode = item or function, item.opcode if item and action.startswith("atomic") else ""
+        named = item and (action.startswith("atomic") or "nc" in item.names)
+        at, opcode = item or function, item.opcode if named else ""
         ptx = LONG_GROUP.sub(r"{\1, ..., \2}", " ".join(self.text.lines[at.line - 1].split()))
         place = item and self.source_location(item.location)
         if place is None:

@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
     cudaEventCreate(&stop);
     cudaEventRecord(start, stream);
     cudaMemsetAsync(y, 0, n * sizeof(float), stream);
-    cudaEventRecord(stop, stream);
+    cudaEventRecord(stop, stream), cudaEventSynchronize(stop);
     cudaEventElapsedTime(&milliseconds, start, stop);
     cudaDeviceProp properties;
     cudaGetDeviceProperties(&properties, 0);
