@@ -40,9 +40,10 @@ class Shape(NamedTuple):
         )
 
 
-# Tap sizes: odd and even, square and oblong, larger than the sequence, none. Maps: over all heads, over
-# groups, over one head, none. Lengths: on both sides of tile and band boundaries. Heads: every power of two,
-# and others.
+# The cases contain tap sizes that are odd, even, square, oblong, and larger than the sequence, and layers
+# without taps. They contain maps over all heads, over groups of heads and over single heads, and layers
+# without maps. Sequences end before and after the boundaries of tiles and bands. The numbers of heads include
+# the powers of two up to 32.
 TAPS = [
     ((1, 1), (1, 1)),
     ((6, 11), (6, 11)),

@@ -34,8 +34,10 @@ lock = threading.RLock()
 
 
 class Recording:
-    """A graph, the copies of tensors that it reads, or None, and the tensors that it writes.
+    """A recorded graph.
 
+    given: the copies of tensors that the graph reads, or None.
+    results: the tensors that the graph writes.
     in_place: the number of recordings with fixed addresses that were made for its key.
     """
 

@@ -54,7 +54,8 @@ from kernels.tensor_cores.tiles import ARITHMETIC, LOG2E, clamped, window_of
 from kernels.tensor_cores.warpgroup import fence_proxy_async, matrix_descriptor, wgmma_wait_0
 from kernels.tensor_cores.warpgroup_tiles import PATTERN, SWIZZLE, generated
 
-CLEARED = 8  # groups of 32 columns after a tile's last column; they contain 0, because products may read them
+# The number of 32-column parts after a tile's last part that are set to 0, because products may read them.
+CLEARED = 8
 
 
 def owned_rows(c_q, warps):
@@ -76,7 +77,7 @@ def parts_of(keys, c_q, c_k):
 
 @cuda.jit(device=True)
 def hide_scores(x, row, column):
-    """Set those scores of a warp to 0 that the causal mask hides: the ones to the right of the diagonal.
+    """Set each score of a warp to 0 if the causal mask hides it, that is, to the right of the diagonal.
 
     row, column: the indices of the warp's first score.
     """

@@ -253,8 +253,10 @@ def tap_gradient_adder(kind, row_taps, column_taps):
 
     @cuda.jit(device=True)
     def add_pair(sums, z, before, s, both, g):
-        """Add the products of the last eight columns of the window for one row shift, and for the next one if
-        `both`."""
+        """Add the products of the last eight columns of the window.
+
+        before, s: the scores of two adjacent row shifts. Only `before` is used unless `both` is True.
+        """
         for n in range(BLOCKS):
             x = 4 * (n + 2 >> 1) + (n & 1)
             low, high = (s[x], s[x + 2]) if both else (uint32(0), uint32(0))

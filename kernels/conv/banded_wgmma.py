@@ -127,7 +127,7 @@ def wgmma_score_gradient_kernel(width, kind, c_q, c_k, bits=False):
 
     @cuda.jit(device=True)
     def add_broken_rows(g, broken_rows):
-        """Replace those rows of dS of a warp by NaN that depend on a row of dT without finite L and D."""
+        """Set a warp's rows of dS to NaN if they depend on a row of dT whose L or D is not finite."""
         lane, warp_row = cuda.threadIdx.x & 31, (cuda.threadIdx.x >> 5) * WARP_ROWS
         for part in range(4):
             row, total = warp_row + (part & 1) * 16 + (lane >> 2) * 2 + (part >> 1), float32(0)

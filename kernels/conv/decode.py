@@ -91,8 +91,9 @@ def load_window(q_tile, taps, q_rows, w_rows, scale):
 
 @cuda.jit(device=True)
 def merge_warps(part, ends, outputs, d):
-    """Merge the states of the block's warps into part (d + 2): o, m and l.
+    """Merge the states of the block's warps, and store the merged o, m and l.
 
+    part: (d + 2,), the d elements of o, then m and l.
     ends: (WARPS, 2), m and l of each warp.
     outputs: (WARPS, width), o of each warp.
     """

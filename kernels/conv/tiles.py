@@ -10,8 +10,8 @@ two ways:
                (t % ROW_THREADS + s · ROW_THREADS) · STRIP of row t // ROW_THREADS. The threads of a row are
                adjacent lanes of a warp
 
-Both avoid bank conflicts: a row of a tile has an odd number of words, and a row of a chunk is padded by four
-    words.
+Neither way causes bank conflicts: a row of a tile has an odd number of words, and a row of a chunk is padded
+by four words.
 """
 
 from numba import cuda
@@ -22,7 +22,7 @@ from kernels.common.tiles import GROUP, INDEX, SECTOR
 
 SIZES = (32, 64)
 PATCH = 4
-PADDING = 9  # columns that a strip and its taps, in groups of four, may read beyond the tile
+PADDING = 9  # columns beyond the tile that convolutions may read: they use whole strips and groups of 4 taps
 PLACE = (1 << 31) - 1  # like INDEX, for rows of q, k and v
 NUMBERS, PATCH_OPERANDS = PATCH * PATCH, PATCH * GROUP
 # Strips per thread. Each thread owns NUMBERS elements of a tile: one patch, or strips in one or two rows.

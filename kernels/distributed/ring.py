@@ -96,7 +96,7 @@ class Ring:
             with self.explained(f"ranks {peers}"):
                 for work in works:
                     work.wait()
-            messages.clear()  # the sent tensors had to stay alive until this point
+            messages.clear()  # until now, `messages` has kept the sent tensors alive
 
         return wait
 

@@ -116,8 +116,8 @@ class LatentAttention(nn.Module):
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, *self.shared))
 
     def check_cache(self, cache: LatentCache, x: torch.Tensor) -> None:
-        """Raise ValueError unless the layer is causal, and the cache matches its sizes, device and dtype and
-        x's batch."""
+        """Raise ValueError unless the layer is causal, and the cache matches the layer's sizes, device and
+        dtype, and the batch size of x."""
         check_causal(self.causal)
         heads, head_dim, latent_dim = self.w_q.shape
         sizes = dict(heads=heads, head_dim=head_dim, latent_dim=latent_dim, window=self.window)

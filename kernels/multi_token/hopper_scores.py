@@ -77,9 +77,11 @@ def row_convolver(keys, halves, c_k, exact):
 
 @functools.cache
 def scores_kernel(width, kind, most, c_q, c_k, after, taps_kind):
-    """Return the kernel for rows of at most `width` elements, maps within groups of at most `most` heads,
-    (c_q, c_k) taps and `after` rows of T.
+    """Return the kernel for taps of shape (c_q, c_k).
 
+    width: the maximum number of elements in a row of q or k.
+    most: the maximum number of heads in a group that a map mixes.
+    after: the number of rows of T that the kernel computes.
     taps_kind: the type of taps and map; 16-bit values are passed as int16.
     """
     rows, keys, slots, exact = c_q + after - 1, STAGE // width, WARPS // most, taps_kind == "bfloat16"

@@ -44,7 +44,7 @@ class Fiber:
             self.greenlet.throw(Abandoned)
 
     def close(self):
-        """End the greenlet. To throw an exception into it would take twice as long."""
+        """End the greenlet. Throwing an exception into it would take twice as long."""
         self.body = None
         if self.greenlet:
             self.resume()

@@ -22,7 +22,8 @@ def throw_into(ident, exception):
 
 
 def withdraw(idents):
-    """Withdraw the exceptions that have not been raised yet in these operating-system threads.
+    """Withdraw the exceptions that `throw_into` has set in these operating-system threads but that have not
+    been raised yet.
 
     After that, CPython still searches for an exception at each call, until an exception is raised. In a
     function that is traced or profiled, Python 3.11 would repeat the first instruction forever. Therefore,

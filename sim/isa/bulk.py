@@ -72,7 +72,7 @@ def cp_async_bulk_store(memory, target, target_index, tile, index, size):
     memory.issue("bulk copy", [source], [memory.target(spot, source.memory.copy())], "group")
 
 
-# operation -> numpy function, and PTX type -> element type, of cp.reduce.async.bulk
+# the operations of cp.reduce.async.bulk -> their numpy functions
 REDUCTIONS = {
     "add": np.add,
     "min": np.minimum,
@@ -83,6 +83,7 @@ REDUCTIONS = {
     "inc": lambda old, limit: np.where(old >= limit, 0, old + 1).astype(old.dtype),
     "dec": lambda old, limit: np.where((old == 0) | (old > limit), limit, old - 1).astype(old.dtype),
 }
+# the PTX types of cp.reduce.async.bulk -> the types of their elements
 ELEMENTS = {"f16": np.float16, "bf16": bfloat16, "f32": np.float32, "f64": np.float64}
 ELEMENTS |= {
     f"{letter}{bits}": np.dtype(f"{'i' if letter == 's' else 'u'}{bits // 8}")

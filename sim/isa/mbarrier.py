@@ -89,7 +89,7 @@ class Barrier:
 
     def complete_phase(self):
         """Begin the next phase if all arrivals and all bytes of the current phase have been counted. Return
-        whether this is the case."""
+        whether the next phase has begun."""
         if self.pending or self.tx:
             return False
         if self.phase_ended:

@@ -94,7 +94,7 @@ EXPRESSIONS = {
     comparisons.UNORDERED["gt"]: "(not {0} <= {1})",
     comparisons.UNORDERED["ge"]: "(not {0} < {1})",
 }
-# The expressions that compare the order of two numbers.
+# The expressions of the comparisons <, <=, > and >=.
 ORDERINGS = {EXPRESSIONS[getattr(operator, name)] for name in ("lt", "le", "gt", "ge")}
 # Operations whose low result bits are the same for signed and unsigned operands.
 SIGNLESS = {

@@ -165,8 +165,8 @@ def product_sums(decode_a, decode_b, width, drop=0, rows=16, columns=8):
 
 
 def accumulate_words(number, add, sums):
-    """Return (semantics of mma for the larger K, semantics for the smaller K), if D has one element per
-    register."""
+    """Return (semantics of mma for the larger K, semantics for the smaller K). Each register of D contains
+    one element."""
 
     def two(
         lanes,
@@ -195,8 +195,8 @@ def distribute_words(add, sums, c, d):
 
 
 def accumulate_halves(sums):
-    """Return (semantics of mma for the larger K, semantics for the smaller K), if D has two float16 elements
-    per register."""
+    """Return (semantics of mma for the larger K, semantics for the smaller K). Each register of D contains
+    two float16 elements."""
 
     def two(
         lanes,

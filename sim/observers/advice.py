@@ -1,10 +1,10 @@
 """The cause and the fix of a race. A table of patterns selects them by facts about the two accesses.
 
 The first row of PATTERNS that fits is used. A row consists of a sentence for the cause, a sentence for the
-fix, and the steps of the fix. If a row has no sentence for the cause, a general one is used. A row without
-steps only has sentences. Most of the fixes are in sim.observers.fixes and sim.observers.atomic_fixes. A
-program can apply the steps to the source, as tests/sim/applied.py does. Terms in braces are keys of
-sim.observers.words. They are replaced by the terms of the kernel's language.
+fix, and the steps of the fix. If a row has no sentence for the cause, a general one is used. Some rows have
+no steps. Most of the fixes are in sim.observers.fixes and sim.observers.atomic_fixes. A program can apply the
+steps to the source, as tests/sim/applied.py does. Terms in braces are keys of sim.observers.words. They are
+replaced by the terms of the kernel's language.
 """
 
 import warnings
@@ -171,7 +171,7 @@ def needs_wait(facts):
     """Return whether a thread has to wait for a message from another thread.
 
     A block barrier suffices for shared memory, unless the lines are inside a branch. If the writer executes a
-    fence, the kernel already contains a message to other blocks.
+    fence before its next atomic, the kernel already sends a message to other blocks.
     """
     sent = facts.several_blocks and facts.fenced
     without_barriers = (sent or not facts.block_barriers) and facts.space == "global"
@@ -194,8 +194,11 @@ def is_in_phases(facts):
 
 
 def is_in_kernel_with_grid_barrier(facts):
-    """Return whether two blocks access memory on two lines of a function that has a grid barrier, but none
-    between these lines. In a loop, the order of the lines is unknown."""
+    """Return whether two blocks access memory on two lines of a function that has a grid barrier, but not
+    between these lines.
+
+    Return False if the lines are in a branch, or in a loop, where either line may be executed first.
+    """
     if not facts.several_blocks or facts.in_cluster or facts.same_line or not facts.in_one_function:
         return False
     return bool(

@@ -1,4 +1,4 @@
-"""The lines of a function that lead to two accesses in different functions.
+"""The lines of a common caller that perform two accesses in different functions, directly or by calls.
 
 A fix inserts a barrier between two lines of one function. If an access is in a device function, the fix
 therefore names the line that calls this function.
@@ -36,11 +36,11 @@ class CallLines:
 
 
 def common_caller(sites, outlines, kernel, outline_of):
-    """Return the CallLines of two Sites in different functions, or None if no known function leads to both
-    Sites.
+    """Return the CallLines of two Sites in different functions, or None if no known function performs both
+    accesses.
 
-    Prefer a function in which different lines lead to the two accesses. Follow a chain of several calls only
-    if the compiler has inlined these calls.
+    Prefer a function in which different lines perform the two accesses, directly or by calls. Follow a
+    chain of several calls only if the compiler has inlined these calls.
 
     outlines: the Outlines of the two functions, or None for an unknown one.
     kernel: the name of the kernel.
@@ -80,9 +80,9 @@ def common_caller(sites, outlines, kernel, outline_of):
 
 
 def known_functions(site, outlines, kernel, outline_of):
-    """Return (Outline, Node, name in Sites) of the functions that may lead to the accesses: all functions of
-    a C++ file, beginning with the kernel; or the Python functions that the kernel calls directly or
-    indirectly."""
+    """Return (Outline, Node, name in Sites) of each function that may perform the accesses, directly or by
+    calls: all functions of a C++ file, beginning with the kernel; or a Python kernel and the functions that
+    it calls directly or indirectly."""
     if site.file:
         nodes = functions(outlines[0].root)
         nodes = sorted(nodes, key=lambda node: name_in_cpp(outlines[0], node) != kernel)
@@ -157,8 +157,8 @@ def line_of_call(outline, caller, site, name):
 
 
 def fix_between_functions(facts, every):
-    """Return the fix for two accesses in different functions. The barrier must be in a function that leads to
-    both accesses.
+    """Return the fix for two accesses in different functions. The barrier must be in a function that
+    performs both accesses, directly or by calls.
 
     every: the clause of the fix that requires all threads to reach the barrier.
     """

@@ -260,11 +260,12 @@ def only_atomic(rows):
 
 
 def near_writes(rows):
-    """Return a mask of the accesses near stores or atomics. The other accesses are loads that cannot race.
+    """Return a mask of the accesses to 16-byte lines that a store or an atomic also accesses. The other
+    accesses are loads that cannot race.
 
-    A kernel that searches a long table makes millions of loads, and almost none of them is near a write.
-    "Near" means in the same 16-byte line. An access of up to 16 bytes touches at most two lines. If there are
-    larger accesses, the mask contains all accesses.
+    A kernel that searches a long table makes millions of loads, and almost none of them accesses such a line.
+    An access of up to 16 bytes touches at most two lines. If there are larger accesses, the mask contains all
+    accesses.
     """
     if (rows.size > 16).any():
         return np.ones(len(rows.size), bool)

@@ -28,9 +28,10 @@ class CriticalSections:
 
     @cached_property
     def takers(self):
-        """The sites of the atomics that take locks: each compare-and-swap, and exchanges that poll.
+        """The sites of the atomics that take locks.
 
-        Another exchange may release the lock.
+        Every compare-and-swap counts. An exchange counts only if it is in the header of a loop, because other
+        exchanges may release a lock.
         """
         sites = np.unique(self.rows.site[self.rows.action == ATOMIC]).tolist()
         return {
@@ -47,7 +48,7 @@ class CriticalSections:
         """Return the addresses of the locks that a thread holds during an access.
 
         The thread's last atomic on such an address before the access takes the lock. The next one after the
-        access releases it, so it must not be at a site that takes a lock.
+        access releases the lock, so it must not be at a site that takes a lock.
         """
         rows = self.rows
         mine = (rows.action == ATOMIC) & (rows.thread == row.thread) & (rows.block == row.block)

@@ -12,8 +12,9 @@ A kernel may reuse or reinterpret the bytes. A finding therefore requires four a
     3. a load of the new value through the view of the first store
     4. a load of the new value through the view of the second store
 
-In the second step, the value may have been loaded through the other view if both views lose a value: the
-value itself has overwritten a value of the other view, and it was never loaded through its own view.
+Step 2 has one exception, for kernels in which each of two arrays destroys values of the other array. Assume
+that a value P of array A has overwritten a value of array B as in step 2, and that a store to B then
+overwrites P. This store counts as step 2 even if P was loaded through B, unless P was also loaded through A.
 
 A kernel that reuses the bytes reads a new value only through the view through which it was stored. If another
 thread could store between these accesses, the launch has a race, which is reported instead.
@@ -34,7 +35,7 @@ class Held:
 
     view: the view through which it was stored (Binder.views), or None if it is unknown.
     store: the row (thread, site) of the store.
-    lost: the (view, row) of the overwritten store, or None.
+    lost: the (view, row) of the store whose value was overwritten in step 2, or None.
     reads: the rows of the first loads since then, by view.
     """
 
@@ -77,13 +78,17 @@ class OverlappingViews:
                     self.loaded(batch.block, unit, held[unit], view, row)
 
     def stored(self, before, view, row):
-        """Return the Held after a store."""
+        """Return the Held of a unit after a store.
+
+        before: the Held of the unit before the store, or None.
+        view, row: the view and the row (thread, site) of the store.
+        """
         if before is None or view is None or before.view is None:
             return Held(view, row, None)
         if view == before.view:
             return Held(view, row, before.lost)
         is_lost = not before.reads.keys() - {before.view}
-        # Both views lose a value: the value that overwrote one of `view` was never read through its own view.
+        # the exception to step 2, in which `before` is the store of P
         is_lost |= before.lost is not None and before.lost[0] == view and before.view not in before.reads
         return Held(view, row, (before.view, before.store) if is_lost else None)
 

@@ -73,16 +73,18 @@ class Padding:
                 self.holes[where] = hole
 
     def hides_number(self, address, hole):
-        """Return whether the unwritten bytes at the offsets `hole` from an address cover a value that the
-        host reads."""
+        """Return whether some unwritten bytes include all bytes of a number of the host's array.
+
+        hole: the offsets of the unwritten bytes from `address`.
+        """
         allocation = self.context.space.find(address)
         mask = np.zeros(max(hole) + 1, bool)
         mask[list(hole)] = True
         return allocation.unwritten is None and allocation.hides_number(address - allocation.base, mask)
 
     def forget_epoch(self, position):
-        """Forget the copies at these positions. A load of unwritten bytes is kept, because a later epoch may
-        store its bytes."""
+        """Forget the copies at these positions. Keep the loads of unwritten bytes, because a later epoch may
+        store the loaded bytes."""
         for where in position.tolist():
             self.context.copied_stores.pop(where, None)
             if where not in self.missing:

@@ -40,8 +40,8 @@ def near_poison(index, sizes, byte=INTEGER_POISON):
 
 
 def link_causes(findings):
-    """Return the findings. A finding that is the consequence of another finding contains this cause, and a
-    finding that is a cause is promoted to an error."""
+    """Return the findings. Add its cause to each finding that is a consequence of another finding, and make
+    each cause an error."""
     consequences = consequences_of(findings)
     if not consequences:
         return findings

@@ -298,8 +298,8 @@ class Uninitialized(OrderingObserver):
                 self.setters.setdefault(int(address[i]), set()).add(block)
 
     def is_certain(self, part, i):
-        """Return whether the load at index i, before which its own block has not written the byte, is
-        certainly an error.
+        """Return whether the load at index i is certainly an error. Its own block has not written the bytes
+        before.
 
         If nothing orders the blocks, a write by another block would be a race, so it cannot justify the load.
         """

@@ -1,5 +1,6 @@
-"""Conversion of a kernel to a generator, which yields wherever a thread waits in the kernel's own frame.
+"""Conversion of a kernel to a generator, which yields at calls of functions in which the thread has to wait.
 
+The kernel itself must call these functions, because a generator cannot yield in a function that it calls.
 Resuming a generator takes a tenth of the time of a greenlet switch, and it needs no greenlet. A call of a
 function in which a thread waits,
 
@@ -20,7 +21,8 @@ def joining(name):
 
 
 def as_generator(source, names):
-    """Return the source of a kernel in which these calls are replaced by expressions that yield."""
+    """Return the source of a kernel in which calls of the functions `names` are replaced by expressions that
+    yield."""
     if not names:
         return source
     call, parts, done = re.compile(rf"\b({'|'.join(names)})\("), [], 0

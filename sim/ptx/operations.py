@@ -113,7 +113,7 @@ class Operations:
 
     def atomic(self, access):
         """Return (operand type, name of the function) for an atomic operation."""
-        # The addition of a grid barrier changes GridBarrier.word instead of memory.
+        # A grid barrier in PTX adds to a word of memory. In the simulator, it adds to GridBarrier.word.
         if id(self.item) in self.grid_sync.arrivals:
             return "u32", self.shared_name("arrive_at_grid", lambda run: run.arrive_at_grid)
         self.used.add("atomic")

@@ -38,7 +38,7 @@ class Program(Operations):
 
     passes_origins = True  # whether calls pass the origins of undefined values
     exchanges_origins = True  # whether shuffles pass the origins of undefined values
-    float_kinds = REALS.keys()  # float types that registers contain as floats (sim.ptx.register_kinds)
+    float_kinds = REALS.keys()  # types that registers contain as numpy floats (sim.ptx.register_kinds)
     follows_copies = True  # whether copies of structures copy the marks of unwritten bytes
 
     def __init__(self, text, origin, entry, branches, tracks):
@@ -64,8 +64,9 @@ class Program(Operations):
         # of loads whose value a thread may discard
         self.noncoherent, self.field_updates, self.speculative = set(), set(), set()
         self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
-        # The names of the functions in which the kernel waits in its own frame, and of their sim.isa entries;
-        # and whether a thread can also wait in another way (sim.ptx.generators).
+        # joins: the names of the functions in which a thread waits, if the kernel itself calls them and they
+        # have an attribute `join` (sim.ptx.generators). joined: the names of their sim.isa entries.
+        # waits_elsewhere: whether a thread can also wait in another function.
         self.joins, self.joined, self.waits_elsewhere = [], set(), False
         self.counter, self.missing = itertools.count(1), []
         self.source = self.translate()
@@ -75,7 +76,8 @@ class Program(Operations):
         done = {}  # name of a function -> its Python name, or None for a function without a body
         lines = []
         self.pending = [self.entry]
-        # Translate the direct callees first. A function can add further callees, or an indirect call.
+        # Translate the functions that are called directly, and then those whose addresses are taken. The
+        # translation of a function can append to `pending`, or set `calls_pointers`.
         while self.pending or self.calls_pointers:
             if self.pending:
                 function, by_pointer = self.pending.pop(), False

@@ -127,7 +127,8 @@ def copy_piece(device, destination, source, nbytes, sides, name, pending):
 def watch_pinned(device, buffer, at, nbytes, writes, name):
     """Watch the host's accesses to pinned memory that a copy still uses.
 
-    at: the host address of the bytes, in a buffer or in none.
+    buffer: the buffer that contains the bytes, or None. Only pinned buffers are watched.
+    at: the host address of the bytes.
     writes: whether the copy writes the bytes.
     """
     if buffer is None or buffer.kind != PINNED:
@@ -141,10 +142,11 @@ def watch_pinned(device, buffer, at, nbytes, writes, name):
 
 
 def is_on_host(given, buffer):
-    """Return whether the host waits for a copy because of one of its sides.
+    """Return whether one side of a copy is in host memory, so that the host waits for the copy.
 
-    given: whether the copy's direction names the device for this side, or None if it leaves the side open.
-    buffer: the buffer of the side, or None in pageable host memory.
+    given: whether the copy's direction says that this side is on the device, or None if the pointers
+        determine it.
+    buffer: the buffer of this side, or None for pageable host memory.
     """
     return not given if given is not None else buffer is None or buffer.kind == PINNED
 

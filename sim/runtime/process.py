@@ -191,8 +191,8 @@ class Program:
     def failed(self, name: str, code: int, reported: bool) -> None:
         """Record the error of a call, and the call if the program ignores its result.
 
-        reported: whether a finding already states the fault. Only a failed launch is also recorded as an
-            unchecked call, because its results are missing.
+        reported: whether a finding already states the fault. The call is then recorded only if it is a
+            launch, because the results of the launch are missing.
         """
         device = self.device
         if name not in DRIVER and name not in BLAS:
@@ -224,7 +224,8 @@ class Program:
             return REPEAT
         buffer = memory.find(address) or memory.find_freed(address)
         if buffer is None:
-            report_unchecked(device)  # because this fault, often a consequence, ends the program
+            # The fault ends the program. Its cause is often a failed call that the program has ignored.
+            report_unchecked(device)
             return 0
         kind, fix = (
             "host-access",

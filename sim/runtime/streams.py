@@ -1,4 +1,4 @@
-"""The order of streams, and accesses of the host to memory of operations for which it has not waited.
+"""The order of streams, and the protection of host memory that pending operations use.
 
 The simulator executes work when it is issued. On a GPU, work may still be pending when the host continues.
 This module records which host memory pending work reads and writes, and removes access to the pages of that
@@ -72,7 +72,7 @@ class Streams(StreamOrder):
         self.pending: list[Pending] = []
         # page -> its contents when the host was given access to it, and the site of that access
         self.opened: dict[int, tuple[bytes, CallSite]] = {}
-        self.steps = 0  # the number of accesses for which the host received one instruction
+        self.steps = 0  # the number of accesses that were allowed for one instruction only
         self.stepped: list[int] = []  # the pages that the current instruction may access
 
     def reach_host(self) -> None:

@@ -3,9 +3,9 @@
     python tests/sim/bench_launches.py [--only TEXT] [--engine ENGINE] [--limit SECONDS]
 
 Each row is one launch in a new process with an empty cache. The program prints the CPU seconds of the launch,
-without imports and without NVRTC, and what the launch found. The goals on an idle machine are 2 s for a
-correct kernel and 15 s for a launch with an error. In the second table, the error comes after a loop of 10⁶
-iterations in most kernels, and a launch has 1,000 blocks of 256 threads.
+without imports and without NVRTC, and the kinds of its findings. The goals on an idle machine are 2 s for a
+correct kernel and 15 s for a launch with an error. Most launches with an error have 1,000 blocks of 256
+threads. In most of them, the error occurs in the last of 10⁶ iterations of a loop, or after the loop.
 
 Public kernels are timed by programs/public_kernels.py, which needs a checkout of NVIDIA's cuda-samples.
 """
@@ -34,7 +34,7 @@ class Case:
 
     name: the text of its row.
     prepare: a function of a random generator that returns (kernel, grid, block, arguments).
-    kinds: the kinds of findings of which one is expected, or () for a correct kernel.
+    kinds: the expected kinds of findings, or () for a correct kernel. One of these kinds suffices.
     """
 
     name: str
@@ -77,7 +77,8 @@ def floats(random, *shape):
 
 
 def project_kernel(function, name, *arguments):
-    """Return the first launch of the kernel `name` in a host function of the project."""
+    """Call a host function of the project with a `run` that only records launches. Return the first launch
+    of a kernel whose name contains `name`, as (kernel, grid, block, arguments)."""
     seen = []
     function(*arguments, run=lambda *launched: seen.append(launched))
     kernel, grid, block, *rest = next(each for each in seen if name in str(each[0].py_func.__name__))
@@ -85,7 +86,7 @@ def project_kernel(function, name, *arguments):
 
 
 def convolution(n):
-    """Return the launch of the convolutional attention of a head with `n` tokens."""
+    """Return the launch of convolutional attention for one head and `n` tokens."""
     from kernels.cases.conv import Shape, inputs
     from kernels.conv.forward import conv_forward
 
@@ -104,7 +105,8 @@ def convolution_of_100(random):
 
 
 def latent(name):
-    """Return the launch of a kernel of the backward pass of latent attention, with 64 tokens."""
+    """Return a launch of the backward pass of latent attention with 64 tokens. The kernel's name contains
+    `name`."""
     import torch
 
     from kernels.cases.latent import backward_case
@@ -201,7 +203,7 @@ WAITS = "no-progress", "deadlock", "undecided"
 
 
 def loop(kernel, shape=MANY):
-    """Return the launch of a kernel with (x, out, steps)."""
+    """Return the launch of a kernel whose parameters are (x, out, steps)."""
     size = shape[0] * shape[1]
     return kernel, *shape, (np.zeros(size, np.float32), np.zeros(size, np.float32), STEPS)
 

@@ -13,7 +13,7 @@ THREADS = 256
 
 @cuda.jit
 def bodies(positions, masses, accelerations):
-    """Gravity between all pairs of bodies. A block loads the positions of 128 bodies at a time."""
+    """Compute the accelerations of bodies by gravity. A block loads 128 bodies at a time."""
     tile = cuda.shared.array((128, 4), float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     x, y, z = positions[i, 0], positions[i, 1], positions[i, 2]
@@ -34,7 +34,7 @@ def bodies(positions, masses, accelerations):
 
 @cuda.jit
 def attention(q, k, v, out):
-    """Attention with an online softmax. Each thread has one query; a block loads TILE keys at a time."""
+    """Compute attention with an online softmax, one query per thread. A block loads TILE keys at a time."""
     keys = cuda.shared.array((TILE, 32), float32)
     values = cuda.shared.array((TILE, 32), float32)
     total = cuda.local.array(32, float32)
@@ -70,7 +70,10 @@ def attention(q, k, v, out):
 
 @cuda.jit
 def conjugate_gradients(values, b, x, r, p, q, dots, steps):
-    """Solve A x = b for a tridiagonal A. `values` has the diagonal and the neighbour's coefficient."""
+    """Solve A x = b for a tridiagonal A.
+
+    values: the coefficient on the diagonal of A, and the coefficient next to the diagonal.
+    """
     grid, i = cuda.cg.this_grid(), cuda.grid(1)
     stride, n = cuda.gridsize(1), x.size
     for row in range(i, n, stride):
@@ -101,7 +104,7 @@ def conjugate_gradients(values, b, x, r, p, q, dots, steps):
 
 @cuda.jit
 def radix_sort(keys, bits):
-    """Sort the keys of a block, one bit at a time, with a scan of the zeros."""
+    """Sort the keys of a block, one bit at a time. A prefix sum counts the keys whose bit is 0."""
     source, zeros = cuda.shared.array(THREADS, int32), cuda.shared.array(THREADS, int32)
     t = cuda.threadIdx.x
     source[t] = keys[cuda.grid(1)]
@@ -129,7 +132,7 @@ def radix_sort(keys, bits):
 
 @cuda.jit
 def early_exit(x, out, steps):
-    """Sum x in a loop around a barrier, which one thread leaves before its last iteration."""
+    """Add x[i] in a loop with a barrier. In the last iteration, one thread returns before the barrier."""
     total = float32(0)
     i = cuda.grid(1)
     for step in range(steps):
@@ -157,7 +160,7 @@ def early_exit_of_while(x, out, steps):
 
 @cuda.jit
 def barrier_in_a_branch(x, out, steps):
-    """Sum x in a loop whose last barrier the second half of each block does not reach."""
+    """Add x[i] in a loop with a barrier. In the last iteration, half of each block does not reach it."""
     total = float32(0)
     i = cuda.grid(1)
     for step in range(steps):
@@ -169,7 +172,7 @@ def barrier_in_a_branch(x, out, steps):
 
 @cuda.jit
 def late_race(x, out, steps):
-    """Sum x in a loop, and then read the neighbour's sum without a barrier."""
+    """Add x[i] in a loop, and then read the neighbour's sum without a barrier."""
     shared = cuda.shared.array(THREADS, float32)
     total = float32(0)
     t, i = cuda.threadIdx.x, cuda.grid(1)
@@ -216,7 +219,7 @@ def full_table(table, keys):
 
 @cuda.jit
 def endless_with_barriers(x, n):
-    """Repeat a loop until n is 1, without a change of n."""
+    """Repeat a loop while n > 1, although the loop does not change n."""
     shared = cuda.shared.array(THREADS, float32)
     t = cuda.threadIdx.x
     shared[t] = x[cuda.grid(1)]

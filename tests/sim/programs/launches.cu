@@ -4,7 +4,7 @@
 
 // --- correct kernels ---------------------------------------------------------------------------------------
 
-// Gravity between all pairs of bodies.
+// The accelerations of bodies by gravity. A block loads 128 bodies at a time.
 extern "C" __global__ void bodies(const float4 *p, float4 *a, int n) {
     __shared__ float4 tile[128];
     int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
@@ -26,7 +26,7 @@ extern "C" __global__ void bodies(const float4 *p, float4 *a, int n) {
     a[i] = make_float4(x, y, z, 0);
 }
 
-// The sum of x by blocks. The last block adds the sums of the others.
+// The sum of x. Each block stores its own sum, and the last block adds the sums of all blocks.
 extern "C" __global__ void last_block_sum(const float *x, float *parts, unsigned *ticket, float *sum, int n) {
     __shared__ float shared[256];
     __shared__ bool is_last;
@@ -53,7 +53,7 @@ extern "C" __global__ void last_block_sum(const float *x, float *parts, unsigned
     }
 }
 
-// A scan of 256 elements per block. Each block waits for the sum of the blocks before it.
+// A prefix sum of x, with 256 elements per block. Each block waits for the sum of the blocks before it.
 extern "C" __global__ void chained_scan(const int *x, int *out, volatile int *sums, volatile int *flags, int *ticket) {
     __shared__ int shared[256];
     __shared__ int block, before;
@@ -85,7 +85,7 @@ extern "C" __global__ void chained_scan(const int *x, int *out, volatile int *su
     out[i] = before + shared[t];
 }
 
-// 32 products of 16 × 16 × 16 halves, unrolled.
+// An unrolled loop of 32 products of 16 × 16 matrices of half-precision values.
 extern "C" __global__ void unrolled_mma(const half *a, const half *b, float *c) {
     using namespace nvcuda::wmma;
     fragment<accumulator, 16, 16, 16, float> sum;
@@ -103,7 +103,7 @@ extern "C" __global__ void unrolled_mma(const half *a, const half *b, float *c) 
 
 // --- kernels with an error, after many iterations -----------------------------------------------------------
 
-// One thread leaves a loop around a barrier before its last iteration.
+// In the last iteration, one thread returns before the barrier.
 extern "C" __global__ void early_exit(const float *x, float *out, int steps) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     float total = 0;
@@ -145,7 +145,7 @@ extern "C" __global__ void shuffle_in_a_branch(const float *x, float *out, int s
     out[i] = total;
 }
 
-// After the loop, an asynchronous copy is read before it is awaited.
+// In the last iteration, a thread reads the destination of an asynchronous copy before it waits for the copy.
 extern "C" __global__ void copy_not_awaited(const float *x, float *out, int steps) {
     __shared__ float shared[256];
     int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
@@ -159,7 +159,7 @@ extern "C" __global__ void copy_not_awaited(const float *x, float *out, int step
     out[i] = total;
 }
 
-// A variable has no value if the loop ends without a match.
+// The variable `factor` has no value if no iteration assigns it.
 extern "C" __global__ void undefined_local(const float *x, float *out, int steps) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     float total = 0, factor;
