@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from math import inf
 
 import numpy as np
 import pytest
@@ -58,6 +59,7 @@ def optimised(monkeypatch):
     each function is optimised after its first block."""
     functions, optimise = [], TieredFunction.optimise
     monkeypatch.setattr(launch, "SECONDS", 0.0)
+    monkeypatch.setattr(tiers, "BYTES", inf)
     # The cache contains optimised code if this test has run before.
     monkeypatch.setattr(MachineCodeCache, "load_optimised", lambda self, signature: None)
     monkeypatch.setattr(TieredFunction, "optimise", lambda self: functions.append(self) or optimise(self))
@@ -138,12 +140,37 @@ def test_short_launches_run_quick_code(monkeypatch):
     launched(rotate, "native", 1, 3)
 
 
+@pytest.mark.parametrize("blocks, count", [(3, 0), (100, 1)])
+def test_a_kernel_is_optimised_only_if_this_saves_time(blocks, count, optimised, monkeypatch):
+    """Let the optimiser take as long as quick code takes for about ten blocks."""
+
+    def sum_up(x, out, times):
+        total = float32(0)
+        for i in range(times):
+            total += x[i & 31]
+        out[cuda.grid(1)] = total
+
+    compiled, saves_time = [], TieredFunction.saves_time
+
+    def compare(function, seconds):
+        if not compiled:
+            compiled.append(function.seconds)  # the time of the first block
+            size = len(function.result.library.unoptimised)
+            monkeypatch.setattr(tiers, "BYTES", size / (10 * tiers.SAVED * compiled[0]))
+        return saves_time(function, seconds)
+
+    monkeypatch.setattr(TieredFunction, "saves_time", compare)
+    simulate(sum_up, engine="native")[blocks, 32](np.ones(32), np.zeros(32 * blocks), 1 << 12)
+    assert len(optimised) == count
+
+
 PROGRAM = """
 import sys
 import numpy as np
 from numba import cuda
 from sim import simulate
 from sim.native.codegen.cache import MachineCodeCache
+from sim.native.codegen import tiers
 from sim.native.codegen.tiers import TieredFunction
 from sim.native.run import launch
 
@@ -151,7 +178,7 @@ from sim.native.run import launch
 def kernel(x):
     x[cuda.grid(1)] += 1
 
-launch.SECONDS, functions = float(sys.argv[1]), []
+launch.SECONDS, tiers.BYTES, functions = float(sys.argv[1]), 1e9, []
 call = TieredFunction.__call__
 TieredFunction.__call__ = lambda self, *given: functions.append(bool(self.optimised)) or call(self, *given)
 x = np.zeros(64)

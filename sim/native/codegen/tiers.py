@@ -3,7 +3,7 @@
 Most kernels run for a few milliseconds, and LLVM can need more than a second to optimise one. Therefore, the
 machine code of a grid function is first generated quickly (sim.native.codegen.linking.QuickLibrary). This
 quick code takes 1.5 to 2.7 times as long to run as optimised code. When it has run for SECONDS in this
-process, optimised code replaces it, between two blocks or two launches.
+process, optimised code replaces it, between two blocks or two launches, if this saves time.
 """
 
 import time
@@ -17,7 +17,9 @@ from numba.core.environment import lookup_environment
 from sim.native.codegen.linking import RunLibrary
 from sim.native.codegen.refreshes import failures_forgotten
 
-SECONDS = 0.2  # CPU time in quick code after which a kernel is optimised
+SECONDS = 0.2  # CPU time in quick code before which no kernel is optimised
+BYTES = 1 << 17  # the number of bytes of LLVM bitcode that are optimised in a second of CPU time
+SAVED = 0.5  # the fraction of the time of quick code that optimised code saves
 # This suffix is appended to every name that the optimised code defines, because the quick code in the same
 # process defines the same names.
 SUFFIX = ".optimised"
@@ -57,6 +59,16 @@ class TieredFunction:
     @property
     def codegen(self):
         return self.result.library.codegen
+
+    @property
+    def seconds_to_optimise(self):
+        """An estimate of the CPU time of `optimise`."""
+        return len(self.result.library.unoptimised) / BYTES
+
+    def saves_time(self, seconds):
+        """Return whether `optimise` would save more CPU time than it takes, if quick code ran for `seconds`
+        more."""
+        return SAVED * seconds > self.seconds_to_optimise
 
     @contextmanager
     def timed(self):

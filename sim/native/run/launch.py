@@ -41,8 +41,8 @@ from sim.watched import watched
 FOR_LIMIT = 1 << 34
 # The same limit for `while` loops, summed over the threads. The launch can override it with `max_steps`.
 WHILE_LIMIT = 1 << 28
-# CPU seconds after which a launch restarts in optimised code if quick code is still running a block. This is
-# about as long as the optimiser needs for a large kernel.
+# CPU seconds after which a launch restarts in optimised code if quick code is still running a block. If the
+# optimiser takes longer than a second, this limit is multiplied by its seconds.
 QUICK_SECONDS = 1.0
 # The interpreter examines whether a `while` loop is endless if a block exceeds this number of iterations, and
 # this number of CPU seconds. If it finds nothing, the launch runs again up to `most_iterations`.
@@ -147,7 +147,7 @@ class Attempt(Memory):
 
     def begin(self):
         """Copy the arrays that the kernel may write, and prepare the access log if an observer needs it."""
-        self.began = time.process_time()
+        self.began, self.quick_before = time.process_time(), self.grid_function.seconds
         self.before = Snapshot(self.written_arrays())
         self.replay, self.has_replayed, self.logged = None, False, Outcome()
         if replay_observers(self.launch.observers):
@@ -320,11 +320,12 @@ class Attempt(Memory):
         """
         run = self.grid_function
         # After an error, the launch ends within seconds, and the optimiser would use up these seconds.
-        if run.seconds > SECONDS and self.needs_no_explanation():
+        if run.seconds > SECONDS and self.optimising_saves_time(stop) and self.needs_no_explanation():
             self.optimise()
         self.state.call_began = 0
         may_stop = self.may_restart and not run.optimised
-        self.state.quick_time = int(QUICK_SECONDS * CLOCKS_PER_SECOND) if may_stop else 0
+        quick_seconds = QUICK_SECONDS * max(1, run.seconds_to_optimise)
+        self.state.quick_time = int(quick_seconds * CLOCKS_PER_SECOND) if may_stop else 0
         end = stop if run.optimised or self.is_cooperative else end
         with run.timed():
             if self.is_cooperative:
@@ -332,6 +333,16 @@ class Attempt(Memory):
             else:
                 self.run_blocks(self.next, end, self.spill_buffer)
         return end
+
+    def optimising_saves_time(self, stop):
+        """Return whether the time that optimised code would save exceeds the time of the optimiser.
+
+        The kernel is expected to run for as long as it has run in this process, and at least for the blocks
+        of this launch before linear index `stop`.
+        """
+        run = self.grid_function
+        per_block = (run.seconds - self.quick_before) / max(1, self.next)
+        return run.saves_time(max(run.seconds, per_block * (stop - self.next)))
 
     def optimise(self):
         """Replace quick machine code with optimised code. The time that this takes does not count as time of
