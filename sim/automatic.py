@@ -5,12 +5,14 @@ before it has run, so the interpreter counts its work: accesses, and turns of th
 are not counted, so the interpreter also measures CPU time. This time matters only if the launch is estimated
 to take longer than the compiler, so the engine of a shorter launch does not depend on the machine.
 
-The work that is left is estimated. Before the first block has ended, it is expected to be as much as until
-now, and later, as much for each further block as for each block until now. The kernel is compiled if this
-estimate exceeds the work that the interpreter could do while the kernel is compiled, which is estimated from
-the number of instructions. A launch without errors therefore takes at most twice as long as on the better
-engine, as far as these estimates are right. The interpreted run is then abandoned, memory is restored, and
-compiled code runs the launch from its start. If the kernel cannot be compiled, the interpreted run continues.
+The work that is left is estimated from the blocks. Before the first block has ended, each block that has not
+started is expected to take as much work as a started block until now. At least as much work is expected to be
+left as has been done. Later, each block is expected to take the average work of the blocks that have ended.
+The kernel is compiled if this estimate exceeds the work that the interpreter could do while the kernel is
+compiled, which is estimated from the number of instructions. A launch of one block without errors therefore
+takes at most twice as long as on the better engine, as far as these estimates are right, and a launch of many
+blocks is compiled soon. The interpreted run is then abandoned, memory is restored, and compiled code runs the
+launch from its start. If the kernel cannot be compiled, the interpreted run continues.
 
 The work of a launch, and its CPU time, also count for later launches of the same kernel. A program that has
 launched a kernel many times probably launches it again, so the kernel is compiled although each of these
@@ -36,15 +38,17 @@ from sim.observers import COUNTERS, DEFAULT
 # The work per second. An access is one unit, and a turn of a thread is TURN units. A unit takes 1 to 2 µs of
 # CPU time in the interpreter, or up to 7 µs with much arithmetic, and twice as long in a kernel from PTX.
 WORK, TURN = 1 << 20, 8
-# CPU time counts as work, too: this number of seconds counts as WORK. The clock is read after 1, 2, 4, 8 ...
-# turns, and later after every READING_INTERVAL turns. An estimate from less than LEAST_TIME seconds would
-# contain the start of the launch.
-SECONDS, READING_INTERVAL, LEAST_TIME = 1.0, 1 << 10, 1 / 8
+# CPU time counts as work, too: this number of seconds counts as WORK. The clock is read when a block has
+# ended, and when the number of turns has grown by 1 / READINGS or by READING_INTERVAL. An estimate from less
+# than LEAST_TIME seconds would contain the start of the launch.
+SECONDS, READINGS, READING_INTERVAL, LEAST_TIME = 1.0, 8, 1 << 7, 1 / 8
 # Factor by which a unit of work takes longer in a kernel with mbarriers. There, the observers order the
 # accesses by the arrivals and waits of single threads.
 MBARRIER_FACTOR = 8
-# the seconds to compile a short kernel, and the number of instructions that take another second
-COMPILE_SECONDS, INSTRUCTIONS = 0.75, 1 << 10
+# The seconds to compile a short kernel, the further seconds for the first kernel that a process compiles, and
+# the number of instructions that take another second. These numbers were fitted to 56 kernels. For 8 of 10
+# kernels, the time is between 0.85 and 1.3 times the estimate.
+COMPILE_SECONDS, FIRST_SECONDS, INSTRUCTIONS = 0.25, 0.4, 900
 # the seconds to start a kernel that this process has already compiled
 RESTART_SECONDS = 1 / 16
 # The maximum number of bytes to copy before a launch is the sum of a constant and of a number per thread.
@@ -103,6 +107,36 @@ class Automatic:
         return outcome
 
 
+class WorkLeft:
+    """An estimate of the work that is left for a launch, by one measure of work.
+
+    blocks: the number of blocks of the launch.
+    """
+
+    def __init__(self, blocks):
+        self.blocks = blocks
+        # the number of blocks whose average work is known, and the sum of their work
+        self.done, self.work_of_done = 0, 0.0
+
+    def block_ended(self, started, work):
+        """Store the work of the launch until now, at the end of a block.
+
+        started: the number of blocks that have started.
+        """
+        # The block that started last may have done little. The other blocks that have started have done about
+        # the same work, even if they have not ended, for example up to a grid barrier.
+        self.done, self.work_of_done = max(1, started - 1), work
+
+    def estimate(self, started, work):
+        """Return the work that is left, given the number of started blocks and the work until now."""
+        if not self.done:
+            return work * max(1, self.blocks / started - 1)
+        average, current = self.work_of_done / self.done, work - self.work_of_done
+        # A block that takes longer than the average probably exceeds it by twice as much as until now.
+        block = max(average, 2 * current - average)
+        return self.blocks * (self.work_of_done + block) / (self.done + 1) - work
+
+
 class WatchedGrid(Grid):
     """A grid whose launch compiled code takes over if it is long.
 
@@ -117,13 +151,13 @@ class WatchedGrid(Grid):
         # A Kernel is made for each launch, and refers to the function in the module's PTX.
         self.identity = launch.function.function if by_ptx else launch.function
         self.second = engine.work / (2 if by_ptx else 1) / (MBARRIER_FACTOR if self.context.mbarriers else 1)
-        # Counting the instructions of a Python kernel takes a few ms, so `next_limit` does it.
-        self.limit = (RESTART_SECONDS if self.identity in taken_over else COMPILE_SECONDS) * self.second
+        # Counting the instructions of a Python kernel takes a few ms, so `work_to_compile` is called late.
+        self.needed = None
         self.earlier, self.counts = EARLIER_WORK.get(self.identity, 0.0), False
-        self.has_average = False  # whether a block has ended, so that `work_left` knows the work of a block
-        # `began`: the CPU clock at the start of the launch. `timed`: the CPU time since then, converted to
-        # work. `next_reading`: the number of turns at which the CPU clock is read again.
-        self.began, self.timed, self.next_reading = time.thread_time(), 0.0, 1
+        self.time_left, self.counted_left = WorkLeft(self.blocks), WorkLeft(self.blocks)
+        # `ended_before`: the number of blocks that had ended when the CPU clock was last read. `began`: the
+        # CPU clock at the start of the launch. `next_reading`: the number of turns at the next reading.
+        self.ended_before, self.began, self.next_reading = 0, time.thread_time(), 1
         self.arrays = self.context.space.writable_bytes()
         if self.may_be_compiled(launch):
             self.launch, self.before = with_own_observers(launch), Snapshot(self.arrays)
@@ -172,45 +206,53 @@ class WatchedGrid(Grid):
 
     def enter(self, thread):
         """Make `thread` the current thread, unless compiled code can take over the launch."""
-        context = self.context
-        first_ended = self.ended and not self.has_average
-        if context.entered >= self.next_reading or first_ended:
-            timed = self.time_as_work()
-            self.timed = timed if timed > LEAST_TIME * self.second else 0.0
-            self.next_reading = context.entered + min(context.entered, READING_INTERVAL)
-        if first_ended:
-            self.has_average, self.limit = True, 0.0 if self.limit < inf else inf
-        work = max(self.timed, self.counted())
-        if self.earlier + work > self.limit:
-            self.limit = self.next_limit(work)
-            if self.limit == inf:
-                self.stop_watching()
+        if self.context.entered >= self.next_reading or self.ended > self.ended_before:
+            self.decide()
         self.enter_thread(thread)
+
+    def decide(self):
+        """Compile the kernel if this is worthwhile, and then raise TakenOver. Stop watching if compilation is
+        not possible."""
+        context, left = self.context, self.work_left()
+        self.next_reading = context.entered + 1 + min(context.entered // READINGS, READING_INTERVAL)
+        if context.findings:
+            self.stop_watching()
+        elif left >= RESTART_SECONDS * self.second:
+            self.needed = self.needed or self.work_to_compile()
+            if left >= self.needed:
+                self.take_over()
+
+    def work_left(self):
+        """Return an estimate of the work that is left for this launch and later ones of the kernel."""
+        started = self.context.counters["blocks"]
+        timed, counted = self.time_as_work(), self.counted()
+        if self.ended > self.ended_before:
+            self.ended_before = self.ended
+            self.time_left.block_ended(started, timed)
+            self.counted_left.block_ended(started, counted)
+        least, left = LEAST_TIME * self.second, 0.0
+        if timed > least:
+            left = self.time_left.estimate(started, timed)
+        if counted > least or self.ended:
+            left = max(left, self.counted_left.estimate(started, counted))
+        return self.earlier + left
 
     def stop_watching(self):
         """Release the copies of memory, and let the scheduler enter threads as usual."""
         self.before = None
+        self.next_reading = self.ended_before = inf
         vars(self.scheduler).pop("enter", None)
 
-    def next_limit(self, work):
-        """Compile the kernel if this is worthwhile, and then raise TakenOver.
-
-        Otherwise, return the work of this launch and earlier ones after which to call this method again, or
-        infinity if the interpreter completes the launch.
-
-        work: the work of this launch until now.
-        """
-        if self.context.findings:
-            return inf
-        needed = self.work_to_compile()
-        if self.work_left(work) < needed:
-            return self.earlier + 2 * work if self.has_average else needed
+    def take_over(self):
+        """Compile the kernel, and raise TakenOver. If it cannot be compiled, the interpreter continues."""
+        before = self.before
+        self.stop_watching()
         try:
             native = self.engine.native_engine()
         except LaunchError:  # Numba is not installed
-            return inf
+            return
         now = Snapshot(self.arrays)
-        self.before.restore()
+        before.restore()
         self.context.runs_compiled = True  # the watchdog does not end a compiler
         attempt = native.lower(self.launch)
         if attempt and native.compile(attempt):
@@ -223,25 +265,13 @@ class WatchedGrid(Grid):
         # The kernel cannot be compiled. The next attempt has to wait for the work of further launches.
         EARLIER_WORK.pop(self.identity, None)
         self.counts = False
-        return inf
-
-    def work_left(self, work):
-        """Return an estimate of the work that is left for this launch and later ones of the kernel.
-
-        work: the work of this launch until now.
-        """
-        if not self.has_average:
-            return self.earlier + work
-        # The block that started last may have done little. The other blocks that have started have done about
-        # the same work, even if they have not ended, for example up to a grid barrier.
-        done = max(1, self.context.counters["blocks"] - 1)
-        return self.earlier + work * (self.blocks - done) / done
 
     def work_to_compile(self):
         """Return the work that the interpreter could do while the kernel is compiled."""
         if self.identity in taken_over:
             return RESTART_SECONDS * self.second
-        return (COMPILE_SECONDS + self.context.count_instructions() / INSTRUCTIONS) * self.second
+        seconds = COMPILE_SECONDS + self.context.count_instructions() / INSTRUCTIONS
+        return (seconds if taken_over else seconds + FIRST_SECONDS) * self.second
 
 
 def with_own_observers(launch):

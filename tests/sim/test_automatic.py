@@ -11,7 +11,7 @@ from numba import cuda, float32
 from corpus_cases import CASES, launched
 from example_kernels import endless_barriers
 from sim import LaunchError, automatic, launch, load_ptx, loop_limits, simulate
-from sim.automatic import NOTE, Automatic
+from sim.automatic import NOTE, Automatic, WorkLeft
 from sim.observers import COUNTERS, DEFAULT, Races, Trace
 from sim.ptx.program import SYNCHRONISATION
 
@@ -116,7 +116,8 @@ def engines_of_launches(kernel, count, **options):
 def after_three(monkeypatch):
     """Let "auto" compile a kernel after three launches of 3,200 units, whatever their CPU time."""
     monkeypatch.setattr(automatic, "SECONDS", 1e9)
-    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=13_000))
+    monkeypatch.setattr(automatic, "FIRST_SECONDS", 0.0)
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=38_000))
 
 
 def test_the_work_of_earlier_launches_counts(after_three):
@@ -146,18 +147,40 @@ def test_a_kernel_that_cannot_be_compiled_is_tried_again_after_further_launches(
     assert attempts == [4, 8]
 
 
-def test_a_launch_of_many_blocks_is_compiled_after_its_first_block(monkeypatch):
+@pytest.mark.parametrize("least, blocks", [(0.0, 0), (1e9, 1)])
+def test_a_launch_of_many_blocks_is_compiled_in_or_after_its_first_block(least, blocks, monkeypatch):
     def kernel(x):
         x[cuda.grid(1)] += 1
 
-    ended, decide = [], automatic.WatchedGrid.next_limit
+    ended, take_over = [], automatic.WatchedGrid.take_over
     monkeypatch.setattr(
-        automatic.WatchedGrid, "next_limit", lambda self, work: ended.append(self.ended) or decide(self, work)
+        automatic.WatchedGrid, "take_over", lambda self: ended.append(self.ended) or take_over(self)
     )
     # The work of a block is 32 turns and 64 accesses, which are 320 units.
+    monkeypatch.setattr(automatic, "LEAST_TIME", least)
     monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=1000))
     assert simulate(kernel)[200, 32](np.zeros(6400)).engine == "native"
-    assert ended == [1]
+    assert ended == [blocks]
+
+
+@pytest.mark.parametrize(
+    "blocks, ends, started, work, left",
+    [
+        (1, [], 1, 3, 3),  # a single block is expected to take as long as until now
+        (8, [], 1, 3, 21),  # each further block is expected to take as long as the first one until now
+        (8, [], 8, 3, 3),  # all blocks have started, as at a grid barrier
+        (2, [3], 2, 5, 1),  # the second block is expected to take as long as the first one
+        (2, [3], 2, 8, 2),  # the second block has taken longer than the first one
+        (8, [3, 9], 3, 9, 27),  # the average of a block is 4.5
+        (3, [1], 2, 12, 21),  # the average of the first two blocks is expected to be 11
+    ],
+)
+def test_the_work_that_is_left_is_estimated_from_the_blocks(blocks, ends, started, work, left):
+    """Compare the estimate of a launch whose blocks ended at the work in `ends`."""
+    estimate = WorkLeft(blocks)
+    for ended, at in enumerate(ends, 1):
+        estimate.block_ended(ended + 1, at)
+    assert estimate.estimate(started, work) == pytest.approx(left)
 
 
 def test_blocks_that_wait_for_each_other_do_not_count_as_one_block(monkeypatch):
@@ -184,9 +207,9 @@ def test_a_launch_with_long_loops_without_accesses_is_compiled(monkeypatch):
     assert found["native"] == found["fibers"]
 
 
-@pytest.mark.parametrize(("tick", "engine"), [(0.01, "fibers"), (0.05, "native")])
+@pytest.mark.parametrize(("tick", "engine"), [(0.001, "fibers"), (0.05, "native")])
 def test_the_work_left_is_estimated_from_the_time_of_the_first_block(tick, engine, monkeypatch):
-    """Let each reading of the clock add `tick` seconds. The clock is read about seven times in each block."""
+    """Let each reading of the clock add `tick` seconds. The clock is read about 20 times in the first block."""
     clock = itertools.count(0.0, tick)
     monkeypatch.setattr(automatic, "time", SimpleNamespace(thread_time=lambda: next(clock)))
 
@@ -286,6 +309,7 @@ def test_a_launch_continues_if_numba_is_not_installed(monkeypatch):
 @pytest.mark.parametrize("engine, stride", [("fibers", 0), ("native", 1)])
 def test_a_launch_with_a_finding_is_not_compiled(engine, stride, monkeypatch):
     """Let the first block race or not. The work suffices for compilation only in the second block."""
+    monkeypatch.setattr(automatic, "LEAST_TIME", 1e9)
     monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=400))
 
     def store(x, stride):
