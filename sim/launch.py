@@ -217,7 +217,8 @@ def refuse_return_value(function: Any) -> None:
     """Raise LaunchError if a kernel returns a value, which no caller on a GPU could receive."""
     if function in WITHOUT_RETURN_VALUE:
         return
-    source = source_of(function)
+    with pause_collector():
+        source = source_of(function)
     if source is not None and (returned := source.value_return()) is not None:
         site = source.site("call", returned)
         raise RefusedLaunch(
