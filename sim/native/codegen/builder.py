@@ -4,7 +4,10 @@ Every LLVM instruction is created in Python, printed as text, parsed and optimis
 in total. Numba emits many instructions that the optimiser then removes. This file avoids emitting them.
 """
 
+from collections import Counter
+
 from llvmlite import ir
+from llvmlite.ir.instructions import CastInstr, ExtractValue, GEPInstr, ICMPInstr, InsertValue, PhiInstr
 from numba import types
 from numba.core import cgutils
 from numba.core.callconv import RETCODE_NONE, RETCODE_OK, CPUCallConv
@@ -32,7 +35,7 @@ class Builder(ir.IRBuilder):
         instruction, or zero, return it without an instruction."""
         path = [indices] if isinstance(indices, int) else [*indices]
         source = aggregate
-        while isinstance(source, ir.instructions.InsertValue):
+        while isinstance(source, InsertValue):
             if source.indices == path:
                 return source.operands[1]
             if source.indices[: len(path)] == path[: len(source.indices)]:
@@ -48,6 +51,37 @@ def member_type(llvm_type, path):
     for position in path:
         llvm_type = llvm_type.elements[position]
     return llvm_type
+
+
+# instructions whose only effect is their result
+WITHOUT_EFFECT = InsertValue, ExtractValue, GEPInstr, CastInstr, ICMPInstr
+
+
+def remove_unused(module):
+    """Remove instructions without an effect from a module if no instruction uses their results.
+
+    A fifth of the instructions are such. Most of them pack the arguments of a function into structures, of
+    which `Builder.extract_value` then needs only the members.
+    """
+    for function in module.functions:
+        instructions = [instruction for block in function.blocks for instruction in block.instructions]
+        uses = Counter(id(operand) for instruction in instructions for operand in operands_of(instruction))
+        unused = set()
+        # A use can precede its operand only in a loop, which keeps the operand.
+        for instruction in reversed(instructions):
+            if isinstance(instruction, WITHOUT_EFFECT) and not uses[id(instruction)]:
+                unused.add(instruction)
+                uses.subtract(map(id, instruction.operands))
+        if unused:
+            for block in function.blocks:
+                block.instructions = [each for each in block.instructions if each not in unused]
+
+
+def operands_of(instruction):
+    """Return the values that an instruction uses."""
+    if isinstance(instruction, PhiInstr):
+        return [value for value, _ in instruction.incomings]
+    return instruction.operands
 
 
 class Status:

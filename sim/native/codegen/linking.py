@@ -30,6 +30,7 @@ from numba.core.typed_passes import IRLegalization, NativeLowering, NopythonRewr
 from numba.core.untyped_passes import InlineClosureLikes
 from numba.extending import intrinsic
 
+from sim.native.codegen.builder import remove_unused
 from sim.native.codegen.cache import MachineCodeCache
 from sim.native.codegen.lowering import Lower
 from sim.native.codegen.refreshes import failures_forgotten
@@ -56,6 +57,7 @@ class LinkedLibrary(JITCodeLibrary):
             if function.blocks:
                 # Several libraries may contain the same function; the linker keeps one definition.
                 function.linkage = "linkonce_odr"
+        remove_unused(module)
         super().add_ir_module(module)
 
     def add_llvm_module(self, module):
@@ -76,6 +78,10 @@ class LinkedLibrary(JITCodeLibrary):
 
 class RunLibrary(JITCodeLibrary):
     """A library for a function that is compiled to machine code. Each dependency is linked in once."""
+
+    def add_ir_module(self, module):
+        remove_unused(module)
+        super().add_ir_module(module)
 
     def add_llvm_module(self, module):
         self._final_module.link_in(module)
