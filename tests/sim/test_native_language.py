@@ -13,6 +13,7 @@ import runpy
 import numpy as np
 import pytest
 from numba import cuda, float32, float64, int32
+from numba.core import compiler
 
 from sim import ThreadError, simulate
 from sim.native.codegen.launch_state import MAX_UNSET
@@ -280,6 +281,28 @@ def test_as_fibers_do(kernel, wanted):
     x, out = np.ones(8, np.float32), np.full(8, np.nan, np.float32)
     simulate(kernel, engine="native", on_finding="report")[1, 8](x, out)
     assert (out == wanted).all()
+
+
+def extremes(x, out):
+    i = cuda.threadIdx.x
+    out[i] = min(x[i], 3, i + 0.5) + 10 * max(i, 2, -1) + 100 * min(i, int32(3), 5) + 1000 * max(x[i], i, 2.5)
+
+
+def test_extremes_of_several_numbers(monkeypatch):
+    """Check `min` and `max` of three numbers of mixed types, and that Numba compiles only the grid function."""
+    compiled, compile_extra = [], compiler.compile_extra
+    monkeypatch.setattr(
+        compiler,
+        "compile_extra",
+        lambda *given, **named: compiled.append(given[2].__name__) or compile_extra(*given, **named),
+    )
+    found = []
+    for engine in ("fibers", "native"):
+        out = np.zeros(8)
+        report = simulate(extremes, engine=engine)[1, 8](np.arange(8, dtype=np.float32) ** 2 / 4 - 1, out)
+        found.append(out.tolist())
+    assert report.notes == ("compiled",) and found[0] == found[1]
+    assert not [name for name in compiled if not name.endswith("_grid")]
 
 
 def test_only_so_many_reads_are_asked_whether_they_were_assigned(tmp_path):

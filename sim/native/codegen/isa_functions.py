@@ -20,7 +20,7 @@ from sim.native.codegen.int64 import functions_of
 from sim.native.codegen.linking import inline_always, intrinsic_of
 from sim.native.codegen.scalars import convert, numba_type_of, scalar_of
 from sim.native.codegen.symbols import in_text, make_getattr
-from sim.native.codegen.translation import Source, make_intrinsic
+from sim.native.codegen.translation import Inlined, make_intrinsic
 
 
 def compiles(entry):
@@ -113,7 +113,7 @@ def compiled_form(version, result):
 # --- compilation of reference implementations ---------------------------------------------------------------
 
 
-class Reference(Source):
+class Reference(Inlined):
     """A reference implementation, translated without Numba where possible.
 
     function: the copy for compiled code.
@@ -126,7 +126,6 @@ class Reference(Source):
     def __init__(self, function, definition, names, symbol):
         super().__init__(function)
         self.definition, self.names, self.symbol = definition, names, symbol
-        self.by_numba, self.attributes = inline_always(function), ("alwaysinline",)
 
     def tree(self):
         """Return the syntax tree. Keyword-only parameters become positional ones, as in the function."""
@@ -134,10 +133,6 @@ class Reference(Source):
         return ast.FunctionDef(
             of.name, ast.arguments([], given.args + given.kwonlyargs, None, [], [], None, []), of.body, []
         )
-
-    def symbol_of(self, given):
-        """Return the name in LLVM code of a new translation for arguments of these types."""
-        return f"{self.symbol}.{given}"
 
 
 @functools.cache

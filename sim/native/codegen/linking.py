@@ -6,7 +6,7 @@ everything together, once. This halves the time spent in LLVM, and saves memory.
 """
 
 import functools
-from types import CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from weakref import WeakKeyDictionary
 
 from llvmlite.binding import (
@@ -258,6 +258,10 @@ class InlineClosures(InlineClosureLikes):
         return True
 
 
+# classes of functions whose Numba type is always the same
+FUNCTIONS = BuiltinFunctionType, type
+
+
 class CachedTyping:
     """Numba's typing context, with a cache for the types of calls.
 
@@ -265,15 +269,23 @@ class CachedTyping:
 
     callees: {type of the callee: {types of the arguments: signature}}, shared by all kernels.
     operations: the same for operations, which have names such as "getitem".
+    functions: {Python function: its Numba type}, shared by all kernels.
     """
 
-    callees, operations = WeakKeyDictionary(), {}
+    callees, operations, functions = WeakKeyDictionary(), {}, WeakKeyDictionary()
 
     def __init__(self, context):
         self.context = context
 
     def __getattr__(self, name):
         return getattr(self.context, name)
+
+    def resolve_value_type(self, value):
+        if not isinstance(value, FUNCTIONS):
+            return self.context.resolve_value_type(value)
+        if value not in self.functions:
+            self.functions[value] = self.context.resolve_value_type(value)
+        return self.functions[value]
 
     def resolve_function_type(self, called, given, named):
         # A Dispatcher compiles the callee, and has its own cache.

@@ -7,14 +7,15 @@ context resolves each operator, call and attribute.
 
 import ast
 import builtins
+import functools
 import operator
 from types import ModuleType
 
 from numba import boolean, types
 from numba.core.errors import NumbaError
-from numba.cpython.builtins import cast_int
+from numba.cpython.builtins import cast_int, max_vararg, min_vararg
 
-from sim.frontend.tree import OPERATORS
+from sim.frontend.tree import OPERATORS, all_nodes
 from sim.native.codegen.arrays import GuardedType, ReferenceType
 from sim.native.codegen.elements import FromEnd
 from sim.native.codegen.linking import CachedTyping
@@ -47,6 +48,11 @@ def is_supported(numba_type):
     return isinstance(numba_type, VALUES)
 
 
+def is_real(numba_type):
+    """Return whether a type is a boolean, integer or floating-point type."""
+    return isinstance(numba_type, REAL)
+
+
 def folded(node):
     """Return the value of a literal, or of a unary operator with such an operand, else MISSING.
 
@@ -64,6 +70,9 @@ def operation(sign):
     if name is None:
         raise Untranslatable
     return getattr(operator, name)
+
+
+type_of_int = functools.cache(types.maybe_literal)  # the literal type of an integer
 
 
 class Variable:
@@ -85,15 +94,17 @@ class Inference:
     names: the function's globals.
     types: {expression: Numba type}. A literal has a literal type.
     calls: {(node, position): (callee, Signature)} for the operators and calls of a node.
+    packed: the calls whose callee takes all arguments as one tuple.
     result: the type of the result.
     """
 
     def __init__(self, tree, names, typing, given):
         self.names, self.typing = names, CachedTyping(typing)
         self.variables, self.types, self.calls, self.results, self.suite = {}, {}, {}, [], ()
+        self.packed = set()
         self.local = {argument.arg for argument in tree.args.args} | {
             node.id
-            for node in ast.walk(tree)
+            for node in all_nodes(tree)
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         }
         for argument, numba_type in zip(tree.args.args, given, strict=True):
@@ -285,7 +296,11 @@ class Inference:
         """Return the type of a literal or of a captured value, which must be a number or a tuple."""
         if value is MISSING or callable(value) or isinstance(value, (str, ModuleType)):
             raise Untranslatable
-        numba_type = types.maybe_literal(value) or self.typing.resolve_value_type(value)
+        numba_type = (
+            type_of_int(value)
+            if type(value) is int
+            else types.maybe_literal(value) or self.typing.resolve_value_type(value)
+        )
         if not is_supported(types.unliteral(numba_type)):
             raise Untranslatable
         return numba_type
@@ -371,12 +386,13 @@ class Inference:
         else:
             callee = self.typing.resolve_value_type(called)
         given = tuple(map(self.value, node.args))
-        if (
-            called is int
-            and len(given) == 1
-            and isinstance(given[0], (types.Integer, types.Boolean, types.Float))
-        ):
+        if called is int and len(given) == 1 and is_real(given[0]):
             # Numba would compile a function that calls `cast_int`.
             callee, given = self.typing.resolve_value_type(cast_int), (types.unliteral(given[0]),)
+        elif (called is min or called is max) and len(given) > 1 and all(map(is_real, given)):
+            # Numba would compile a function that packs the arguments into a tuple.
+            callee = self.typing.resolve_value_type(min_vararg if called is min else max_vararg)
+            given = (types.BaseTuple.from_types([*map(types.unliteral, given)]),)
+            self.packed.add(node)
         named = {keyword.arg: self.value(keyword.value) for keyword in node.keywords}
         return self.resolve_call(node, 0, callee, given, named)

@@ -7,7 +7,7 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from sim.native.codegen.int64 import call_python, cpu_clock, int64_helper, poll_interrupt
-from sim.native.codegen.linking import inline_always
+from sim.native.codegen.linking import CachedTyping
 from sim.native.codegen.shadow import (
     DIVERGED,
     EXHAUSTED,
@@ -21,6 +21,7 @@ from sim.native.codegen.shadow import (
     WARP_SHIFT,
     set_error,
 )
+from sim.native.codegen.translation import inlined
 
 EXPORTED = set(
     "NO_THREAD GO END BREAK CONTINUE agree agree_warps agree_span span step_of is_true begin_block end_block"
@@ -248,7 +249,7 @@ def bounds_of(context, builder, given, packed):
     return [zero, *ends, one] if len(ends) == 1 else [*ends, one][:3]
 
 
-@inline_always
+@inlined
 def agree_span(state, before, now):
     """Compare the range of a thread with the range agreed on by the threads before it, and return the
     thread's range. Threads diverge if their ranges differ.
@@ -408,5 +409,6 @@ def is_unsigned_range(typing, *ends):
     ends = tuple(map(types.unliteral, ends))
     if not all(isinstance(end, types.Integer | types.Boolean) for end in ends):
         return False
-    found = typing.resolve_value_type(range).get_call_type(typing, ends, {})
+    typing = CachedTyping(typing)
+    found = typing.resolve_function_type(typing.resolve_value_type(range), ends, {})
     return found.return_type.dtype == types.uint64

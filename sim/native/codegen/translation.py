@@ -14,7 +14,7 @@ from numba.core import cgutils, typing
 
 from sim.native.codegen.direct import Body, call_emitted, functions_of
 from sim.native.codegen.int64_translation import I1, I64, emit_boolop
-from sim.native.codegen.linking import compiled, intrinsic_of
+from sim.native.codegen.linking import compiled, inline_always, intrinsic_of
 from sim.native.codegen.node_types import MISSING, Inference, Untranslatable, folded
 
 
@@ -78,6 +78,24 @@ class Source:
     def symbol_of(self, given):
         """Return the name in LLVM code of a new translation for arguments of these types."""
         return f"{self.symbol}.{len(self.forms)}"
+
+
+class Inlined(Source):
+    """A function of which LLVM inlines each call."""
+
+    def __init__(self, function):
+        super().__init__(function)
+        self.by_numba, self.attributes = inline_always(function), ("alwaysinline",)
+
+    def symbol_of(self, given):
+        """Return a name that is the same in each process, because several processes share the machine code of
+        kernels."""
+        return f"{self.symbol}.{given}"
+
+
+def inlined(function):
+    """Turn a runtime function into an intrinsic of which LLVM inlines each call. Use it as a decorator."""
+    return make_intrinsic(Inlined(function))
 
 
 def numba_form(typing, function, given):
@@ -402,7 +420,12 @@ class Translation(Body):
 
     def of_call(self, node):
         named = {keyword.arg: self.value(keyword.value) for keyword in node.keywords}
-        return self.call(node, *map(self.value, node.args), **named)
+        given = [*map(self.value, node.args)]
+        if node in self.inferred.packed:
+            (numba_type,) = self.inferred.calls[node, 0][1].args
+            parts = [*map(self.cast, given, numba_type)]
+            given = [(numba_type, self.context.make_tuple(self.builder, numba_type, parts))]
+        return self.call(node, *given, **named)
 
 
 def is_one(step):
