@@ -17,6 +17,7 @@ from collections import Counter
 from numba import boolean, float32, float64, int64, types
 from numba.core import cgutils
 
+from sim.frontend.tree import all_nodes
 from sim.native.codegen.arrays import Array, GuardedType
 from sim.native.codegen.builder import Builder
 from sim.native.codegen.int64_translation import COMPARISONS, I1, I64, OPERATORS, emit_boolop
@@ -62,7 +63,7 @@ class Function:
         """Return (signature, code generator) for arguments of these Numba types. Numba expects this pair from
         the typing function of an intrinsic."""
         # A generated function returns an exit code (int64) or nothing.
-        nodes = ast.walk(self.tree)
+        nodes = all_nodes(self.tree)
         returns = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
 
         def emit(context, builder, signature, codes):
@@ -112,7 +113,7 @@ class Body:
         self.depth = 0  # the number of enclosing `if` statements and loops
         self.assigned = Counter(
             node.id
-            for node in ast.walk(function.tree)
+            for node in all_nodes(function.tree)
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         )
 

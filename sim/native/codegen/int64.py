@@ -119,9 +119,16 @@ class Function:
 @functools.cache
 def functions_of(path):
     """Return {line: syntax tree} for the functions in a file. A function begins at its first decorator."""
-    nodes = ast.walk(ast.parse("".join(linecache.getlines(path))))
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-    return {min(part.lineno for part in (node, *node.decorator_list)): node for node in functions}
+    functions, waiting = {}, [ast.parse("".join(linecache.getlines(path)))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef):
+            functions[min(part.lineno for part in (node, *node.decorator_list))] = node
+        # Statements that contain a function contain it in one of these lists.
+        for field in ("body", "orelse", "finalbody", "handlers"):
+            statements = getattr(node, field, ())
+            waiting += statements if isinstance(statements, list) else ()
+    return functions
 
 
 def build(helper):

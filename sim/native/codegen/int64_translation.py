@@ -16,6 +16,7 @@ from functools import reduce
 
 from llvmlite import ir
 
+from sim.frontend.tree import all_nodes
 from sim.native.codegen.launch_state import FIELDS
 
 I64, I32, I1, I8 = map(ir.IntType, (64, 32, 1, 8))
@@ -72,7 +73,7 @@ class Body(ast.NodeVisitor):
         self.cells, self.values, self.depth = {}, {}, -1
         self.assigned = Counter(
             part.id
-            for part in ast.walk(function.tree)
+            for part in all_nodes(function.tree)
             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
         )
         for name, value in zip(function.parameters, code.args):

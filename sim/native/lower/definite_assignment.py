@@ -7,7 +7,7 @@ read, the generated code maintains a flag per thread. Assignments set the flag, 
 import ast
 import copy
 
-from sim.frontend.tree import as_list, located
+from sim.frontend.tree import all_nodes, as_list, located
 from sim.native.codegen.launch_state import MAX_UNSET, THREADS
 from sim.native.lower.liveness import names_assigned
 
@@ -22,7 +22,7 @@ def insert_checks(lowering, tree):
     room = MAX_UNSET - len(lowering.module.unset)
     found = list(lowering.versions.unassigned(tree.body))[:room]
     # An assignment expression (`:=`) cannot set a flag, because it is not a statement. Skip its variable.
-    walrus = {part.target.id for part in ast.walk(tree) if isinstance(part, ast.NamedExpr)}
+    walrus = {part.target.id for part in all_nodes(tree) if isinstance(part, ast.NamedExpr)}
     names = sorted({node.id for node in found} - walrus)
     flag_of = {v: lowering.module.fresh_name(f"{v}_is_set") for v in names}
     flags = Flags(lowering, set(map(id, found)), flag_of)

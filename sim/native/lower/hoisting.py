@@ -13,7 +13,7 @@ its instruction. The attribute `inlined_function` marks a call that has to be in
 import ast
 import copy
 
-from sim.frontend.tree import as_list
+from sim.frontend.tree import all_nodes, as_list
 from sim.isa.table import INSTRUCTIONS, WARP_WIDE
 from sim.native.lower.function import Lowering
 from sim.native.lower.liveness import names_assigned
@@ -23,7 +23,7 @@ from sim.native.lower.module import CannotLower
 
 def contains_sync(node):
     """Return whether a node contains a synchronisation point, or a call that has to be inlined."""
-    return any(hasattr(part, "sync") or hasattr(part, "inlined_function") for part in ast.walk(node))
+    return any(hasattr(part, "sync") or hasattr(part, "inlined_function") for part in all_nodes(node))
 
 
 def find_sync_call(statement):
@@ -282,7 +282,7 @@ def remove_returns(statements, result, site):
         if isinstance(statement, ast.Return):
             given = statement.value and [ast.copy_location(assign(result, statement.value), statement)]
             return [*statements[:position], *(given or [])]
-        if not any(isinstance(part, ast.Return) for part in ast.walk(statement)):
+        if not any(isinstance(part, ast.Return) for part in all_nodes(statement)):
             continue
         if not isinstance(statement, ast.If):
             raise CannotLower(
@@ -302,7 +302,7 @@ def remove_returns(statements, result, site):
 
 def site_in(node, module):
     """Return the Site of the first synchronisation point in a node, or None if it contains none."""
-    for part in ast.walk(node):
+    for part in all_nodes(node):
         if hasattr(part, "site"):
             return module.sites[part.site]
         if hasattr(part, "call_site"):

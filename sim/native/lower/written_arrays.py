@@ -3,6 +3,7 @@ for races, and need not be saved for a rerun."""
 
 import ast
 
+from sim.frontend.tree import all_nodes
 from sim.native.codegen.atomics import WRITING
 from sim.native.lower.liveness import names_assigned
 
@@ -23,7 +24,7 @@ class Writes:
         """Return the names of the arrays that statements may write."""
         aliases, written = {}, set()
         self.variables |= names_assigned(statements)
-        for node in [part for statement in statements for part in ast.walk(statement)]:
+        for node in [part for statement in statements for part in all_nodes(statement)]:
             if isinstance(node, ast.Assign):
                 for name in names_assigned(node.targets):
                     aliases.setdefault(name, set()).update(names_in(node.value))
@@ -67,4 +68,4 @@ class Writes:
 
 def names_in(node):
     """Return all names that occur in a syntax tree."""
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return {part.id for part in all_nodes(node) if isinstance(part, ast.Name)}

@@ -2,7 +2,6 @@
 the file contains a hash of everything that determines its contents."""
 
 import ast
-import copy
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ import numba
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from sim.frontend.ssa import Versions
-from sim.frontend.tree import SplitByType, as_list, located
+from sim.frontend.tree import SplitByType, all_nodes, as_list, copied, located
 from sim.isa.memory import interpreted_only
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 from sim.native.codegen import cache
@@ -150,7 +149,7 @@ def keep_parameters(module, parameters, statements):
     treat parameters as constants.
     """
     new = {name: module.fresh_name(name) for name in sorted(names_assigned(statements) & set(parameters))}
-    for part in [part for statement in statements for part in ast.walk(statement)]:
+    for part in [part for statement in statements for part in all_nodes(statement)]:
         if isinstance(part, ast.Name):
             part.id = new.get(part.id, part.id)
     return [ast.parse(f"{name} = {old}").body[0] for old, name in new.items()] + statements
@@ -236,11 +235,11 @@ def split_by_type(module, statements, parameters, types_of):
     """
     found = types_of(statements)
     mixed = {name for name, types_ in found.items() if len(types_) > 1}
-    statements = copy.deepcopy(statements)
+    statements = [*map(copied, statements)]
     if mixed:
         options = mixed, module.fresh_name, lambda node, _: node
         # Find out which SSA versions share a type: give each version a name of its own in a trial copy.
-        trial = copy.deepcopy(statements)
+        trial = [*map(copied, statements)]
         versions = Versions(parameters, trial, module.value)
         names = SplitByType(trial, versions, lambda version: version, *options).names
         found = types_of(trial)

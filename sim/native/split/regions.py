@@ -2,9 +2,8 @@
 points."""
 
 import ast
-import copy
 
-from sim.frontend.tree import as_list
+from sim.frontend.tree import as_list, copied
 from sim.native.codegen.symbols import GEOMETRY, home_of
 from sim.native.lower.liveness import (
     definitely_assigned,
@@ -81,7 +80,7 @@ class Regions(Rematerializer):
         """Return the lines of a region's statements, in which an exit from the region returns an exit code,
         and loops count their iterations."""
         counted, exits = LoopCounter(self.module), Exits(stores)
-        parts = [exits.visit(counted.visit(copy.deepcopy(statement))) for statement in group]
+        parts = [exits.visit(counted.visit(copied(statement))) for statement in group]
         return unparse_lines([part for statement in parts for part in as_list(statement)])
 
     def add_function(self, name, body):

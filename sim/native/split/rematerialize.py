@@ -9,7 +9,7 @@ import ast
 import copy
 from collections import Counter
 
-from sim.frontend.tree import has
+from sim.frontend.tree import all_nodes, has
 from sim.native.codegen.arrays import GuardedType, ReferenceType
 from sim.native.codegen.symbols import SPECIAL
 from sim.native.lower.hoisting import contains_sync
@@ -60,7 +60,7 @@ class Rematerializer:
         within its loop.
         """
         found = set()
-        for node in [part for statement in statements for part in ast.walk(statement)]:
+        for node in [part for statement in statements for part in all_nodes(statement)]:
             if (
                 not isinstance(node, ast.For)
                 or not contains_sync(node)
@@ -74,7 +74,7 @@ class Rematerializer:
             node.body = body
             if not is_read_elsewhere and self.is_uniform_iteration(node.iter, set()):
                 fresh = self.module.fresh_name(name) if self.assignments()[name] > 1 else name
-                for part in ast.walk(node):
+                for part in all_nodes(node):
                     if isinstance(part, ast.Name) and part.id == name:
                         part.id = fresh
                 found.add(fresh)
@@ -83,7 +83,7 @@ class Rematerializer:
     def assignments(self):
         """Return {variable: number of the statements, at any depth, that assign it}."""
         found = Counter()
-        for node in [part for statement in self.statements for part in ast.walk(statement)]:
+        for node in [part for statement in self.statements for part in all_nodes(statement)]:
             if isinstance(node, (ast.Assign, ast.For, ast.NamedExpr)):
                 for target in getattr(node, "targets", None) or [node.target]:
                     found.update(names_assigned([ast.Expr(target)]))
@@ -97,7 +97,7 @@ class Rematerializer:
         rematerialized, times = {}, self.assignments()
         shared = [name for name, declared in self.module.declared.items() if declared.space == "shared"]
         uniform = {*self.parameters, *self.module.arrays, *shared, *UNIFORM}
-        for node in [part for statement in self.statements for part in ast.walk(statement)]:
+        for node in [part for statement in self.statements for part in all_nodes(statement)]:
             if not isinstance(node, ast.Assign) or len(node.targets) != 1 or hasattr(node.value, "sync"):
                 continue
             names, is_partial = names_assigned([node]), has(node.targets[0], ast.Subscript, ast.Attribute)
