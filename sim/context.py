@@ -92,6 +92,10 @@ class Context:
         self.timed: dict[str, frozenset] = {}
         self.noncoherent: set[int] = set()  # the sites of loads through the read-only cache (ld.global.nc)
         self.speculative: set[int] = set()  # the sites of loads whose value a thread may discard
+        # the code object of the kernel, and the lines of the loop that all threads enter with the same values
+        self.common_loop: tuple[object, range] = (None, range(0))
+        # site of a loop -> the local variables that alone decide how many iterations follow
+        self.deciding: dict[int, frozenset] = {}
         # site of a loop -> site of the load that a compiler moved out of it (sim.ptx.hoisted)
         self.hoisted: dict[int, int] = {}
 

@@ -7,6 +7,7 @@ kernels share.
 
 import dis
 import functools
+import re
 
 from sim.isa.table import INSTRUCTIONS
 
@@ -84,6 +85,11 @@ def idle_among(instructions):
         influential |= further
         pending += further
     return frozenset(sources.keys() - influential)
+
+
+def original_name(name):
+    """Return the name in the kernel of a variable that the rewriter may have split by its types."""
+    return re.sub(rf"^{PREFIX}(.+)_\d+$", r"\1", name)
 
 
 def as_tuple(names):

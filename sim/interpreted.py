@@ -30,6 +30,7 @@ from sim.isa import builtin_functions, mathematics
 from sim.isa.conversions import domain
 from sim.isa.register_counts import entry_registers
 from sim.isa.table import ASYNCHRONOUS, INSTRUCTIONS, SUSPENDING, YIELDING
+from sim.loop_limits import FIRST_COMMON_TEST
 from sim.memory.accessors import accessors
 from sim.memory.argument import arrays_of, of_parts
 from sim.memory.array import MAX_FAST_RANK, array_at
@@ -111,6 +112,9 @@ class Interpreted:
             binder.used & YIELDING
         )
         describe(context, launch, binder)
+        context.common_loop = kernel.__code__, binder.codes[0].common_loop
+        if binder.codes[0].common_loop:
+            context.loops.next_common_test = FIRST_COMMON_TEST
         # 3. the blocks
         fiber = self.fiber if scheduler.atomics_yield or binder.used & SUSPENDING else None
         if fiber is Fiber and not scheduler.atomics_yield:
@@ -137,6 +141,7 @@ def describe(context, launch, binder):
     context.views = binder.views()
     for fact in ("synchronizes", "stores", "counts_iterations", "loops_around_grid"):
         setattr(context, fact, binder.any(fact))
+    context.deciding = {site: names for code in binder.codes for site, names in code.deciding.items()}
     context.needs_schedules = context.synchronizes
     if context.synchronizes:
         context.coverage = Coverage(number for code in binder.codes for number in code.accessed)

@@ -2,11 +2,13 @@
 
 import sys
 import time
+from math import inf
 
 from sim.errors import Stuck
 from sim.forecast import Forecast
+from sim.idle_variables import original_name
 from sim.nouns import plural
-from sim.progress import EXHAUSTIVE, FIRST_LEAP, MAX_LEAP, MOST_STATES, ProgressCheck
+from sim.progress import EXHAUSTIVE, FIRST_LEAP, MAX_LEAP, MOST_STATES, Cycle, ProgressCheck, comparable
 
 DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress before threads are compared
 # CPU seconds without progress before threads are compared. The delay starts at FIRST_PATIENCE and doubles
@@ -20,8 +22,16 @@ PATIENCE_FACTOR, SEARCH_FACTOR, MAX_LOGGED = 8, 1.5, 1 << 23
 # threads together have made MOST_ITERATIONS. A comparison of thousands of threads can take longer than a
 # correct loop.
 LEAST_ITERATIONS, MOST_ITERATIONS = 32, 1 << 18
+# Number of turns before the first examination of a kernel's common loop (sim.engine.attempts).
+FIRST_COMMON_TEST = 1 << 14
 # CPU seconds for which the barriers that open in a loop can extend its time limit.
 BARRIER_PATIENCE = 300.0
+FAILED_ATOMICS = "Every thread that can run repeats an atomic that changes nothing."
+NO_VARIABLES = "Nothing that changes in the loop decides whether it ends."
+REPEATED_VARIABLES = (
+    "The variables that decide when the loop ends have returned to earlier values, and no other thread can"
+    " change them."
+)
 # A comparison of the threads may prove that nothing changes any more, so it may exceed the limit by this
 # factor.
 COMPARING = 1.5
@@ -37,6 +47,10 @@ class LoopLimits:
 
     def __init__(self, context):
         self.context = context
+        # the number of turns after which sim.engine.attempts examines the kernel's common loop again, and the
+        # number of these examinations so far
+        self.next_common_test, self.common_tests = inf, 0
+        self.holds_blocks = False  # whether no further blocks start for the moment
         self.restart()
 
     def restart(self):
@@ -44,6 +58,8 @@ class LoopLimits:
         progress."""
         self.steps = self.context.max_steps or DEFAULT_STEPS
         self.progress_check = None  # a ProgressCheck while threads are being compared
+        self.proof = ""  # a sentence that explains why it is certain that a loop is endless
+        self.own_cycles = {}  # thread -> a Cycle of its own variables (see `repeats_itself`)
         # For the test of sim.engine.attempts: whether it has proven that nothing changes any more; the value
         # of `steps` below which it runs again; whether the comparison of threads was postponed for it.
         self.is_endless, self.next_test, self.postponed = False, 1, False
@@ -105,6 +121,7 @@ class LoopLimits:
         """
         self.is_endless, self.next_test = is_endless, 2 * self.steps - self.alive()
         if is_endless:
+            self.proof = FAILED_ATOMICS
             self.steps = -1  # the next iteration of a loop ends the launch
 
     def alive(self):
@@ -136,6 +153,9 @@ class LoopLimits:
         context, now = self.context, time.process_time()
         if context.max_steps or self.is_endless:
             raise Stuck(site, True)
+        if self.repeats_itself(site, frame):
+            self.proof = REPEATED_VARIABLES if self.context.deciding[site] else NO_VARIABLES
+            raise Stuck(site, True)
         self.start_clock(now)
         self.forecast = self.forecast or Forecast(now)
         if context.thread.failed_atomic is not None and not self.postponed:
@@ -166,6 +186,18 @@ class LoopLimits:
             self.progress_check, self.steps, self.since = None, DEFAULT_STEPS, now
             self.steps_then = DEFAULT_STEPS
             self.patience = min(2 * self.patience, PATIENCE / 4)
+
+    def repeats_itself(self, site, frame):
+        """Return whether the current thread begins two iterations of its loop with equal values of the
+        variables that alone decide how many iterations follow (sim.frontend.polling). It then never leaves
+        the loop."""
+        names = self.context.deciding.get(site)
+        if names is None:
+            return False
+        # The rewriter may have split a variable by its types, into variables with numbers.
+        values = {name: value for name, value in frame.f_locals.items() if original_name(name) in names}
+        cycle = self.own_cycles.setdefault(self.context.thread, Cycle())
+        return cycle.returns(lambda: (frame, site, *values, *map(comparable, values.values())))
 
     def most_states(self):
         """Return the number of distinct states that the next comparison may record.
@@ -203,6 +235,8 @@ class LoopLimits:
             seconds = BARRIER_PATIENCE if self.extended else self.time_limit()
             budget = f"{seconds:g} s or {MAX_LOGGED:,} accesses"
             return f"Something still changes, but no thread ended within {budget}."
+        if self.proof:
+            return self.proof
         max_steps = self.context.max_steps
         budget = f"{plural(max_steps or DEFAULT_STEPS, 'iteration')} of the loop"
         budget += "" if max_steps else f", or for {first_patience():g} s"

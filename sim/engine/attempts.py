@@ -33,31 +33,57 @@ def nothing_changes(context):
 
     If the result is True, no thread changes memory any more, so all these atomics fail again. Call this
     function only while no thread is running.
+
+    In the common loop of a kernel (sim.frontend.polling), all threads do the same. If one of them repeats a
+    failed atomic there, the others do so too, and so do the threads of blocks that have not started.
     """
-    if context.pending or context.asynchronous or context.clustered:
+    if context.asynchronous or context.clustered:
         return False
-    known, found = context.stateless, False
+    # whether any thread repeats a failed atomic, whether one does so in the common loop, and whether others
+    # may do so
+    found, is_common, are_common = False, False, bool(context.pending)
     for block in context.live:
         waking = {*block.round, *block.ready}
         for thread in block.threads:
             if thread.done or thread.waits not in (None, "turn") and thread not in waking:
                 continue
-            failed, frame = thread.failed_atomic, thread.frame
-            if (
-                thread.waits != "turn"
-                or failed is None
-                or not (failed.repeated and failed.would_fail_again())
-            ):
+            if thread.waits is None and thread.frame is None and thread.fiber is not None:
+                are_common = True  # it has not started
+                continue
+            if thread.waits != "turn":
                 return False
+            frame = thread.frame
             if not isinstance(frame, FrameType):
                 frame = kernel_frame(thread.fiber.frame())
-            place = id(frame.f_code), frame.f_lasti
-            if place not in known:
-                known[place] = is_stateless(frame)
-            if not known[place]:
+            in_common_loop = is_in_common_loop(frame, context)
+            if repeats_failed_atomic(thread, frame, context.stateless):
+                found, is_common = True, is_common or in_common_loop
+            elif in_common_loop:
+                are_common = True
+            else:
                 return False
-            found = True
-    return found
+    return is_common or found and not are_common
+
+
+def is_in_common_loop(frame, context):
+    """Return whether a frame's position is in the common loop of the kernel."""
+    code, lines = context.common_loop
+    return frame.f_code is code and frame.f_lineno in lines
+
+
+def repeats_failed_atomic(thread, frame, known):
+    """Return whether a thread that waits for its turn repeats a failed atomic on unchanged memory.
+
+    frame: its innermost frame of a kernel's function.
+    known: {(id of a code object, position): result of `is_stateless`}, in which new results are stored.
+    """
+    failed = thread.failed_atomic
+    if failed is None or not (failed.repeated and failed.would_fail_again()):
+        return False
+    place = id(frame.f_code), frame.f_lasti
+    if place not in known:
+        known[place] = is_stateless(frame)
+    return known[place]
 
 
 def kernel_frame(frame):

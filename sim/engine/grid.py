@@ -235,6 +235,7 @@ class Grid:
                     room = resident + len(pending[0]) <= self.resident if pending else False
                     # If all threads only poll mbarriers, the start of another block could not end their wait.
                     room = room and not (self.context.loops.progress_check and self.context.polls.count)
+                    room = room and not self.context.loops.holds_blocks
                     if pending and room and self.context.schedule.may_start_block(len(pending)):
                         self.start_another(pending, live, resident)
         except BaseException as error:

@@ -82,6 +82,8 @@ class Scheduler:
     def run_block(self, block):
         """Run `block` until it is FINISHED, PARKED at a grid barrier, or all its threads have YIELDED."""
         enter, thread = self.enter, None
+        if self.context.entered >= self.context.loops.next_common_test:
+            self.test_common_loop()
         try:
             while block.alive:
                 if self.context.turns > self.context.max_turns:
@@ -119,6 +121,19 @@ class Scheduler:
             self.unwatched += len(log)
             del log[:]
             raise
+
+    def test_common_loop(self):
+        """Test whether all threads repeat a failed atomic in the common loop of the kernel. The test examines
+        each thread, so its next call takes place after twice as many turns.
+
+        No further blocks start until the third test, so that each thread can repeat its atomic.
+        """
+        context, loops = self.context, self.context.loops
+        loops.common_tests += 1
+        loops.holds_blocks = loops.common_tests <= 2
+        loops.next_common_test = 2 * context.entered
+        if not context.max_steps and not self.woken and attempts.nothing_changes(context):
+            loops.tested(True)
 
     def should_skip(self, thread, alone):
         """Return whether to skip `thread`, because it would repeat a failed atomic on unchanged memory.

@@ -55,6 +55,8 @@ class Accesses(ast.NodeTransformer):
         self.unassigned = set()  # Ids of Name nodes that may be read before an assignment.
         self.constants, self.calls, self.makers, self.temporaries = {}, {}, {}, 0
         self.counting = loops_to_count(source)
+        # the result of sim.frontend.polling.deciding_variables, by loop and by the number of the loop's site
+        self.deciding, self.deciding_at = {}, {}
         # number of an access site -> the type of the array's elements, and the variable or None
         self.elements = {}
         # (dtype, variable or None) of the views of dynamic shared memory

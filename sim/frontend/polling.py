@@ -3,11 +3,18 @@
 Such a loop reads memory, or communicates in another way, and a decision in the loop depends on the value that
 it has read. If a loop is not of this kind, other threads cannot influence how long it runs. A loop that
 passes a grid barrier in each iteration waits only at that barrier.
+
+All threads enter some loops with the same values. If one thread then waits there forever, so do all threads
+that start later.
+
+For some loops, the values of a few local variables determine alone how many iterations follow. If such a loop
+begins two iterations with equal values of these variables, it never ends, whatever happens to memory.
 """
 
 import ast
 
 from sim.frontend.resolve import (
+    ATOMIC,
     BUILTIN,
     DEVICE,
     DTYPE,
@@ -26,6 +33,9 @@ COMPUTING = {FUNCTION, DTYPE, POSITION, LANES}  # roles of calls whose results d
 BUILTINS = {"abs", "bool", "complex", "float", "int", "len", "max", "min", "range", "round"}
 SIZES = {"ndim", "shape", "size"}  # attributes of an array that do not change
 ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr
+# Nodes that can assign variables, or leave a loop, in a way that `deciding_variables` does not follow.
+INDIRECT = ast.With, ast.Try, ast.FunctionDef, ast.Lambda, ast.Delete, ast.Nonlocal, ast.Global, ast.Match
+INDIRECT += ast.comprehension, ast.NamedExpr, ast.Yield
 
 
 def can_poll(function, parameters):
@@ -34,9 +44,7 @@ def can_poll(function, parameters):
     function: an annotated FunctionDef (sim.frontend.resolve).
     parameters: (name, type) of its parameters with known types.
     """
-    arrays = {one.arg for one in all_nodes(function) if isinstance(one, ast.arg)}
-    arrays -= {node.id for node in all_nodes(function) if is_name(node, ast.Store)}
-    arrays -= {name for name, type_ in parameters if isinstance(type_, Record)}
+    arrays = array_names(function, parameters)
     loops = [node for node in all_nodes(function) if isinstance(node, ast.While) and not waits_for_grid(node)]
     return any(depends_on_memory(loop, arrays) for loop in loops)
 
@@ -64,17 +72,110 @@ def depends_on_memory(loop, arrays):
     arrays: the names of parameters that are never assigned and are not records.
     """
     nodes, dependent, before = all_nodes(loop), set(), None  # dependent: variables with values from memory
-    # A `for` loop assigns the elements of its iterable to its target.
-    assigned = [(node, node.value) for node in nodes if isinstance(node, ASSIGNMENTS) and node.value]
-    assigned += [(node.target, node.iter) for node in nodes if isinstance(node, ast.For)]
     while dependent != before:
         before = set(dependent)
-        for target, value in assigned:
+        for names, value in assignments(nodes):
             if reads_memory(value, dependent, arrays):
-                dependent |= {part.id for part in all_nodes(target) if is_name(part, ast.Store)}
+                dependent |= names
     decisions = [node.test for node in nodes if isinstance(node, ast.While | ast.If)]
     decisions += [node.iter for node in nodes if isinstance(node, ast.For)]
     return any(reads_memory(decision, dependent, arrays) for decision in decisions)
+
+
+def assignments(nodes):
+    """Return (names of the assigned variables, expression) for each assignment among some nodes.
+
+    A `for` loop assigns the elements of its iterable to its target.
+    """
+    assigned = [(node, node.value) for node in nodes if isinstance(node, ASSIGNMENTS) and node.value]
+    assigned += [(node.target, node.iter) for node in nodes if isinstance(node, ast.For)]
+    return [
+        ({part.id for part in all_nodes(of) if is_name(part, ast.Store)}, value) for of, value in assigned
+    ]
+
+
+def deciding_variables(function, parameters):
+    """Return {id of a `while` loop: names of the variables that the loop assigns and that decide how many
+    iterations follow}. Loops in which memory or another thread can influence this are left out, and so are
+    loops within other loops, which begin more than once.
+
+    function: an annotated FunctionDef (sim.frontend.resolve).
+    parameters: (name, type) of its parameters with known types.
+    """
+    arrays = array_names(function, parameters)
+    outermost, waiting = [], [*function.body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.While):
+            outermost.append(node)
+        elif isinstance(node, ast.If):
+            waiting += [*node.body, *node.orelse]
+    found = {id(loop): deciding_variables_of(loop, arrays) for loop in outermost}
+    return {loop: names for loop, names in found.items() if names is not None}
+
+
+def deciding_variables_of(loop, arrays):
+    """Return the deciding variables of one `while` loop, or None if memory can influence its decisions.
+
+    arrays: the names of parameters that are never assigned and are no records.
+    """
+    nodes = all_nodes(loop)
+    if any(isinstance(node, INDIRECT) for node in nodes):
+        return None
+    assigned, deciding, before = assignments(nodes), set(), None
+    inner = [node for node in nodes if isinstance(node, ast.While | ast.If | ast.For) and node is not loop]
+    while deciding != before:
+        before = set(deciding)
+        # A decision matters if the statements that depend on it can leave a loop or assign a variable that
+        # matters.
+        decisions = [loop.test, *(decision_of(node) for node in inner if matters(node, deciding))]
+        values = [value for names, value in assigned if names & deciding]
+        if any(reads_memory(expression, (), arrays) for expression in [*decisions, *values]):
+            return None
+        deciding |= {node.id for part in [*decisions, *values] for node in all_nodes(part) if is_name(node)}
+    return frozenset(deciding & set().union(*(names for names, _ in assigned)))
+
+
+def common_loop(function, parameters):
+    """Return the lines of the `while` loop that every thread enters before any other access to memory, with
+    the same values of all variables that the loop reads, and that waits only at one atomic. Return an empty
+    range if there is none.
+
+    The arguments are those of `can_poll`.
+    """
+    arrays, assigned = array_names(function, parameters), set()
+    for node in function.body:
+        if isinstance(node, ast.While):
+            nodes = all_nodes(node)
+            calls = [part.calls for part in nodes if isinstance(part, ast.Call)]
+            same = all(part.id not in assigned for part in nodes if is_name(part, ast.Load))
+            waits = [role for role in calls if role not in COMPUTING and role != BUILTIN]
+            return range(node.lineno, node.end_lineno + 1) if same and waits == [ATOMIC] else range(0)
+        if not isinstance(node, ast.Assign | ast.Expr) or reads_memory(node.value, (), arrays):
+            break
+        assigned |= {part.id for part in all_nodes(node) if is_name(part, ast.Store)}
+    return range(0)
+
+
+def decision_of(node):
+    """Return the expression that decides about the statements in a loop or branch."""
+    return node.iter if isinstance(node, ast.For) else node.test
+
+
+def matters(node, deciding):
+    """Return whether a loop or branch contains a statement that leaves a loop, or that assigns one of the
+    variables in `deciding`."""
+    inside = all_nodes(node)
+    leaves = any(isinstance(part, ast.Break | ast.Continue | ast.Return | ast.Raise) for part in inside)
+    return leaves or any(names & deciding for names, _ in assignments(inside))
+
+
+def array_names(function, parameters):
+    """Return the names of the parameters that a function never assigns and that are no records. The
+    arguments are those of `can_poll`."""
+    arrays = {one.arg for one in all_nodes(function) if isinstance(one, ast.arg)}
+    arrays -= {node.id for node in all_nodes(function) if is_name(node, ast.Store)}
+    return arrays - {name for name, type_ in parameters if isinstance(type_, Record)}
 
 
 def reads_memory(expression, read, arrays):
@@ -98,5 +199,5 @@ def is_read(node, read, arrays):
     )
 
 
-def is_name(node, context):
+def is_name(node, context=ast.expr_context):
     return isinstance(node, ast.Name) and isinstance(node.ctx, context)

@@ -33,7 +33,7 @@ from sim.frontend.names import (
     only_signature,
     python_function,
 )
-from sim.frontend.polling import can_poll, has_loop_around_grid_barrier
+from sim.frontend.polling import can_poll, common_loop, deciding_variables, has_loop_around_grid_barrier
 from sim.frontend.resolve import GEOMETRIES, referent_of, source_of
 from sim.frontend.rewrite import Rewriter
 from sim.frontend.tree import all_nodes, as_list, located
@@ -104,13 +104,14 @@ class Code:
         self.constants, self.calls, self.makers = {}, {}, {}
         self.used = self.names = set(names_in(function.__code__))
         self.code, self.polls, self.synchronizes, self.stores = function.__code__, True, False, False
-        self.loops_around_grid = True
+        self.loops_around_grid, self.common_loop = True, range(0)
         self.counts_iterations, self.as_generator, self.comparison_constants = False, None, set()
         self.accessed = set()  # numbers of the sites that access an element
-        self.elements, self.dynamic = {}, set()  # see Accesses
+        self.elements, self.dynamic, self.deciding = {}, set(), {}  # see Accesses
         if self.rewritten:
             self.comparison_constants = comparison_constants(function, source.tree)
             self.polls = can_poll(source.tree, parameters)
+            self.common_loop = common_loop(source.tree, parameters)
             self.loops_around_grid = has_loop_around_grid_barrier(source.tree)
             self.synchronizes, self.stores = source.acts_on_atomics, source.stores_elsewhere
             self.code = self.rewrite(function, source, parameters, enabled, block)
@@ -119,6 +120,7 @@ class Code:
         """Return the rewritten code object, and set the attributes that depend on the rewritten tree."""
         tree, found = source.tree, Types(source, dict(parameters), block)
         rewriter = Rewriter(source, found, enabled)
+        rewriter.deciding = deciding_variables(tree, parameters)
         rewriter.split_variables(tree.body)
         unassigned = found.versions.unassigned(tree.body)
         rewriter.unassigned = {id(node) for node in unassigned}
@@ -134,6 +136,7 @@ class Code:
         tree.body = [*located(unset, tree), *body]
         self.constants, self.calls, self.makers = rewriter.constants, rewriter.calls, rewriter.makers
         self.elements, self.dynamic = rewriter.elements, rewriter.dynamic
+        self.deciding = rewriter.deciding_at
         free = function.__code__.co_freevars
         # A recursive function refers to itself by its global name.
         outside = [] if tree.name in free else [ast.Global([tree.name])]

@@ -300,7 +300,10 @@ class Rewriter(Accesses):
         return self.with_iteration_count(node)
 
     def visit_While(self, node):
-        tick = ast.copy_location(ast.Expr(self.call("tick", [self.site("loop", node)], node)), node)
+        site = self.site("loop", node)
+        if id(node) in self.deciding:
+            self.deciding_at[site.value] = self.deciding[id(node)]
+        tick = ast.copy_location(ast.Expr(self.call("tick", [site], node)), node)
         # The test of a `while` loop counts as a branch.
         self.visit_If(node)
         node.body.insert(0, tick)

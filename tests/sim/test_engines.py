@@ -318,7 +318,7 @@ def slow_loops():
             pass
 
     def pushed(x):
-        while True:
+        while x[0] >= 0:
             i = cuda.atomic.add(x, 0, 1)
             while cuda.atomic.add(x, 1, 0) <= i:
                 pass
@@ -356,7 +356,7 @@ def test_a_slow_loop_goes_on_if_a_number_approaches_a_bound(kernel, threads, end
 
 
 def endless_queue(items, head, tail):
-    while True:
+    while tail[0] > 0:
         i = cuda.atomic.add(head, 0, 1)
         if i < tail[0]:
             items[i] += 1
