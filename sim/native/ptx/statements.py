@@ -217,6 +217,7 @@ class Statements:
             arguments = ", ".join([*machine, *(SPECIAL.get(v, v) for v in inputs)])
             to = f"{', '.join(outputs)} = " if outputs else ""
             replace_node(statement, ast.parse(f"{to}{name}({arguments})").body[0])
+            statement.only_computes = all(operation == "float" for operation, *_ in calls.values())
 
     def numba_types(self):
         """Return {variable: its Numba type}."""

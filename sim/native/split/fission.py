@@ -44,6 +44,14 @@ def sync_level(node):
     return node.level
 
 
+def only_computes(statement):
+    """Return whether a statement of a PTX kernel computes registers from registers alone."""
+    if isinstance(statement, ast.If):
+        return all(map(only_computes, [*statement.body, *statement.orelse]))
+    is_constant = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
+    return is_constant or isinstance(statement, ast.Pass) or getattr(statement, "only_computes", False)
+
+
 class Fission(Regions):
     """The regions of one kernel, and the code that runs them in loops over threads, as text.
 
@@ -76,20 +84,32 @@ class Fission(Regions):
 
     # --- code of a block or warp ----------------------------------------------------------------------------
 
-    def lower_sequence(self, statements, at, depth):
+    def lower_sequence(self, statements, at, depth, test=None):
         """Return the lines that execute statements for a whole block or warp.
 
         at: the level, BLOCK or WARP.
         depth: the number of enclosing loops at that level.
+        test: a test that the threads evaluate at the end of each path, or None.
         """
         lines, group = [], []
         for statement in statements:
             if sync_level(statement) < at:
                 group.append(statement)
                 continue
-            lines += self.lower_section(group, at, depth) + self.lower_compound(statement, at, depth)
+            joined = isinstance(statement, ast.If) and self.can_join(group, statement.test)
+            lines += [] if joined else self.lower_section(group, at, depth)
+            is_last = statement is statements[-1] and isinstance(statement, ast.If)
+            lines += self.lower_compound(
+                statement, at, depth, group if joined else [], test if is_last else None
+            )
             group = []
-        return (lines + self.lower_section(group, at, depth)) or ["pass"]
+            if is_last and test is not None:
+                return lines
+        if test is None:
+            return (lines + self.lower_section(group, at, depth)) or ["pass"]
+        joined = group if self.can_join(group, test) else []
+        lines += [] if joined else self.lower_section(group, at, depth)
+        return lines + self.uniform_test(test, at, joined)[0]
 
     def lower_section(self, group, at, depth):
         """Return the lines that execute statements that contain no synchronisation point of level `at`.
@@ -155,8 +175,22 @@ class Fission(Regions):
         errors needs one."""
         return ["end_side(state)"] if self.module.records else []
 
-    def lower_compound(self, node, at, depth):
-        """Return the lines for a statement that contains a synchronisation point at level `at`."""
+    def can_join(self, group, test):
+        """Return whether one region can execute a group of statements and evaluate the test after them. This
+        saves a loop over the threads, and the variables between the two need no spill array.
+
+        The statements must not access memory: when threads disagree in the test, those before it have
+        executed the group, and an error of the others must not be lost.
+        """
+        computes = any(hasattr(statement, "only_computes") for statement in group)
+        return computes and all(map(only_computes, group)) and not self.is_uniform(test)
+
+    def lower_compound(self, node, at, depth, group=(), following=None):
+        """Return the lines for a statement that contains a synchronisation point at level `at`.
+
+        group: the statements before it that `can_join` its test.
+        following: a test that the threads evaluate after both branches of an `if`, or None.
+        """
         if find_sync_call(node):
             return self.lower_sync_point(node, at, depth)
         # A stopped block must leave its loops at once, because its threads would also diverge at later
@@ -169,19 +203,20 @@ class Fission(Regions):
             counts = [f"note_loop(state, {inner})"]
             check.append(f"note_iteration(state, {inner})")
         if isinstance(node, ast.If):
-            before, test = self.uniform_test(node.test, at)
-            lines = [*before, f"if {test}:", *indent(self.lower_sequence(node.body, at, depth))]
-            return lines + (
-                ["else:", *indent(self.lower_sequence(node.orelse, at, depth))] if node.orelse else []
-            )
+            before, test = self.uniform_test(node.test, at, group)
+            branches = [self.lower_sequence(part, at, depth, following) for part in (node.body, node.orelse)]
+            otherwise = ["else:", *indent(branches[1])] if node.orelse or following else []
+            return [*before, f"if {test}:", *indent(branches[0]), *otherwise]
         if isinstance(node, ast.While):
             before, test = self.uniform_test(node.test, at)
             leave = [f"if not {test}:", "    break"] if test != "True" else []
-            return [
-                *counts,
-                f"while count_iteration(state, {'threads' if at == BLOCK else '32'}):",
-                *indent([*before, *check, *leave, *self.lower_sequence(node.body, at, depth + 1)]),
-            ]
+            head = f"while count_iteration(state, {'threads' if at == BLOCK else '32'}):"
+            if self.ends_in_group(node.body, node.test, at) and not has(node, ast.Continue):
+                # The last region of an iteration also evaluates the test of the next one.
+                body = self.lower_sequence(node.body, at, depth + 1, node.test)
+                return [*counts, *before, head, *indent([*check, *leave, *body])]
+            body = self.lower_sequence(node.body, at, depth + 1)
+            return [*counts, head, *indent([*before, *check, *leave, *body])]
         if isinstance(node, ast.For):
             before, iteration = self.uniform_iterable(node, at, depth)
             body, counter = node.body, ast.unparse(node.target)
@@ -194,14 +229,27 @@ class Fission(Regions):
             return [*before, *counts, f"for {counter} in {iteration}:", *indent(inner)]
         raise CannotLower(f"threads synchronise within a `{type(node).__name__.lower()}` statement")
 
-    def uniform_test(self, test, at):
+    def ends_in_group(self, statements, test, at):
+        """Return whether a path through statements ends with a group that `can_join` a test.
+
+        at: the level, BLOCK or WARP.
+        """
+        last = max((i for i, node in enumerate(statements) if sync_level(node) >= at), default=-1)
+        if group := statements[last + 1 :]:
+            return self.can_join(group, test)
+        branches = (statements[-1].body, statements[-1].orelse) if isinstance(statements[-1], ast.If) else ()
+        return any(self.ends_in_group(branch, test, at) for branch in branches if branch)
+
+    def uniform_test(self, test, at, group=()):
         """Return (lines, expression) for a test that must be uniform across the block or warp.
 
         The lines evaluate the test for each thread. The expression is the value on which the threads agree.
+
+        group: statements that each thread executes before its test.
         """
         if self.is_uniform(test):
             return self.rematerialize(names_read(test)), ast.unparse(test)
-        call = self.add_region([], result=f"1 if {ast.unparse(test)} else 0", expression=test)
+        call = self.add_region([*group], result=f"1 if {ast.unparse(test)} else 0", expression=test)
         joined = f"    exit_code = {self.agreement(call, at)}"
         lines = [*self.before_agreement(), "exit_code = NO_THREAD", *self.thread_loop(at), joined]
         return lines, "is_true(state, exit_code)"

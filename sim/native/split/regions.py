@@ -55,7 +55,7 @@ class Regions(Rematerializer):
         result: the text of the returned expression, or None.
         expression: the syntax tree of `result`, which shows the variables read.
         """
-        wanted = exposed_reads(group) | names_read(expression)
+        wanted = exposed_reads([*group, *([ast.Expr(expression)] if expression else [])])
         changed = names_assigned(group)
         # On every path, the region stores each variable that it may assign. If some path does not assign the
         # variable, load its old value first.

@@ -15,6 +15,7 @@ from ptx.corpus import CASES
 from ptx.test_cuda_cpp import module
 from ptx.test_language import kernel
 from sim import load_ptx, simulate
+from sim.native.ptx.program import compile_kernel
 
 pytest.importorskip("numba")
 
@@ -90,6 +91,41 @@ def test_a_kernel_may_wait_for_copies_without_sending_any(wait):
     copies = kernel(f"ld.global.u32 %r4, [%d3]; {wait} st.global.u32 [%d4], %r4;")
     report = simulate(copies, engine="native")[1, 64](x, out)
     assert report.notes == ("compiled",) and (out == x).all()
+
+
+LEAVES_A_LOOP = """mov.u32 %r5, 0; mov.u32 %r6, 0;
+LOOP: setp.eq.u32 %p1, %r6, 3; setp.eq.u32 %p2, %r1, LEAVER; and.pred %p3, %p1, %p2; @%p3 bra DONE;
+ld.global.u32 %r4, [%d3]; add.u32 %r5, %r5, %r4; bar.sync 0;
+add.u32 %r6, %r6, 1; setp.lt.u32 %p4, %r6, 6; @%p4 bra LOOP;
+st.global.u32 [%d4], %r5;
+DONE: """
+
+
+def test_a_region_also_evaluates_the_test_after_it():
+    """Look for a region that only loads a test computed by another region.
+
+    After the exit, there are three loops over the threads: for the load, after the barrier, and after the
+    loop of the kernel.
+    """
+    _, compiled = compile_kernel(kernel(LEAVES_A_LOOP.replace("LEAVER", "5")))
+    region = r"def \w+_\d+\(.*\):\n    \w+ = load_bool\(.*\)\n\s*return 1 if"
+    assert not re.search(region, compiled.text)
+    _, loop = compiled.text.split("while count_iteration", 1)
+    assert loop.split("else:")[1].count("for thread") == 3
+
+
+@pytest.mark.parametrize("blocks", [1, 200])
+@pytest.mark.parametrize("leaver, kinds", [(64, set()), (5, {"barrier-divergence"})])
+def test_findings_of_a_region_with_a_test_are_the_interpreters(leaver, kinds, blocks):
+    found = []
+    for engine in ("fibers", "native"):
+        x, out = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+        leaves = kernel(LEAVES_A_LOOP.replace("LEAVER", f"{leaver}"))
+        report = simulate(leaves, engine=engine, on_finding="report")[blocks if kinds else 1, 64](x, out)
+        assert {finding.kind for finding in report.findings} == kinds
+        assert kinds or np.array_equal(out, 6 * x)
+        found.append(told(report))
+    assert found[0] == found[1]
 
 
 def told(report):
