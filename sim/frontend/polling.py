@@ -32,6 +32,7 @@ from sim.frontend.types import Record
 COMPUTING = {FUNCTION, DTYPE, POSITION, LANES}  # roles of calls whose results depend only on their operands
 BUILTINS = {"abs", "bool", "complex", "float", "int", "len", "max", "min", "range", "round"}
 SIZES = {"ndim", "shape", "size"}  # attributes of an array that do not change
+INDICES = {"threadIdx", "blockIdx", "laneid"}  # attributes of `cuda` that differ between threads
 ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr
 # Nodes that can assign variables, or leave a loop, in a way that `deciding_variables` does not follow.
 INDIRECT = ast.With, ast.Try, ast.FunctionDef, ast.Lambda, ast.Delete, ast.Nonlocal, ast.Global, ast.Match
@@ -144,13 +145,20 @@ def common_loop(function, parameters):
     The arguments are those of `can_poll`.
     """
     arrays, assigned = array_names(function, parameters), set()
+    arguments = {one.arg for one in all_nodes(function) if isinstance(one, ast.arg)}
     for node in function.body:
         if isinstance(node, ast.While):
             nodes = all_nodes(node)
-            calls = [part.calls for part in nodes if isinstance(part, ast.Call)]
-            same = all(part.id not in assigned for part in nodes if is_name(part, ast.Load))
-            waits = [role for role in calls if role not in COMPUTING and role != BUILTIN]
-            return range(node.lineno, node.end_lineno + 1) if same and waits == [ATOMIC] else range(0)
+            calls = [part for part in nodes if isinstance(part, ast.Call) and part.calls != BUILTIN]
+            if [call.calls for call in calls] != [ATOMIC]:
+                return range(0)
+            # Other names could stand for the position of the thread.
+            known = arguments | {part.id for part in nodes if is_name(part, ast.Store)} | BUILTINS
+            known |= {part.id for part in all_nodes(calls[0].func) if is_name(part)}
+            used = {part.id for part in nodes if is_name(part, ast.Load)}
+            indices = any(isinstance(part, ast.Attribute) and part.attr in INDICES for part in nodes)
+            same = used <= known - assigned and not indices
+            return range(node.lineno, node.end_lineno + 1) if same else range(0)
         if not isinstance(node, ast.Assign | ast.Expr) or reads_memory(node.value, (), arrays):
             break
         assigned |= {part.id for part in all_nodes(node) if is_name(part, ast.Store)}
