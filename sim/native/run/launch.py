@@ -46,7 +46,7 @@ WHILE_LIMIT = 1 << 28
 QUICK_SECONDS = 1.0
 # The interpreter examines whether a `while` loop is endless if a block exceeds this number of iterations, and
 # this number of CPU seconds. If it finds nothing, the launch runs again up to `most_iterations`.
-FIRST_LIMIT, FIRST_SECONDS = 1 << 26, 5.0
+FIRST_LIMIT, FIRST_SECONDS = 1 << 26, 8.0
 UNLIMITED = 1 << 62  # a time that no launch takes
 LOG_CAPACITY = 1 << 24  # log entries of 8 bytes; the entries of a single block must fit
 MAX_PAIRS = 1 << 16  # the number of pairs of racing blocks that one launch can record
