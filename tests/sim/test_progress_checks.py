@@ -356,3 +356,16 @@ def test_a_loop_that_some_thread_ends_is_not_endless(kernel, seed, soon):
     flags, out = np.zeros(65, np.int32), np.zeros(64, np.int32)
     assert not simulate(kernel, seed=seed, observers=())[16, 4](flags, out).findings
     assert out.all()
+
+
+def waits_for_a_flag_of_its_own(flag, out):
+    while cuda.atomic.add(flag, cuda.grid(1) + 1, 0) == 0 and cuda.grid(1) < out.size - 1:
+        pass
+    cuda.atomic.exch(flag, cuda.grid(1), 1)
+    out[cuda.grid(1)] = 1
+
+
+def test_blocks_that_have_not_started_can_end_a_loop_that_depends_on_the_thread(soon):
+    flags, out = np.zeros(1281, np.int32), np.zeros(1280, np.int32)
+    assert not simulate(waits_for_a_flag_of_its_own, observers=())[40, 32](flags, out).findings
+    assert out.all()
