@@ -7,7 +7,8 @@ without imports and without NVRTC, and the kinds of its findings. The goals on a
 correct kernel and 15 s for a launch with an error. Most launches with an error have 1,000 blocks of 256
 threads. In most of them, the error occurs in the last of 10⁶ iterations of a loop, or after the loop.
 
-Public kernels are timed by programs/public_kernels.py, which needs a checkout of NVIDIA's cuda-samples.
+The exit status is 1 if a correct kernel has a finding, or if an error has another kind than expected. Public
+kernels are timed by programs/public_kernels.py, which needs a checkout of NVIDIA's cuda-samples.
 """
 
 import argparse
@@ -198,8 +199,8 @@ def unrolled_mma(random):
 
 # --- launches with an error ---------------------------------------------------------------------------------
 
-LEFT = "barrier-mismatch", "deadlock", "divergence", "barrier-divergence"
-WAITS = "no-progress", "deadlock", "undecided"
+LEFT = ("barrier-divergence",)
+WAITS = "no-progress", "undecided"
 
 
 def loop(kernel, shape=MANY):
@@ -220,9 +221,9 @@ def add_loops():
         ("early exit, CUDA C++", "early_exit", LEFT),
         ("barrier in a branch, CUDA C++", "barrier_in_a_branch", LEFT),
         ("race after a loop, CUDA C++", "late_race", ("race-shared",)),
-        ("shuffle in a branch, CUDA C++", "shuffle_in_a_branch", ("warp-divergence", "misuse", "mask")),
-        ("copy not awaited, CUDA C++", "copy_not_awaited", ("race-shared", "async-copy", "uninitialized")),
-        ("undefined variable, CUDA C++", "undefined_local", ("uninitialized",)),
+        ("shuffle in a branch, CUDA C++", "shuffle_in_a_branch", ("warp-divergence",)),
+        ("copy not awaited, CUDA C++", "copy_not_awaited", ("async-copy", "race-shared")),
+        ("undefined variable, CUDA C++", "undefined_local", ("uninitialized-read",)),
     ):
         case(name, *kinds)(lambda random, kernel=kernel: loop(cuda(kernel)))
 
@@ -269,8 +270,7 @@ def measure(number, engine):
     """Launch CASES[number]. Return (CPU seconds, kinds of its findings)."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["NUMBA_CACHE_DIR"] = folder
-        import numba  # noqa: F401 (its import is not measured)
-
+        import sim.native.engine  # noqa: F401 (its imports are not measured)
         from sim import simulate
 
         kernel, grid, block, arguments = CASES[number].prepare(np.random.default_rng(0))
@@ -286,6 +286,7 @@ def main():
     parser.add_argument("--limit", type=float, default=90, help="stop a launch after this many seconds")
     options = parser.parse_args()
     print("| launch | CPU s | found |\n|---|---:|---|")
+    wrong = []
     for number, each in enumerate(CASES):
         if options.only not in each.name:
             continue
@@ -293,11 +294,15 @@ def main():
             try:
                 seconds, kinds = pool.apply_async(measure, (number, options.engine)).get(options.limit)
                 row = f"{seconds:.2f}", ", ".join(kinds)
+                is_right = bool(set(kinds) & set(each.kinds)) if each.kinds else not kinds
+                wrong += [] if is_right else [each.name]
             except multiprocessing.TimeoutError:
                 row = "", f"no result in {options.limit:g} s"
             except Exception as error:
                 row = "", f"{type(error).__name__}: {error}"
         print("|", " | ".join([each.name, *row]), "|", flush=True)
+    print("\n".join(["", *(f"another result was expected: {name}" for name in wrong)]))
+    return bool(wrong)
 
 
 if __name__ == "__main__":
