@@ -258,7 +258,7 @@ class InlineClosures(InlineClosureLikes):
         return True
 
 
-# classes of functions whose Numba type is always the same
+# classes of functions that Numba types as globals
 FUNCTIONS = BuiltinFunctionType, type
 
 
@@ -269,10 +269,9 @@ class CachedTyping:
 
     callees: {type of the callee: {types of the arguments: signature}}, shared by all kernels.
     operations: the same for operations, which have names such as "getitem".
-    functions: {Python function: its Numba type}, shared by all kernels.
     """
 
-    callees, operations, functions = WeakKeyDictionary(), {}, WeakKeyDictionary()
+    callees, operations = WeakKeyDictionary(), {}
 
     def __init__(self, context):
         self.context = context
@@ -281,11 +280,9 @@ class CachedTyping:
         return getattr(self.context, name)
 
     def resolve_value_type(self, value):
-        if not isinstance(value, FUNCTIONS):
-            return self.context.resolve_value_type(value)
-        if value not in self.functions:
-            self.functions[value] = self.context.resolve_value_type(value)
-        return self.functions[value]
+        # Numba would first try to type a function as a value, which takes longer and fails.
+        found = self.context._get_global_type(value) if isinstance(value, FUNCTIONS) else None
+        return found or self.context.resolve_value_type(value)
 
     def resolve_function_type(self, called, given, named):
         # A Dispatcher compiles the callee, and has its own cache.
