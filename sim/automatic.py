@@ -46,9 +46,9 @@ SECONDS, READINGS, READING_INTERVAL, LEAST_TIME = 1.0, 8, 1 << 7, 1 / 8
 # accesses by the arrivals and waits of single threads.
 MBARRIER_FACTOR = 8
 # The seconds to compile a short kernel, the further seconds for the first kernel that a process compiles, and
-# the number of instructions that take another second. These numbers were fitted to 56 kernels. For 8 of 10
-# kernels, the time is between 0.85 and 1.3 times the estimate.
-COMPILE_SECONDS, FIRST_SECONDS, INSTRUCTIONS = 0.25, 0.4, 900
+# the number of instructions that take another second. These numbers were fitted to 70 kernels. For 8 of 10
+# kernels, the time is between 0.8 and 1.4 times the estimate.
+COMPILE_SECONDS, FIRST_SECONDS, INSTRUCTIONS = 0.2, 0.3, 1100
 # the seconds to start a kernel that this process has already compiled
 RESTART_SECONDS = 1 / 16
 # The maximum number of bytes to copy before a launch is the sum of a constant and of a number per thread.

@@ -116,7 +116,8 @@ def engines_of_launches(kernel, count, **options):
 def after_three(monkeypatch):
     """Let "auto" compile a kernel after three launches of 3,200 units, whatever their CPU time."""
     monkeypatch.setattr(automatic, "SECONDS", 1e9)
-    monkeypatch.setattr(automatic, "FIRST_SECONDS", 0.0)
+    for name, value in (("COMPILE_SECONDS", 0.25), ("FIRST_SECONDS", 0.0), ("INSTRUCTIONS", 900)):
+        monkeypatch.setattr(automatic, name, value)
     monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=38_000))
 
 
@@ -186,7 +187,7 @@ def test_the_work_that_is_left_is_estimated_from_the_blocks(blocks, ends, starte
 def test_blocks_that_wait_for_each_other_do_not_count_as_one_block(monkeypatch):
     # When the first block ends, the other blocks have done nearly all of their work.
     monkeypatch.setattr(automatic, "taken_over", set())
-    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=40_000))
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=52_000))
     assert simulate(rotate)[10, 32](np.arange(320, dtype=np.float32)).engine == "fibers"
 
 
