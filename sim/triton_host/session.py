@@ -130,7 +130,7 @@ class Session:
         vars(runtime.driver).clear()
         vars(runtime.driver).update(self.state)
         for tuner in self.tuned:
-            tuner.cache.clear()  # a real GPU chooses by time
+            tuner.cache.clear()  # a GPU chooses among the configurations by their times
         self.tuned.clear()
 
     def replacements(self):

@@ -24,9 +24,9 @@ FIELD_SIZES = {
     "resume_epoch": 1,  # epoch in which the current block began, or passed its last grid barrier
     "phase_epoch": 1,  # first epoch after the last grid barrier; all earlier epochs have smaller numbers
     "while_left": 1,  # remaining iterations of `while` loops in the current block
-    "further_limit": 1,  # further iterations that a block may run within `first_time`
-    "further_left": 1,  # further iterations that remain in the current block
-    "first_time": 1,  # CPU time since the block's first poll in which it may run further iterations
+    "further_limit": 1,  # iterations that a block may run after `while_left`, within `first_time`
+    "further_left": 1,  # how many of these iterations remain in the current block
+    "first_time": 1,  # CPU time, from the block's first poll, within which it may run them
     "polled": 1,  # CPU time of the first poll in a `while` loop of the current block, or 0
     "for_left": 1,  # remaining iterations of `for` loops in the current block
     "errors_at_limit": 1,  # error flags of a block when it exceeded a limit of iterations
@@ -56,13 +56,14 @@ FIELD_SIZES = {
     "trap": 1,  # address, as in a log entry, at which all accesses are recorded, or 0
     "flipped": 1,  # the bits to invert in the bytes that fill unwritten shared memory
     "missed_barrier": 1,  # 1 if threads of the block wait at a barrier, and others have returned
-    # The fields of sim.native.codegen.sides:
+    # The fields of sim.native.codegen.sides. If the threads of a block disagree about where to continue, a
+    # side consists of the threads with the same decision.
     "side": 1,  # the side that the run follows, 1 or 2, or 0
     "split": 1,  # 1 at the first disagreement, and 2 from the next decision on
     "by_range": 1,  # 1 if the first disagreement is about the range of a loop that has not begun
     "synchronized": 1,  # 1 if the side has passed a synchronisation point since the first disagreement
     "first_result": 1,  # the result of the first side at the first disagreement
-    "second_result": 1,  # the result of the second side there
+    "second_result": 1,  # the result of the second side at the first disagreement
     "passed": 1,  # number of block-wide barriers that the side has reached since the first disagreement
     "last_barrier": 1,  # index of the barrier at which the block stops, counted like `passed`
     "unfinished": 1,  # 0 if the side has run to its end, or to a point where it waits

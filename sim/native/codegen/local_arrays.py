@@ -44,7 +44,7 @@ def poison(array):
 
 @int64_helper
 def fill_byte(state, byte):
-    """Return the byte that fills unwritten shared memory whose usual fill byte is `byte`."""
+    """Return the byte that fills unwritten shared memory: `byte` with the bits of `flipped` inverted."""
     return byte ^ state.flipped
 
 

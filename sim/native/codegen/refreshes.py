@@ -116,7 +116,7 @@ def refreshing(of_target, of_typing):
 
 @contextmanager
 def few_refreshes():
-    """Within this block, install only registries with new entries when Numba refreshes its contexts.
+    """Let Numba's refreshes install only registries with new entries while the `with` block runs.
 
     Use it as a decorator too. The caller must hold Numba's compiler lock.
     """

@@ -60,7 +60,7 @@ NARROWED, BOUNDS, UNWRITTEN, RACE, BLOCK_RACE, DIVERGED, EXHAUSTED = ERROR_FLAGS
 # LATE         the launch must stop, because its first error is too long ago
 # INTERRUPTED  the launch must stop, because the user pressed Ctrl-C
 # FULL         the launch must pause until the access log has been replayed
-# SLOW         the launch must stop, because its quick code takes too long for a block
+# SLOW         the launch must stop, because a call of quick code has run for longer than `quick_time`
 OF_BLOCK, OF_LAUNCH, LATE, INTERRUPTED, FULL, SLOW = 1, 2, 3, 4, 5, 6
 
 THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
@@ -186,8 +186,8 @@ def is_from_other_block(before, state):
 
 @int64_helper
 def is_unwritten(written, watch, state):
-    """Return whether an element has not been written by this launch, or, in shared memory, only by an earlier
-    block. In memory that was initialised before the launch, the result is False.
+    """Return whether the launch has not written an element. In shared memory, writes of earlier blocks do not
+    count. Return False for memory that was initialised before the launch.
 
     written: the shadow entry of the element's last write.
     """

@@ -35,7 +35,7 @@ from sim.native.ptx.memory import (
 )
 
 FLIGHT = 1 << 14  # flag of a shadow entry: a copy in flight writes the element
-CAPACITY = 128  # copies in a ring, a power of two; a block with more is rerun in the interpreter
+CAPACITY = 128  # maximum number of copies in a ring, a power of two
 # Fields at the start of a ring, in int64:
 # FIRST  index of the oldest copy
 # COUNT  number of copies

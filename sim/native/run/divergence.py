@@ -48,7 +48,8 @@ class Side:
         return Side(self.run.again(side=side, **given))
 
     def place(self, number):
-        """Return the site of a barrier that this side has reached after the disagreement, or None.
+        """Return the site of a barrier that the threads of this side have reached after the disagreement, or
+        None.
 
         number: the index of the barrier. 0 is the first barrier after the disagreement.
         """
