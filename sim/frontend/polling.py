@@ -145,24 +145,32 @@ def common_loop(function, parameters):
     The arguments are those of `can_poll`.
     """
     arrays, assigned = array_names(function, parameters), set()
-    arguments = {one.arg for one in all_nodes(function) if isinstance(one, ast.arg)}
     for node in function.body:
         if isinstance(node, ast.While):
-            nodes = all_nodes(node)
-            calls = [part for part in nodes if isinstance(part, ast.Call) and part.calls != BUILTIN]
-            if [call.calls for call in calls] != [ATOMIC]:
-                return range(0)
-            # Other names could stand for the position of the thread.
-            known = arguments | {part.id for part in nodes if is_name(part, ast.Store)} | BUILTINS
-            known |= {part.id for part in all_nodes(calls[0].func) if is_name(part)}
-            used = {part.id for part in nodes if is_name(part, ast.Load)}
-            indices = any(isinstance(part, ast.Attribute) and part.attr in INDICES for part in nodes)
-            same = used <= known - assigned and not indices
-            return range(node.lineno, node.end_lineno + 1) if same else range(0)
+            common = is_common(node, argument_names(function), assigned)
+            return range(node.lineno, node.end_lineno + 1) if common else range(0)
         if not isinstance(node, ast.Assign | ast.Expr) or reads_memory(node.value, (), arrays):
             break
         assigned |= {part.id for part in all_nodes(node) if is_name(part, ast.Store)}
     return range(0)
+
+
+def is_common(loop, arguments, assigned):
+    """Return whether all threads that enter a loop compute the same in it, and wait only at one atomic.
+
+    arguments: the names of the function's arguments.
+    assigned: the variables that are assigned before the loop.
+    """
+    nodes = all_nodes(loop)
+    calls = [part for part in nodes if isinstance(part, ast.Call) and part.calls != BUILTIN]
+    if [call.calls for call in calls] != [ATOMIC]:
+        return False
+    # Other names could stand for the position of the thread.
+    known = arguments | {part.id for part in nodes if is_name(part, ast.Store)} | BUILTINS
+    known |= {part.id for part in all_nodes(calls[0].func) if is_name(part)}
+    used = {part.id for part in nodes if is_name(part, ast.Load)}
+    has_index = any(isinstance(part, ast.Attribute) and part.attr in INDICES for part in nodes)
+    return used <= known - assigned and not has_index
 
 
 def decision_of(node):
@@ -181,9 +189,13 @@ def matters(node, deciding):
 def array_names(function, parameters):
     """Return the names of the parameters that a function never assigns and that are no records. The
     arguments are those of `can_poll`."""
-    arrays = {one.arg for one in all_nodes(function) if isinstance(one, ast.arg)}
-    arrays -= {node.id for node in all_nodes(function) if is_name(node, ast.Store)}
-    return arrays - {name for name, type_ in parameters if isinstance(type_, Record)}
+    assigned = {node.id for node in all_nodes(function) if is_name(node, ast.Store)}
+    records = {name for name, type_ in parameters if isinstance(type_, Record)}
+    return argument_names(function) - assigned - records
+
+
+def argument_names(function):
+    return {one.arg for one in all_nodes(function) if isinstance(one, ast.arg)}
 
 
 def reads_memory(expression, read, arrays):

@@ -27,7 +27,7 @@ def execute(device, action):
     for conflict in device.races.add(device.streams, Operation(stream, number, before, mine, site)):
         buffer = device.memory.find(conflict.address) or device.memory.find_freed(conflict.address)
         what = f"byte {conflict.address - buffer.base:,} of {buffer}" if buffer else ""
-        if conflict.of_buffer:
+        if buffer and conflict.of_buffer:
             what = str(buffer)
         verdict = conflict.verdict(what or f"memory at {conflict.address:#x}")
         device.report("stream-race", "error", verdict, FIX)
