@@ -7,7 +7,7 @@ passes a grid barrier in each iteration waits only at that barrier.
 All threads enter some loops with the same values. If one thread then waits there forever, so do all threads
 that start later.
 
-For some loops, the values of a few local variables determine alone how many iterations follow. If such a loop
+For some loops, the values of a few local variables alone determine how many iterations follow. If such a loop
 begins two iterations with equal values of these variables, it never ends, whatever happens to memory.
 """
 
