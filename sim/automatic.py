@@ -38,9 +38,9 @@ from sim.observers import COUNTERS, DEFAULT
 # The work per second. An access is one unit, and a turn of a thread is TURN units. A unit takes 1 to 2 µs of
 # CPU time in the interpreter, or up to 7 µs with much arithmetic, and twice as long in a kernel from PTX.
 WORK, TURN = 1 << 20, 8
-# CPU time counts as work, too: this number of seconds counts as WORK. The clock is read when a block has
-# ended, and when the number of turns has grown by 1 / READINGS or by READING_INTERVAL. An estimate from less
-# than LEAST_TIME seconds would contain the start of the launch.
+# Work is also measured by CPU time: SECONDS of CPU time count as WORK units. The clock is read when a block
+# has ended, and when the number of turns has grown by 1 / READINGS or by READING_INTERVAL. An estimate from
+# less than LEAST_TIME seconds would contain the start of the launch.
 SECONDS, READINGS, READING_INTERVAL, LEAST_TIME = 1.0, 8, 1 << 7, 1 / 8
 # Factor by which a unit of work takes longer in a kernel with mbarriers. There, the observers order the
 # accesses by the arrivals and waits of single threads.
@@ -132,7 +132,8 @@ class WorkLeft:
         if not self.done:
             return work * max(1, self.blocks / started - 1)
         average, current = self.work_of_done / self.done, work - self.work_of_done
-        # A block that takes longer than the average probably exceeds it by twice as much as until now.
+        # If a block has already done more work than the average, its final excess is expected to be twice its
+        # present excess.
         block = max(average, 2 * current - average)
         return self.blocks * (self.work_of_done + block) / (self.done + 1) - work
 

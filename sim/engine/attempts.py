@@ -39,8 +39,8 @@ def nothing_changes(context):
     """
     if context.asynchronous or context.clustered:
         return False
-    # whether any thread repeats a failed atomic, whether one does so in the common loop, and whether others
-    # may do so
+    # found: whether any thread repeats a failed atomic. is_common: whether such a thread is in the common
+    # loop. are_common: whether other threads are in the common loop, or may still enter it.
     found, is_common, are_common = False, False, bool(context.pending)
     for block in context.live:
         waking = {*block.round, *block.ready}

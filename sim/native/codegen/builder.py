@@ -67,7 +67,8 @@ def remove_unused(module):
         instructions = [instruction for block in function.blocks for instruction in block.instructions]
         uses = Counter(id(operand) for instruction in instructions for operand in operands_of(instruction))
         unused = set()
-        # A use can precede its operand only in a loop, which keeps the operand.
+        # The uses of a value are visited before the value, except for uses in loops. A value with such a use
+        # is kept.
         for instruction in reversed(instructions):
             if isinstance(instruction, WITHOUT_EFFECT) and not uses[id(instruction)]:
                 unused.add(instruction)

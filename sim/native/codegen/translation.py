@@ -81,7 +81,7 @@ class Source:
 
 
 class Inlined(Source):
-    """A function of which LLVM inlines each call."""
+    """A function whose calls LLVM always inlines."""
 
     def __init__(self, function):
         super().__init__(function)
@@ -94,7 +94,7 @@ class Inlined(Source):
 
 
 def inlined(function):
-    """Turn a runtime function into an intrinsic of which LLVM inlines each call. Use it as a decorator."""
+    """Turn a runtime function into an intrinsic whose calls LLVM always inlines. Use it as a decorator."""
     return make_intrinsic(Inlined(function))
 
 

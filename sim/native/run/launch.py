@@ -42,7 +42,7 @@ FOR_LIMIT = 1 << 34
 # The same limit for `while` loops, summed over the threads. The launch can override it with `max_steps`.
 WHILE_LIMIT = 1 << 28
 # CPU seconds after which a launch restarts in optimised code if quick code is still running a block. If the
-# optimiser takes longer than a second, this limit is multiplied by its seconds.
+# optimiser needs n > 1 seconds, the limit is n times as long.
 QUICK_SECONDS = 1.0
 # The interpreter examines whether a `while` loop is endless if a block exceeds this number of iterations, and
 # this number of CPU seconds. If it finds nothing, the launch runs again up to `most_iterations`.
