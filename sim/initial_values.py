@@ -3,10 +3,11 @@
 import numpy as np
 
 # First the usual initial values of flags, states and keys, because loops that wait for them end soonest. Then
-# large positive and negative values.
-POISONS = 0, 1, -1, b"\x5a", b"\xda"
+# None, the value of the first run, which is NaN for floats: a product with 0 depends on its other factor only if
+# that is NaN or infinite. Then large positive and negative values.
+POISONS = 0, 1, -1, None, b"\x5a", b"\xda"
 TRIAL_POISONS = 0, -1  # two values that differ as integers and as floats
-LEAST_POISONS = 3  # number of values that must have the same effects before a read is only a warning
+LEAST_POISONS = 4  # number of values that must have the same effects before a read is only a warning
 MAX_COMPARISON_CONSTANTS = 8  # number of the kernel's comparison constants that are tried
 MAX_ARGUMENT_VALUES = 8  # number of values from the arguments that are tried
 MAX_SEARCHED = 1 << 20  # number of elements of one array among which to look for values

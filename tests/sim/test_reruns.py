@@ -148,6 +148,29 @@ def test_an_unwritten_value_that_is_compared_with_an_argument(engine, language):
     assert [(f.kind, f.severity) for f in report.findings] == [("uninitialized-read", "error")]
 
 
+@cuda.jit
+def padded_product(a, b, out):
+    a_tile = cuda.shared.array(32, float32)
+    b_tile = cuda.shared.array(32, float32)
+    t = cuda.threadIdx.x
+    a_tile[t] = a[t] if t < a.size else float32(0)
+    if t < b.size:
+        b_tile[t] = b[t]  # nothing writes the other elements
+    cuda.syncthreads()
+    if t == 0:
+        total = float32(0)
+        for k in range(32):
+            total += a_tile[k] * b_tile[k]
+        out[0] = total
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_unwritten_value_that_has_an_effect_only_if_it_is_nan(engine):
+    arguments = np.ones(20, np.float32), np.ones(20, np.float32), np.zeros(1, np.float32)
+    report = simulate(padded_product, on_finding="report", engine=engine)[1, 32](*arguments)
+    assert [(f.kind, f.severity) for f in report.findings] == [("uninitialized-read", "error")]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_unwritten_value_without_effect_stays_a_warning(engine):
     arguments = np.full(32, 97, np.uint8), np.uint8(97), np.zeros(32, np.int32)
