@@ -143,9 +143,21 @@ def help_with_device_runtime(log):
     return DEVICE_RUNTIME.search(log) is not None
 
 
+# Kernels with tensor maps include <cuda.h> for the type CUtensorMap. Its declarations of the driver API are host
+# functions, which NVRTC refuses.
+DRIVER_HEADER = re.compile(r"\bcuda\.h\(\d+\): error: A function without execution space annotations")
+DRIVER_HEADER_OPTIONS = ["-default-device"]
+
+
+def help_with_driver_header(log):
+    """Return whether NVRTC refuses the host functions that <cuda.h> declares."""
+    return DRIVER_HEADER.search(log) is not None
+
+
 # (function that decides from NVRTC's messages whether some options can fix the error, these options)
 REMEDIES = [
     (help_after, OPTIONS),
     (help_with_std, STD_OPTIONS),
     (help_with_device_runtime, DEVICE_RUNTIME_OPTIONS),
+    (help_with_driver_header, DRIVER_HEADER_OPTIONS),
 ]

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+import sim
 from sim import LaunchError, load_cuda, load_ptx, simulate
 from sim.ptx import nvrtc
 from sim.ptx.origin import plain_name
@@ -250,6 +251,16 @@ def test_kernels_may_start_early(tmp_path):
     x = np.zeros(4, np.int32)
     simulate(load_cuda(tmp_path / "early.cu", architecture="sm_90")["early"])[1, 4](x)
     assert x.tolist() == [1] * 4
+
+
+def test_the_header_of_the_driver_api(tmp_path):
+    (tmp_path / "tensor.cu").write_text("""#include <cuda.h>
+    extern "C" __global__ void rank(const __grid_constant__ CUtensorMap map, int* x) { *x = sizeof(map); }
+    """)
+    kernel = load_cuda(tmp_path / "tensor.cu", architecture="sm_90")["rank"]
+    x = np.zeros(1, np.int32)
+    simulate(kernel)[1, 1](sim.tensor_map(np.zeros((8, 16), np.float32), (8, 16)), x)
+    assert x[0] == 128
 
 
 GROUPS = """#include <cooperative_groups.h>
