@@ -9,7 +9,8 @@ Read the files in this order:
 
     bounds         out-of-bounds accesses, and negative indices
     misuse         a launch without any effect, a value of the wrong type for an atomic
-    uninitialized  reads of memory that was never written; written contains the masks of written bytes
+    uninitialized  reads of memory that was never written; written contains the masks of written bytes, and
+        remote_reads the reads of other blocks' shared memory
     order          happens-before between threads; clocks has the vector clocks and their unions, phases the
                    clocks of barriers, and invalidation the order for kernels that invalidate mbarriers;
                    event_log passes events to orders that are computed on demand; ordering has the base class

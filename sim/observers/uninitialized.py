@@ -27,14 +27,16 @@ from sim.events import (
     Access,
     Finding,
     Moment,
+    index_text,
 )
 from sim.observers.batches import chosen, remote
 from sim.observers.ordering import OrderingObserver
 from sim.observers.padding import Padding
 from sim.observers.quick_test import joined_columns
+from sim.observers.remote_reads import RemoteReads
 from sim.observers.words import LOCAL_VARIABLE, NUMBA
 from sim.observers.written import EpochPart, all_written, loads_with_equal_store, mark_written, stores_by_byte
-from sim.sites import cluster_rank, local_address
+from sim.sites import cluster_rank
 
 # An epoch with at most this number of accesses is checked without numpy.
 FEW = 64
@@ -54,6 +56,7 @@ FIX = {
     SHARED: f"{FIRST}, and put cuda.syncthreads() between the two if another thread of the block writes it",
 }
 
+FIX_REMOTE = f"{FIRST}, and put cluster.sync() (barrier.cluster.arrive and .wait) between the two"
 FIX_VARIABLE = (
     "initialise it where it is declared, or use it only if the function that sets it reports that it has done"
     " so"
@@ -84,23 +87,27 @@ class Uninitialized(OrderingObserver):
         self.writers = {}  # address -> the blocks that write to it
         self.setters = {}  # address -> the blocks that write to it without reading it
         self.padding = Padding(context)
+        self.remote_reads = RemoteReads(self)
 
     def accesses(self, batch):
-        """Mark the bytes that the batch writes in other blocks, and drop its accesses there."""
+        """Pass the accesses to other blocks' shared memory to RemoteReads, and keep the others."""
         if self.context.clustered and (far := remote(batch)).any():
-            blocks = self.context.cluster_blocks(batch.block)
-            for i in np.flatnonzero(far & (batch.action != LOAD)).tolist():
-                address, size = int(batch.address[i]), int(batch.size[i])
-                offset = int(self.shared_offsets(np.array([local_address(address)]))[0])
-                self.window(blocks[cluster_rank(address)], offset + size)[offset : offset + size] = True
+            self.remote_reads.add(chosen(batch, far))
             batch = chosen(batch, ~far)
         super().accesses(batch)
 
+    def mask_of(self, block, address, size):
+        """Return the mask of the written bytes at an address in the shared memory of a block, as a view."""
+        offset = int(self.shared_offsets(np.array([address]))[0])
+        return self.window(block, offset + size)[offset : offset + size]
+
     def block_ended(self, block, epoch):
+        self.remote_reads.epoch_ended(block, self.epoch.get(block, ()))
         if self.loads_follow_stores(self.epoch.get(block, ())):
             self.epoch.pop(block, None)
         findings = super().block_ended(block, epoch)
         self.on_chip.pop(block, None)
+        self.remote_reads.ended.add(block)
         self.reported = {key: count for key, count in self.reported.items() if key[0] != block}
         return findings
 
@@ -121,6 +128,7 @@ class Uninitialized(OrderingObserver):
 
     def epoch_ended(self, block):
         batches = self.epoch.pop(block, ())
+        self.remote_reads.epoch_ended(block, batches)
         if not batches or not (self.empty or self.has_shared() or self.context.copied_loads):
             return []
         names = "thread", "site", "address", "size", "segment", "position"
@@ -308,6 +316,10 @@ class Uninitialized(OrderingObserver):
         return not ordered and not any(address + byte in self.writers for byte in range(int(part.size[i])))
 
     def launch_finished(self, context):
+        for block, batches in self.epoch.items():  # blocks that have not ended, because of a deadlock
+            self.remote_reads.epoch_ended(block, batches)
+        for read in self.remote_reads.unset():
+            yield self.read(read.block, read.thread, read.site, read.address)
         for (_, access, address, use), count in self.local_reads.values():
             finding = unset_register(access, use) if address is None else self.finding(access, address, use)
             yield finding.with_cases(count)
@@ -403,6 +415,9 @@ class Uninitialized(OrderingObserver):
         element = self.context.space.element(address)
         memory, fix = MEMORY[address >> SPACE_SHIFT], FIX[address >> SPACE_SHIFT]
         subject = str(element)
+        if (rank := cluster_rank(address)) is not None:
+            subject += f" of block {index_text(self.context.cluster_blocks(access.block)[rank])}"
+            fix = FIX_REMOTE
         if element.array == LOCAL_VARIABLE:
             subject, fix = f"a {LOCAL_VARIABLE}", FIX_VARIABLE
         place = self.context.space.find(address)

@@ -143,8 +143,8 @@ def help_with_device_runtime(log):
     return DEVICE_RUNTIME.search(log) is not None
 
 
-# Kernels with tensor maps include <cuda.h> for the type CUtensorMap. Its declarations of the driver API are host
-# functions, which NVRTC refuses.
+# Kernels with tensor maps include <cuda.h> for the type CUtensorMap. This header declares the functions of
+# the driver API. They are host functions, which NVRTC refuses.
 DRIVER_HEADER = re.compile(r"\bcuda\.h\(\d+\): error: A function without execution space annotations")
 DRIVER_HEADER_OPTIONS = ["-default-device"]
 

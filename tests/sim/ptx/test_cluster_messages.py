@@ -75,6 +75,24 @@ def test_the_fix_of_a_race_in_a_cluster_is_a_cluster_barrier(name):
     assert body.count(old) == 1 and not report_of(body.replace(old, new)).findings
 
 
+REMOTE_USES = {"load": "y[32 * rank() + t] = other[t];", "atomic": "atomicAdd(&other[t], 1);"}
+
+
+@pytest.mark.parametrize("launch", ["fibers", "threads", "native"])
+@pytest.mark.parametrize("use", REMOTE_USES)
+def test_a_block_uses_what_the_other_block_has_not_written(use, launch):
+    body = (
+        "    __shared__ int tile[32];\n    int t = threadIdx.x;\n    if (t < 16) tile[t] = x[t];\n"
+        f"    meet();\n{NEIGHBOUR}    {REMOTE_USES[use]}\n    meet();\n"
+        "    if (t < 16) y[32 * rank() + t] = tile[t];\n"
+    )
+    (finding,) = report_of(body, engine=launch).findings
+    assert (finding.kind, finding.severity) == ("uninitialized-read", "error" if use == "load" else "warning")
+    assert finding.verdict.startswith("tile[16] of block 1 is read") and "cluster.sync()" in finding.fix
+    right = body.replace("if (t < 16) tile[t]", "tile[t]")
+    assert not report_of(right, engine=launch).findings
+
+
 def test_an_update_by_two_blocks_of_a_cluster_needs_an_atomic():
     body = (
         "    __shared__ int sum;\n    if (threadIdx.x == 0) sum = 0;\n    meet();\n"
