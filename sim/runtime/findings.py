@@ -13,8 +13,8 @@ from sim.runtime.call_sites import CallSite
 
 # kinds of findings about host code; sim.events.KINDS lists the kinds of findings about kernels
 HOST_KINDS = (
-    "host-access", "copy-out-of-bounds", "copy-direction", "copy-overlap", "invalid-pointer",
-    "use-after-free", "double-free", "unsynchronized-access", "stream-race", "graph-race",
+    "host-access", "host-out-of-bounds", "copy-out-of-bounds", "copy-direction", "copy-overlap",
+    "invalid-pointer", "use-after-free", "double-free", "unsynchronized-access", "stream-race", "graph-race",
     "uninitialized-copy", "leak", "unchecked-error", "refused-launch", "unsupported", "kernel-abort",
     "invalid-operand",
 )  # fmt: skip

@@ -3,6 +3,10 @@
 The host and kernels use the same address of a buffer. Managed and pinned buffers are also mapped into this
 process at that address, so the host reads and writes them through the same pointer. Other buffers are not
 mapped: if the host dereferences their address, it receives a SIGSEGV, which `sim.runtime.process` reports.
+
+A mapped buffer ends close to the end of its last page, and the next page is not mapped. Accesses of the host
+beyond the buffer therefore raise a SIGSEGV, too, except in the few bytes between the two ends (its margin).
+The margin has fill values, from which stores of the host can be seen later.
 """
 
 import ctypes
@@ -21,6 +25,8 @@ from sim.runtime.call_sites import UNKNOWN, CallSite
 from sim.runtime.footprints import Footprint
 
 DEVICE, MANAGED, PINNED, SYMBOL = "device", "managed", "pinned host", "symbol"
+BUFFER_ALIGNMENT = 256  # bytes; the alignment of addresses that allocations return
+NEAR = 1 << 20  # maximum distance in bytes from a buffer at which an access of the host is attributed to it
 PITCH = 512  # bytes; cudaMallocPitch rounds the size of rows up to a multiple of this, as on an H200
 MOST_FREED = 100  # number of freed buffers to remember, so that findings can name them
 LIMIT = 8 << 30  # limit on the total bytes of all buffers, which must fit in the host machine's memory
@@ -73,6 +79,21 @@ class DeviceBuffer:
         inner = -(-host // mmap.PAGESIZE) * mmap.PAGESIZE, (host + self.root.size) & -mmap.PAGESIZE
         return tuple(self.base + address - host for address in inner)
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the memory is mapped at its simulated address, so that the host accesses it directly."""
+        return self.kind in (MANAGED, PINNED) and self.root.ctypes.data == self.base
+
+    @property
+    def margin(self) -> np.ndarray:
+        """The bytes between the end of a mapped buffer and the end of its last page, as uint8."""
+        return np.frombuffer((ctypes.c_char * (-self.end % mmap.PAGESIZE)).from_address(self.end), np.uint8)
+
+    def count_overrun(self) -> int:
+        """Return the number of bytes after the end, up to the last one that the host has changed."""
+        changed = np.flatnonzero(self.margin != INTEGER_POISON) if self.is_mapped else ()
+        return int(changed[-1]) + 1 if len(changed) else 0
+
     def mark_written(self, offset: int, nbytes: int) -> None:
         """Record that the host has written some bytes."""
         if self.unwritten is not None:
@@ -124,27 +145,31 @@ class DeviceMemory:
         """
         if self.used + nbytes > LIMIT:
             raise OutOfDeviceMemory
-        base, key = self.reserve(nbytes)
         if kind == DEVICE:
+            base, key = self.reserve(nbytes)
             root = np.full(nbytes, INTEGER_POISON, np.uint8)
             buffer = DeviceBuffer(base, root, kind, site, unwritten=np.ones(nbytes, bool))
         else:
+            pages, used = (-(-nbytes // unit) * unit for unit in (mmap.PAGESIZE, BUFFER_ALIGNMENT))
+            base, key = self.reserve(pages, mmap.PAGESIZE)
+            base += pages - used
             buffer = DeviceBuffer(base, map_at(base, nbytes), kind, site)
+            buffer.margin[:] = INTEGER_POISON
         buffer.key = key
         self.add(buffer)
         return buffer
 
-    def reserve(self, nbytes: int) -> tuple[int, ModuleKey]:
+    def reserve(self, nbytes: int, alignment: int = BUFFER_ALIGNMENT) -> tuple[int, ModuleKey]:
         """Reserve unused addresses. Return (first address, key in the table of address ranges).
 
         Raise OutOfDeviceMemory if too few addresses are left.
         """
         self.serial += 1
         key = ModuleKey(HOST, f"buffer {self.serial}")
-        base = PaddedSpace().choose_address("global", nbytes, 256, key.name, key)
+        base = PaddedSpace().choose_address("global", nbytes, alignment, key.name, key)
         if base is None and self.freed:  # reuse the addresses of freed buffers
             self.forget_freed(0)
-            base = PaddedSpace().choose_address("global", nbytes, 256, key.name, key)
+            base = PaddedSpace().choose_address("global", nbytes, alignment, key.name, key)
         if base is None:
             raise OutOfDeviceMemory
         return base, key
@@ -190,6 +215,14 @@ class DeviceMemory:
         at = bisect_right(self.bases, address) - 1
         buffer = self.buffers[self.bases[at]] if at >= 0 else None
         return buffer if buffer is not None and address < max(buffer.end, buffer.base + 1) else None
+
+    def find_near(self, address: int) -> DeviceBuffer | None:
+        """Return the mapped buffer that ends or begins closest to an address outside all buffers, within
+        NEAR bytes, or None."""
+        at = bisect_right(self.bases, address)
+        near = [b for b in map(self.buffers.get, self.bases[max(at - 1, 0) : at + 1]) if b.is_mapped]
+        distance = lambda b: max(b.base - address, address - b.end)  # noqa: E731
+        return min((b for b in near if distance(b) <= NEAR), key=distance, default=None)
 
     def find_registered(self, address: int) -> DeviceBuffer | None:
         """Return the buffer of the registered memory that contains a host address, or None."""

@@ -37,6 +37,7 @@ from sim.runtime.call_sites import UNKNOWN, CallSites, load_address
 from sim.runtime.device import Device, Options
 from sim.runtime.errors import NOT_SUPPORTED
 from sim.runtime.findings import FirstFinding, Log
+from sim.runtime.host_bounds import report_fault, report_overrun
 from sim.runtime.signatures import (
     BLAS,
     COPIES,
@@ -208,8 +209,8 @@ class Program:
         Return REPEAT if the host may repeat its access, or STEP if it may execute only this one instruction
         before the process calls `close_stepped`. Return 0 for a fault of another kind.
 
-        Report an access to memory that pending work uses. Report an access to a device address, and end the
-        program.
+        Report an access to memory that pending work uses. Report an access to a device address or beyond
+        managed or pinned memory, and end the program.
         """
         device, memory = self.device, self.device.memory
         device.call = self.sites.of_frames(frames) if self.sites else UNKNOWN
@@ -223,6 +224,10 @@ class Program:
         if watched:
             return REPEAT
         buffer = memory.find(address) or memory.find_freed(address)
+        near = memory.find_near(address) if buffer is None else None
+        if near is not None:
+            report_fault(device, near, address, write)
+            self.finish(early=True)
         if buffer is None:
             # The fault ends the program. Its cause is often a failed call that the program has ignored.
             report_unchecked(device)
@@ -249,6 +254,9 @@ class Program:
         log.first_only = False
         device.streams.open()
         report_late_writes(device)
+        for buffer in device.memory.buffers.values():
+            device.call = buffer.site
+            report_overrun(device, buffer)
         if not early and not device.sticky:
             report_leaks(device)
         report_unchecked(device)

@@ -130,7 +130,7 @@ HOST_FAULTS = {
     8: rf"(?s)use-after-free: .*It is in {OF_P}, freed at host_faults.cu:22.*Launched from host_faults.cu:22: fill",
     12: r"refused-launch: fill asks for 100,000 bytes of dynamic shared memory; without cudaFuncSetAttribute",
     13: rf"invalid-pointer: cudaFreeHost is given a pointer to {OF_P}",
-    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:56\n  at host_faults.cu:57",
+    18: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:62\n  at host_faults.cu:63",
     14: r"invalid-pointer: the source of cudaMemcpy \(DeviceToDevice\) is a null pointer\n  at host_faults.cu:28",
     22: rf"copy-direction: the destination of cudaMemcpy \(DeviceToHost\) is {OF_P}, and the source is on the host\n",
     23: rf"copy-overlap: the source and the destination of cudaMemcpyAsync .* overlap, from byte 4 of {OF_P}",
@@ -146,6 +146,33 @@ def test_faults_of_the_host_are_found(run, built, which):
     assert re.search(HOST_FAULTS[which], err), err
     assert status == 1
     assert "Traceback" not in err
+
+
+MANAGED = r"the managed memory allocated at host_faults.cu:47 \(1,000 bytes\)"
+PINNED = r"the pinned host memory allocated at host_faults.cu:"
+# (case, index of the accessed int) -> (words of the finding, line)
+HOST_ACCESSES = {
+    (30, 250): (rf"the host has written up to 4 bytes after the end of {MANAGED}", 48),
+    (31, 255): (rf"the host has written up to 24 bytes after the end of {PINNED}49", 49),
+    (31, 262144): (rf"the host writes 0x\w+, 1,047,576 bytes after the end of {PINNED}49", 49),
+    (32, 1024): (rf"the host reads 0x\w+, after the end of {PINNED}50", 50),
+    (32, -1): (rf"the host reads 0x\w+, 4 bytes before the beginning of {PINNED}50", 50),
+}
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("which", "index"), HOST_ACCESSES)
+def test_the_host_leaves_an_allocation(run, built, which, index):
+    words, line = HOST_ACCESSES[which, index]
+    status, _, err = run(built("host_faults"), which, index, options=["--engine", "fibers"])
+    assert re.search(rf"host-out-of-bounds: {words}.*\n  at host_faults.cu:{line}\n", err), err
+    assert status == 1 and "1 host-out-of-bounds" in err
+
+
+@needs_nvcc
+def test_the_host_accesses_the_first_and_last_byte(run, built):
+    status, _, err = run(built("host_faults"), 33, options=["--engine", "fibers"])
+    assert status == 0 and "no findings" in err, err
 
 
 @needs_nvcc

@@ -44,6 +44,12 @@ int main(int argc, char **argv) {
     case 29: cudaMalloc(&q, 48), cudaMemset2D(q, 16, 0, 4, 3);
         cudaMemcpy2D(h, 9, q, 16, 9, 3, cudaMemcpyDeviceToHost), cudaFree(q); break;
     case 27: cudaMallocManaged(&q, 16), q[0] = 1, cudaFree(q), printf("%d\n", q[0]); break;
+    case 30: cudaMallocManaged(&q, 1000); q[250] = 1;
+        cudaFree(q); break;
+    case 31: cudaMallocHost(&q, 1000); q[atoi(argv[2])] = 1; break;
+    case 32: cudaMallocHost(&q, 4096); printf("%d\n", q[atoi(argv[2])]); break;
+    case 33: cudaMallocManaged(&q, 1024); q[0] = q[255] = 1, cudaFree(q), cudaMallocHost(&q, 1001);
+        ((char *)q)[1000] = 1, cudaFreeHost(q); break;
     case 26: cudaMemcpy2D(h, 8, p, 8, 8, 3, cudaMemcpyDeviceToHost); break;
     }
     if (argc > 2) printf("%s\n", cudaGetErrorName(cudaGetLastError()));
