@@ -270,6 +270,10 @@ class Lowering(Program):
             raise Missing
         return self.add_call("skip")
 
+    def sleep_call(self):
+        """Return the name of a function that does nothing, because compiled code has no clock."""
+        return self.add_call("skip")
+
     def transfer(self, name, reach="grid", waits=False):
         """Return the name of the function for a part of cp.async or of an mbarrier. Raise Missing for other
         transfers."""

@@ -247,7 +247,7 @@ class RunCompiler(Evaluator):
         self.phase(mbarriers.wait_at, watch_atomic, site, space, address, operand, by_parity)
         return Predicate(ir.IntType(1)(1))
 
-    def do_skip(self):
+    def do_skip(self, *operands):
         """Emit nothing, for an instruction that has no effect in compiled code."""
 
     def do_count_down(self, space, site, address, added):

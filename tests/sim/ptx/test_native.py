@@ -288,6 +288,13 @@ def test_what_is_not_compiled_is_named():
     assert re.fullmatch(pattern, report.notes[0]), report.notes
 
 
+def test_a_thread_sleeps():
+    x = np.arange(32, dtype=np.int32)
+    body = "ld.global.u32 %r4, [%d3]; nanosleep.u32 100; nanosleep.u32 %r4; st.global.u32 [%d4], %r4;"
+    report = simulate(kernel(body), engine="native")[1, 32](x, out := np.zeros_like(x))
+    assert report.notes == ("compiled",) and np.array_equal(out, x)
+
+
 @pytest.mark.parametrize("name", "add.u32 min.s32 max.s32 min.u32 max.u32 and.b32 or.b32 xor.b32".split())
 def test_redux(name):
     body = f"ld.global.u32 %r4, [%d3]; redux.sync.{name} %r5, %r4, -1; st.global.u32 [%d4], %r5;"
