@@ -22,7 +22,7 @@ from sim.runtime.copy_checks import (
 )
 from sim.runtime.errors import INVALID_DIRECTION, INVALID_SYMBOL, INVALID_VALUE, SUCCESS
 from sim.runtime.handlers_memory import write_pointer
-from sim.runtime.memory import DEVICE, PINNED, SYMBOL, DeviceBuffer, is_mapped
+from sim.runtime.memory import DEVICE, MANAGED, PINNED, SYMBOL, DeviceBuffer, is_mapped
 from sim.runtime.stream_order import DEFAULT_STREAM
 
 # cudaMemcpyKind -> whether (destination, source) are on the device; None means that the pointers determine it
@@ -74,7 +74,7 @@ def side(device, address, nbytes, wanted, role, name):
 def copy(device, destination, source, nbytes, kind, name, pending=False):
     """Copy bytes between host and device in any direction.
 
-    pending: whether the host continues before a copy from or to pinned memory has ended.
+    pending: whether the host continues before a copy from or to pinned or managed memory has ended.
     """
     return copy_pieces(device, [(destination, source)], nbytes, kind, name, pending)
 
@@ -118,20 +118,21 @@ def copy_piece(device, destination, source, nbytes, sides, name, pending):
         mark_copied(to[1], destination, origin[1], source, nbytes)
     if pending:
         for (at, buffer), writes in ((to, True), (origin, False)):
-            watch_pinned(device, buffer or device.memory.find_registered(at), at, nbytes, writes, name)
+            watch_host(device, buffer or device.memory.find_registered(at), at, nbytes, writes, name)
     elif any(is_on_host(*each) for each in ((to_device, to[1]), (from_device, origin[1]))):
         device.streams.synchronize(DEFAULT_STREAM)
     return SUCCESS
 
 
-def watch_pinned(device, buffer, at, nbytes, writes, name):
-    """Watch the host's accesses to pinned memory that a copy still uses.
+def watch_host(device, buffer, at, nbytes, writes, name):
+    """Watch the host's accesses to pinned or managed memory that an operation still uses.
 
-    buffer: the buffer that contains the bytes, or None. Only pinned buffers are watched.
+    buffer: the buffer that contains the bytes, or None. Buffers of other kinds are not watched.
     at: the host address of the bytes.
-    writes: whether the copy writes the bytes.
+    writes: whether the operation writes the bytes.
+    name: the call that issued the operation.
     """
-    if buffer is None or buffer.kind != PINNED:
+    if buffer is None or buffer.kind not in (PINNED, MANAGED):
         return
     offset = buffer.root.ctypes.data - buffer.base
     start, end = (limit + offset for limit in buffer.protectable())
@@ -264,14 +265,15 @@ def cudaMemset2DAsync(device, address, pitch, value, width, height, stream):
 
 def fill(device, address, pitch, value, width, height, stream, name):
     """Submit an operation that fills rows of device memory with a byte."""
-    pattern = bytes([value & 0xFF])
-    return device.submit(stream, lambda: set_rows(device, address, pitch, pattern, width, height, name))
+    given = address, pitch, bytes([value & 0xFF]), width, height, name, name.endswith("Async")
+    return device.submit(stream, lambda: set_rows(device, *given))
 
 
-def set_rows(device, address, pitch, pattern, width, height, name):
+def set_rows(device, address, pitch, pattern, width, height, name, pending=False):
     """Fill rows of device memory with a pattern of 1, 2 or 4 bytes.
 
     width: the number of patterns in a row.
+    pending: whether the host continues before pinned or managed memory has been filled.
     """
     nbytes = width * len(pattern)
     for row in range(height if nbytes else 0):
@@ -281,6 +283,8 @@ def set_rows(device, address, pitch, pattern, width, height, name):
             return INVALID_VALUE
         ctypes.memmove(to[0], pattern * width, nbytes)
         to[1].mark_written(start - to[1].base, nbytes)
+        if pending:
+            watch_host(device, to[1], to[0], nbytes, True, name)
     return SUCCESS
 
 
@@ -330,7 +334,10 @@ def copy_symbol(device, symbol, host, nbytes, offset, kind, name, to_symbol):
         ctypes.memmove(other[0], address, nbytes)
         if other[1] is not None:
             other[1].mark_written(host - other[1].base, nbytes)
-    if not name.endswith("Async"):
+    if name.endswith("Async"):
+        buffer = other[1] or device.memory.find_registered(other[0])
+        watch_host(device, buffer, other[0], nbytes, not to_symbol, name)
+    else:
         device.streams.synchronize(DEFAULT_STREAM)
     return SUCCESS
 

@@ -177,12 +177,13 @@ def kernel_action(device, parameters, attributes):
 
 def cudaGraphAddMemcpyNode(device, node, graph, dependencies, count, parameters):
     region = read_region(parameters)
-    action = lambda: copy_region(device, region, "cudaGraphAddMemcpyNode")  # noqa: E731
+    action = lambda: copy_region(device, region, "cudaGraphAddMemcpyNode", True)  # noqa: E731
     return add(device, node, graph, dependencies, count, action)
 
 
 def cudaGraphAddMemcpyNode1D(device, node, graph, dependencies, count, to, source, nbytes, kind):
-    action = lambda: copy(device, to, source, nbytes, kind, "cudaGraphAddMemcpyNode1D")  # noqa: E731
+    given = to, source, nbytes, kind, "cudaGraphAddMemcpyNode1D", True
+    action = lambda: copy(device, *given)  # noqa: E731
     return add(device, node, graph, dependencies, count, action)
 
 
@@ -191,7 +192,7 @@ def cudaGraphAddMemsetNode(device, node, graph, dependencies, count, parameters)
     address, pitch, value, size, width, height = struct.unpack("<QQIIQQ", ctypes.string_at(parameters, 40))
     pattern = value.to_bytes(4, "little")[:size]
     name = "cudaGraphAddMemsetNode"
-    action = lambda: set_rows(device, address, pitch, pattern, width, height, name)  # noqa: E731
+    action = lambda: set_rows(device, address, pitch, pattern, width, height, name, True)  # noqa: E731
     return add(device, node, graph, dependencies, count, action)
 
 

@@ -148,6 +148,32 @@ def test_faults_of_the_host_are_found(run, built, which):
     assert "Traceback" not in err
 
 
+# operations of early_accesses.cu: (call, whether it writes the memory that the host then accesses)
+EARLY_ACCESSES = [
+    ("cudaMemcpyAsync (DeviceToHost)", True),
+    ("cudaMemcpyAsync (Default)", True),
+    ("cudaMemcpyFromSymbolAsync", True),
+    ("cudaMemcpyToSymbolAsync", False),
+    ("cudaMemsetAsync", True),
+    ("cudaMemset2DAsync", True),
+    ("cudaGraphAddMemcpyNode1D (HostToDevice)", False),
+    ("cudaGraphAddMemcpyNode (DeviceToHost)", True),
+    ("cudaGraphAddMemsetNode", True),
+]
+
+
+@needs_nvcc
+@pytest.mark.parametrize("which", range(len(EARLY_ACCESSES)))
+def test_the_host_must_wait_for_each_asynchronous_operation(run, built, which):
+    name, writes = EARLY_ACCESSES[which]
+    program = built("early_accesses")
+    status, _, err = run(program, which, 0, options=["--engine", "fibers"])
+    assert f"unsynchronized-access: the host {'reads' if writes else 'writes'} 0x" in err, err
+    assert f": {name} {'writes' if writes else 'reads'} the " in err and status == 1, err
+    status, _, err = run(program, which, 1, options=["--engine", "fibers"])
+    assert status == 0 and "no findings" in err, err
+
+
 MANAGED = r"the managed memory allocated at host_faults.cu:47 \(1,000 bytes\)"
 PINNED = r"the pinned host memory allocated at host_faults.cu:"
 # (case, index of the accessed int) -> (words of the finding, line)
