@@ -5,7 +5,7 @@ from itertools import combinations
 
 import numpy as np
 
-from sim.events import ATOMIC, GLOBAL, LOAD, STORE, Batch, Observer
+from sim.events import ATOMIC, CONST, GLOBAL, LOAD, STORE, Batch, Observer
 
 CONFLICTS = (STORE, STORE), (STORE, LOAD), (LOAD, STORE), (STORE, ATOMIC), (ATOMIC, STORE)
 CONFLICTS += (LOAD, ATOMIC), (ATOMIC, LOAD)
@@ -27,7 +27,7 @@ class Footprint(Observer):
 
     def accesses(self, batch: Batch) -> None:
         for action in VERBS:
-            mine = (batch.space == GLOBAL) & (batch.action == action)
+            mine = np.isin(batch.space, (GLOBAL, CONST)) & (batch.action == action)
             start = batch.address[mine].astype(np.int64)
             self.add_rows(action, np.stack([start, start + batch.size[mine]], 1))
 

@@ -314,8 +314,7 @@ def report_missing_dependencies(device, nodes, pairs, footprints):
     for first, second in pairs:
         if found := footprints[first].conflict(footprints[second]):
             address, early, late = found
-            buffer = device.memory.find(address)
-            what = f"byte {address - buffer.base:,} of {buffer}" if buffer else f"host memory at {address:#x}"
+            what = device.memory.describe(address)
             device.call = nodes[second].site
             device.report(
                 "graph-race",

@@ -233,6 +233,17 @@ class DeviceMemory:
         """Return the most recently freed buffer that contained an address, or None."""
         return next((b for b in reversed(self.freed) if b.base <= address < b.end), None)
 
+    def describe(self, address: int, whole: bool = False) -> str:
+        """Return a noun for the byte at an address: its place in a buffer or variable, or the address.
+
+        whole: whether to name the buffer without the place of the byte.
+        """
+        if buffer := self.find(address) or self.find_freed(address):
+            return str(buffer) if whole else f"byte {address - buffer.base:,} of {buffer}"
+        if variable := ADDRESSES.find(address):
+            return f"byte {address - variable.base:,} of the variable {variable.name}"
+        return f"host memory at {address:#x}"
+
     # --- launches -------------------------------------------------------------------------------------------
 
     def attach(self, run) -> None:

@@ -25,12 +25,8 @@ def execute(device, action):
     code = action()
     device.graphs.footprint, device.call = outer, site
     for conflict in device.races.add(device.streams, Operation(stream, number, before, mine, site)):
-        buffer = device.memory.find(conflict.address) or device.memory.find_freed(conflict.address)
-        what = f"byte {conflict.address - buffer.base:,} of {buffer}" if buffer else ""
-        if buffer and conflict.of_buffer:
-            what = str(buffer)
-        verdict = conflict.verdict(what or f"memory at {conflict.address:#x}")
-        device.report("stream-race", "error", verdict, FIX)
+        what = device.memory.describe(conflict.address, whole=conflict.of_buffer)
+        device.report("stream-race", "error", conflict.verdict(what), FIX)
     if device.races.forgotten:
         device.log.notes[FORGOTTEN] = None
     return code

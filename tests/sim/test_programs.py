@@ -492,6 +492,17 @@ def test_operations_of_two_streams_without_an_order_are_found(run, built, which)
 
 
 @needs_nvcc
+@pytest.mark.parametrize("name", ["global", "constant"])
+def test_a_variable_is_read_in_another_stream(run, built, name):
+    program = built("symbol_race")
+    status, _, err = run(program, int(name == "constant"), 0)
+    assert re.search(f"stream-race: .* writes byte 0 of the variable {name}, and this one reads it", err), err
+    assert status == 1
+    status, _, err = run(program, int(name == "constant"), 1)
+    assert status == 0 and "no findings" in err, err
+
+
+@needs_nvcc
 def test_ordered_operations_of_two_streams_are_right(run, built):
     status, out, err = run(built("streams"), 10)
     assert (status, out) == (0, "2\n") and "no findings" in err
