@@ -96,6 +96,8 @@ class Context:
         self.common_loop: tuple[object, range] = (None, range(0))
         # site of a loop -> the local variables that alone decide how many iterations follow
         self.deciding: dict[int, frozenset] = {}
+        # site of a loop that searches memory -> its Search (sim.frontend.searches)
+        self.searches: dict[int, object] = {}
         # site of a loop -> site of the load that a compiler moved out of it (sim.ptx.hoisted)
         self.hoisted: dict[int, int] = {}
 
@@ -163,6 +165,8 @@ class Context:
         self.max_turns = inf  # value of `turns` at which a partial rerun of a launch ends
         self.live = ()  # if several blocks run concurrently: the blocks that have started and not ended
         self.pending = ()  # if several blocks run concurrently: the blocks that have not started
+        self.resident = inf  # the number of blocks that the device holds at a time
+        self.changes = 0  # the number of atomics that have changed memory
         self.runs_compiled = False  # whether compiled code is running
         self.wrote = False  # whether compiled code has written to global memory
         self.named_calls = {}  # (block, thread) -> {(number, count)} of the named barriers that it has called

@@ -142,6 +142,7 @@ def describe(context, launch, binder):
     for fact in ("synchronizes", "stores", "counts_iterations", "loops_around_grid"):
         setattr(context, fact, binder.any(fact))
     context.deciding = {site: names for code in binder.codes for site, names in code.deciding.items()}
+    context.searches = {site: search for code in binder.codes for site, search in code.searches.items()}
     context.needs_schedules = context.synchronizes
     if context.synchronizes:
         context.coverage = Coverage(number for code in binder.codes for number in code.accessed)

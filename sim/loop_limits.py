@@ -4,6 +4,7 @@ import sys
 import time
 from math import inf
 
+from sim.endless_searches import EndlessSearch
 from sim.errors import Stuck
 from sim.forecast import Forecast
 from sim.idle_variables import original_name
@@ -27,6 +28,10 @@ FIRST_COMMON_TEST = 1 << 14
 # CPU seconds for which the barriers that open in a loop can extend its time limit.
 BARRIER_PATIENCE = 300.0
 FAILED_ATOMICS = "Every thread that can run repeats an atomic that changes nothing."
+ENDLESS_SEARCHES = (
+    "Every thread that can run searches memory, no thread changes this memory any more, and none of these"
+    " searches ends."
+)
 NO_VARIABLES = "Nothing that changes in the loop decides whether it ends."
 REPEATED_VARIABLES = (
     "The variables that decide when the loop ends have returned to earlier values, and no other thread can"
@@ -57,7 +62,8 @@ class LoopLimits:
         """Reset the budgets for loop iterations and seconds, because a thread ended or another event shows
         progress."""
         self.steps = self.context.max_steps or DEFAULT_STEPS
-        self.progress_check = None  # a ProgressCheck while threads are being compared
+        # a ProgressCheck and an EndlessSearch while threads are being compared
+        self.progress_check = self.search = None
         self.proof = ""  # a sentence that explains why it is certain that a loop is endless
         self.own_cycles = {}  # thread -> a Cycle of its own variables (see `repeats_itself`)
         # For the test of sim.engine.attempts: whether it has proven that nothing changes any more; the value
@@ -168,7 +174,11 @@ class LoopLimits:
             for block in context.live:
                 block.wake_parked(every=True)
             self.progress_check = ProgressCheck(context, self.most_states())
+            self.search = EndlessSearch(context)
         self.steps = min(self.steps, 0)
+        if self.search.is_endless(site, frame):
+            self.proof = ENDLESS_SEARCHES
+            raise Stuck(site, True)
         check = self.progress_check
         stuck = check.nothing_changes(site, frame)
         if stuck is False or self.forecast.is_due(now):

@@ -207,6 +207,7 @@ class Grid:
         """
         self.fiber_type, self.free, pending, live, parked = fiber_type, free, deque(self.order), deque(), []
         self.context.live, self.context.pending = live, pending
+        self.context.resident = self.resident
         try:
             self.reserve(self.blocks if self.context.cooperative else len(pending[0]))
             while pending or live or parked:

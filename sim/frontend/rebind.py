@@ -36,6 +36,7 @@ from sim.frontend.names import (
 from sim.frontend.polling import can_poll, common_loop, deciding_variables, has_loop_around_grid_barrier
 from sim.frontend.resolve import GEOMETRIES, referent_of, source_of
 from sim.frontend.rewrite import Rewriter
+from sim.frontend.searches import searches
 from sim.frontend.tree import all_nodes, as_list, located
 from sim.frontend.types import Number
 from sim.isa.conversions import cast, domain
@@ -107,7 +108,7 @@ class Code:
         self.loops_around_grid, self.common_loop = True, range(0)
         self.counts_iterations, self.as_generator, self.comparison_constants = False, None, set()
         self.accessed = set()  # numbers of the sites that access an element
-        self.elements, self.dynamic, self.deciding = {}, set(), {}  # see Accesses
+        self.elements, self.dynamic, self.deciding, self.searches = {}, set(), {}, {}  # see Accesses
         if self.rewritten:
             self.comparison_constants = comparison_constants(function, source.tree)
             self.polls = can_poll(source.tree, parameters)
@@ -121,6 +122,7 @@ class Code:
         tree, found = source.tree, Types(source, dict(parameters), block)
         rewriter = Rewriter(source, found, enabled)
         rewriter.deciding = deciding_variables(tree, parameters)
+        rewriter.searches = searches(tree)
         rewriter.split_variables(tree.body)
         unassigned = found.versions.unassigned(tree.body)
         rewriter.unassigned = {id(node) for node in unassigned}
@@ -136,7 +138,7 @@ class Code:
         tree.body = [*located(unset, tree), *body]
         self.constants, self.calls, self.makers = rewriter.constants, rewriter.calls, rewriter.makers
         self.elements, self.dynamic = rewriter.elements, rewriter.dynamic
-        self.deciding = rewriter.deciding_at
+        self.deciding, self.searches = rewriter.deciding_at, rewriter.searches_at
         free = function.__code__.co_freevars
         # A recursive function refers to itself by its global name.
         outside = [] if tree.name in free else [ast.Global([tree.name])]

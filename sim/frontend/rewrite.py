@@ -303,6 +303,8 @@ class Rewriter(Accesses):
         site = self.site("loop", node)
         if id(node) in self.deciding:
             self.deciding_at[site.value] = self.deciding[id(node)]
+        if id(node) in self.searches:
+            self.searches_at[site.value] = self.searches[id(node)]
         tick = ast.copy_location(ast.Expr(self.call("tick", [site], node)), node)
         # The test of a `while` loop counts as a branch.
         self.visit_If(node)

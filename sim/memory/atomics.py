@@ -111,6 +111,7 @@ class Atomic:
         # The scheduler delays a thread that would repeat this atomic without any effect.
         last = thread.failed_atomic
         thread.failed_atomic = FailedAtomic(key, memory, place, old, last) if new == before else None
+        self._context.changes += thread.failed_atomic is None
         if self._context.listeners["atomic_done"]:
             wrote = not entry.tests or bool(new != before)
             self._context.announce_ordering("atomic_done", array.address(place), wrote, "grid")

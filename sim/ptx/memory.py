@@ -268,6 +268,7 @@ class Memory(RegionTable):
             thread = context.thread
             last = thread.failed_atomic
             thread.failed_atomic = FailedAtomic(key, view, position, old, last) if new == old else None
+            context.changes += thread.failed_atomic is None
             context.announce_ordering("atomic_done", address + window, wrote, reach)
             if packed:
                 context.announce_ordering("atomic_done", address + window + HALF, wrote, reach)

@@ -1,0 +1,289 @@
+"""Tests of the proof that searches of memory never end, and of correct kernels with similar loops."""
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from sim import loop_limits, simulate
+from sim.engine.schedules import Seeded
+from sim.loop_limits import ENDLESS_SEARCHES
+
+SLOTS, THREADS = 256, 64
+
+
+def finds_a_free_slot(table, keys, out):
+    i = cuda.grid(1)
+    slot = keys[i] % table.size
+    while True:
+        if cuda.atomic.cas(table, slot, 0, keys[i]) == 0:
+            break
+        slot = (slot + 1) % table.size
+    out[i] = slot
+
+
+def finds_its_key(table, keys, out):
+    i = cuda.grid(1)
+    key = keys[i]
+    slot = key % table.size
+    while True:
+        old = cuda.atomic.cas(table, slot, 0, key)
+        if old == 0 or old == key:
+            out[i] = slot
+            return
+        slot = (slot + 1) % table.size
+
+
+def finds_in_the_condition(table, keys, out):
+    i = cuda.grid(1)
+    slot = keys[i] % table.size
+    while cuda.atomic.cas(table, slot, 0, keys[i]) != 0:
+        slot = (slot + 1) % table.size
+    out[i] = slot
+
+
+@cuda.jit(device=True)
+def insert(table, key):
+    slot = key % table.size
+    while True:
+        old = cuda.atomic.cas(table, slot, 0, key)
+        if old in (0, key):
+            return slot
+        slot = (slot + 1) % table.size
+
+
+def finds_in_a_function(table, keys, out):
+    for i in range(cuda.grid(1), keys.size, cuda.gridsize(1)):
+        out[i] = insert(table, keys[i])
+
+
+def finds_in_a_for_loop(table, keys, out):
+    for i in range(cuda.grid(1), keys.size, cuda.gridsize(1)):
+        key = keys[i]
+        slot = key % table.size
+        while True:
+            old = cuda.atomic.cas(table, slot, 0, key)
+            if old == 0 or old == key:
+                out[i] = slot
+                break
+            slot = (slot + 1) % table.size
+
+
+def finds_by_quadratic_probing(table, keys, out):
+    i = cuda.grid(1)
+    slot, step = keys[i] % table.size, 0
+    while cuda.atomic.cas(table, slot, 0, keys[i]) != 0:
+        step = (step + 1) % table.size
+        slot = (slot + step) % table.size
+    out[i] = slot
+
+
+KERNELS = [finds_a_free_slot, finds_its_key, finds_in_the_condition, finds_in_a_function, finds_in_a_for_loop]
+
+
+@pytest.fixture
+def early(monkeypatch):
+    """Examine the threads after a few iterations."""
+    monkeypatch.setattr(loop_limits, "DEFAULT_STEPS", 50)
+    monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 0.001)
+
+
+def launch(kernel, free, threads=THREADS, **options):
+    """Let each thread insert a key into a table with `free` free slots. Return the Report and the table."""
+    table, out = np.full(SLOTS, 7, np.int32), np.full(threads, -1, np.int32)
+    table[SLOTS - free :] = 0
+    keys = np.random.default_rng(0).permutation(10**6)[:threads].astype(np.int32) + 8
+    options = {"on_finding": "report", "observers": ()} | options
+    return simulate(kernel, **options)[threads // 32, 32](table, keys, out), table, out
+
+
+@pytest.mark.parametrize("engine", ["fibers", "auto"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_search_in_a_full_table_is_endless(kernel, engine, early):
+    report, _, _ = launch(kernel, 0, engine=engine)
+    (finding,) = report.findings
+    assert (finding.kind, finding.reason) == ("no-progress", ENDLESS_SEARCHES)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_some_threads_find_the_last_free_slots(kernel, early):
+    report, table, out = launch(kernel, 20)
+    assert [(one.kind, one.reason) for one in report.findings] == [("no-progress", ENDLESS_SEARCHES)]
+    assert table.all() and np.count_nonzero(out >= 0) == 20
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_table_with_a_free_slot_for_each_thread_has_no_finding(kernel, seed, early):
+    report, table, out = launch(kernel, THREADS, seed=seed)
+    assert not report.findings and table.all() and (out >= 0).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_last_thread_finds_the_last_free_slot(seed, early):
+    """Let 31 of 32 threads find their keys in a table with one free slot, before they arrive at this slot."""
+    table, keys, out = (
+        np.full(SLOTS, 7, np.int32),
+        np.arange(100, 132, dtype=np.int32),
+        np.zeros(32, np.int32),
+    )
+    table[(keys + 150) % SLOTS] = keys
+    table[60], keys[5] = 0, 105 + 10 * SLOTS
+    assert not simulate(finds_its_key, seed=seed, observers=())[1, 32](table, keys, out).findings
+    assert table[60] == keys[5] and out[5] == 60 and table[out].tolist() == keys.tolist()
+
+
+# --- correct kernels in which other threads end the searches ------------------------------------------------
+
+
+@cuda.jit(device=True)
+def work(x, n):
+    """Read x[0] atomically, n times."""
+    for _ in range(n):
+        cuda.atomic.add(x, 0, 0)
+
+
+def a_thread_works_first(table, flags, n):
+    """Let the last thread free all slots after some work."""
+    i = cuda.grid(1)
+    if i == cuda.gridsize(1) - 1:
+        work(flags, n)
+        for slot in range(table.size):
+            cuda.atomic.exch(table, slot, 0)
+    slot = i % table.size
+    while cuda.atomic.cas(table, slot, 0, i + 1) != 0:
+        slot = (slot + 1) % table.size
+
+
+def a_thread_works_after_its_search(table, flags, n):
+    """Let a thread find its key in the full table, and then free all other slots."""
+    i = cuda.grid(1)
+    slot, key = i % table.size, 7 if i == 3 else i + 100
+    while True:
+        old = cuda.atomic.cas(table, slot, 0, key)
+        if old == key or old == 0:
+            break
+        slot = (slot + 1) % table.size
+    if i == 3:
+        work(flags, n)
+        for slot in range(table.size):
+            cuda.atomic.exch(table, slot, 0)
+
+
+def a_thread_works_in_the_branch_that_ends_its_search(table, flags, n):
+    """Do the same in the branch that leaves the loop."""
+    i = cuda.grid(1)
+    slot, key = i % table.size, 7 if i == 3 else i + 100
+    while True:
+        old = cuda.atomic.cas(table, slot, 0, key)
+        if old == key:
+            for _ in range(n):
+                cuda.atomic.add(flags, 0, 0)
+            for slot in range(table.size):
+                cuda.atomic.exch(table, slot, 0)
+            break
+        if old == 0:
+            break
+        slot = (slot + 1) % table.size
+
+
+def a_thread_searches_twice(table, flags, n):
+    """Let a thread find n keys one after another, and free all slots after the last search."""
+    i = cuda.grid(1)
+    for turn in range(n if i == 3 else 1):
+        slot, key = i % table.size, 7 if i == 3 else i + 100
+        while True:
+            old = cuda.atomic.cas(table, slot, 0, key)
+            if old == key or old == 0:
+                break
+            slot = (slot + 1) % table.size
+        if turn == n - 1:
+            for slot in range(table.size):
+                cuda.atomic.exch(table, slot, 0)
+
+
+def a_thread_enlarges_the_table(table, flags, n):
+    """Let the last thread permit the other threads to search in all slots, of which only the first 8 are full."""
+    i = cuda.grid(1)
+    if i == cuda.gridsize(1) - 1:
+        work(table, n)
+        flags[1] = table.size
+    slot = i % 8
+    while cuda.atomic.cas(table, slot, 0, i + 1) != 0:
+        slot = (slot + 1) % flags[1]
+
+
+def threads_count_their_attempts(table, flags, n):
+    """Let the thread with the last attempt free all slots."""
+    i = cuda.grid(1)
+    slot = i % table.size
+    while cuda.atomic.cas(table, slot, 0, i + 1) != 0:
+        slot = (slot + 1) % table.size
+        if cuda.atomic.add(flags, 2, 1) == 20 * n:
+            for other in range(table.size):
+                cuda.atomic.exch(table, other, 0)
+
+
+def threads_wait_for_their_turn(table, flags, n):
+    """Let each thread free a slot for the next thread."""
+    i = cuda.grid(1)
+    slot = 0
+    while cuda.atomic.cas(flags, 2, i, -1) != i or n < 0:
+        slot = (slot + 1) % 8
+    cuda.atomic.exch(flags, 2, i + 1)
+
+
+def threads_search_at_different_positions(table, flags, n):
+    """Let each thread search its own part of the table. Only the first part is full, until its turn comes."""
+    i = cuda.grid(1)
+    slot = 0
+    while cuda.atomic.cas(table, cuda.grid(1) * 4 + slot, 0, 9) != 0:
+        slot = (slot + 1) % 4
+    work(flags, n)
+    cuda.atomic.exch(table, 4 * i + 4 + slot, 0)
+
+
+ENDED_BY_OTHERS = [
+    a_thread_works_first,
+    a_thread_works_after_its_search,
+    a_thread_works_in_the_branch_that_ends_its_search,
+    a_thread_searches_twice,
+    a_thread_enlarges_the_table,
+    threads_count_their_attempts,
+    threads_wait_for_their_turn,
+    threads_search_at_different_positions,
+]
+
+
+def table_of(kernel):
+    """Return the table with which a kernel in ENDED_BY_OTHERS starts."""
+    table = np.full(4 * 33, 7, np.int32)
+    if kernel is a_thread_enlarges_the_table:
+        table[8:] = 0
+    if kernel is threads_search_at_different_positions:
+        table[:4] = 0
+    if kernel in (a_thread_works_after_its_search, a_thread_works_in_the_branch_that_ends_its_search):
+        table[:] = 8
+        table[20] = 7
+    return table
+
+
+@pytest.mark.parametrize("kernel", ENDED_BY_OTHERS)
+def test_a_search_that_another_thread_ends_has_no_finding(kernel, early):
+    flags = np.array([0, 8, 0], np.int32)
+    report = simulate(kernel, observers=(), on_finding="report")[4, 8](table_of(kernel), flags, 500)
+    assert not report.findings
+
+
+@pytest.mark.parametrize("requests", [50, 400])
+def test_a_block_that_starts_late_ends_the_searches(requests, early, monkeypatch):
+    asked = []
+
+    def may_start_block(schedule, _):
+        asked.append(schedule)
+        schedule.holds += len(asked) % requests != 0
+        return len(asked) % requests == 0
+
+    monkeypatch.setattr(Seeded, "may_start_block", may_start_block)
+    flags, table = np.array([0, 8, 0], np.int32), np.full(64, 7, np.int32)
+    report = simulate(a_thread_works_first, observers=(), on_finding="report")[4, 8](table, flags, 5)
+    assert not report.findings and len(asked) > requests
