@@ -53,9 +53,7 @@ class Native:
         """Run a compiled Attempt and return its Outcome."""
         try:
             attempt.run()
-            if attempt.is_slow:
-                attempt.optimise()
-                attempt = run_again(attempt, attempt.while_limit)
+            attempt = in_fast_code(attempt)
             endless = find_endless_loop(attempt) if attempt.exceeds_first_limit else None
             if endless and is_final(attempt, endless):
                 return endless
@@ -76,7 +74,15 @@ def run_again(attempt, while_limit):
     again.while_limit = while_limit
     again.compile()
     again.run()
-    return again
+    return in_fast_code(again)
+
+
+def in_fast_code(attempt):
+    """Return an Attempt after its `run`, or a new one in optimised code if quick code was too slow to end."""
+    if not attempt.is_slow:
+        return attempt
+    attempt.optimise()
+    return run_again(attempt, attempt.while_limit)
 
 
 @global_compiler_lock  # Numba's registries are not thread-safe

@@ -156,11 +156,14 @@ class Attempt(Memory):
         self.log = np.empty(LOG_CAPACITY if self.replay else 0, np.int64)
         self.state.log, self.state.log_room = self.log.ctypes.data, len(self.log)
 
-    def run(self):
-        """Run the blocks in order, up to the last block or to a block that ends the launch."""
+    def run(self, may_restart=True):
+        """Run the blocks in order, up to the last block or to a block that ends the launch.
+
+        may_restart: whether the launch may stop because quick code is slow (`is_slow`).
+        """
         self.begin()
         # Observers cannot undo their counts, and blocks of a cooperative launch do not end one by one.
-        self.may_restart = self.replay is None and not self.is_cooperative
+        self.may_restart = may_restart and self.replay is None and not self.is_cooperative
         try:
             self.advance(self.launch.blocks)
         except CannotLower:
@@ -288,7 +291,7 @@ class Attempt(Memory):
         self.lift_time_limit()
         self.stop, self.state.pair_count = self.launch.blocks, 0
         self.block_errors[:] = 0
-        self.run()
+        self.run(may_restart=False)
 
     def advance(self, stop):
         """Run the blocks before linear index `stop` that have not run yet.
