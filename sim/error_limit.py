@@ -52,7 +52,12 @@ class ErrorLimit:
                 self.error_time = min(now, context.epoch_time)
         self.seen = number
         is_late = self.deadline is not None and now > self.deadline
-        return is_late or self.error_time is not None and now - self.error_time > SECONDS_AFTER_ERROR
+        return is_late or self.is_error_overdue()
+
+    def is_error_overdue(self):
+        """Return whether the launch has run for SECONDS_AFTER_ERROR since an error that counts."""
+        time_of_error = self.error_time
+        return time_of_error is not None and time.process_time() - time_of_error > SECONDS_AFTER_ERROR
 
     def must_end(self):
         """Return whether the launch is overdue. If a trial of doubtful findings is due, perform it."""

@@ -43,6 +43,8 @@ from sim.observers import Pipeline
 from sim.reruns import ENDLESS, Reruns
 from sim.watched import watched
 
+# Reasons to stop a launch. The time limit applies if the interpreter examines a launch of compiled code.
+AFTER_ERROR, AFTER_LIMIT = "several seconds after its first error", "after the time limit of the interpreter"
 BUILTINS = vars(builtins) | builtin_functions.BUILTINS
 # Functions that replace Python's operators in rewritten code, by the name used there.
 CALLED_OPERATORS = {PREFIX + name: INSTRUCTIONS[f"operator.{name}"].call for name in OPERATORS.values()}
@@ -183,7 +185,8 @@ def run(fibers, grid, context, fiber):
             pass
         except OutOfTime:
             context.ended_early = True
-            context.notes[format_ended_early(grid.ended, grid.blocks)] = None
+            reason = AFTER_ERROR if context.error_limit.is_error_overdue() else AFTER_LIMIT
+            context.notes[format_ended_early(reason, grid.ended, grid.blocks)] = None
         except Stuck as error:
             # If the watchdog fired between two threads, nothing has been reported for any thread yet.
             if all(finding.kind not in ENDLESS for finding in context.findings):
@@ -192,11 +195,13 @@ def run(fibers, grid, context, fiber):
     context.announce("launch_finished", context)
 
 
-def format_ended_early(ended, blocks):
-    """Return the note for a launch that was stopped after an error, when `ended` of its blocks had run to
-    their end."""
+def format_ended_early(reason, ended, blocks):
+    """Return the note for a launch that was stopped when `ended` of its blocks had run to their end.
+
+    reason: AFTER_ERROR or AFTER_LIMIT.
+    """
     return (
-        "the launch was stopped several seconds after its first error, so its results are incomplete:"
+        f"the launch was stopped {reason}, so its results are incomplete:"
         f" {ended:,} of {plural(blocks, 'block')} ran to the end;"
         " simulate(kernel, max_steps=10**9) lets it continue"
     )

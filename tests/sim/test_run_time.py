@@ -13,11 +13,12 @@ from numba import cuda, float32, int32
 
 from sim import context, empty, error_limit, idle_variables, loop_limits, progress, reruns, simulate
 from sim.engine import attempts, watchdog
-from sim.engine.scheduler import Scheduler
+from sim.engine.scheduler import STOPPED, Scheduler
 from sim.engine.schedules import Adversarial
 from sim.errors import Stuck
 from sim.events import LOAD, STORE
 from sim.forecast import Numbers, directions
+from sim.interpreted import AFTER_ERROR, AFTER_LIMIT
 from sim.native import source
 from sim.native.run import explain, launch
 from sim.observers import advice, cells, pairs, probe, uninitialized
@@ -403,7 +404,10 @@ def test_a_launch_ends_soon_after_an_error(monkeypatch, kernel, engine):
     monkeypatch.setattr(error_limit, "SECONDS_AFTER_ERROR", -1)
     report, written = blocks_written(kernel, engine, blocks)
     assert report.errors[0].kind == "race-shared" and written <= 1 and ended_early(report)
-    assert f"{written} of {blocks} blocks ran to the end" in " ".join(report.notes)
+    stopped = (
+        f"stopped {AFTER_ERROR}, so its results are incomplete: {written} of {blocks} blocks ran to the end"
+    )
+    assert stopped in " ".join(report.notes)
     report, written = blocks_written(kernel, engine, blocks, max_steps=10**9)
     assert written == blocks and not ended_early(report)
 
@@ -640,7 +644,44 @@ def test_a_long_loop_that_ends_is_compiled(monkeypatch):
     report = simulate(counts_to, engine="native")[9, 1024](x, 5_000)
     assert (x == 5_000).all() and report.notes == ("compiled",)
     (examined,) = outcomes  # The interpreter does not run the block to its end.
-    assert any("0 of 9 blocks ran to the end" in note for note in examined.notes)
+    (note,) = [note for note in examined.notes if "0 of 9 blocks ran to the end" in note]
+    assert note.startswith(f"the launch was stopped {AFTER_LIMIT}, so")
+
+
+@cuda.jit
+def repeats_in_block_1(x, end):
+    i = 0
+    while i < end or cuda.blockIdx.x == 1:
+        i = (i + 1) % (end + 1)
+    x[cuda.grid(1)] = i
+
+
+def test_an_endless_loop_in_a_compiled_block_does_not_count_as_a_late_error(monkeypatch):
+    """Find an endless loop in the second of three blocks. No error precedes it, and no time limit ends it."""
+    monkeypatch.setattr(launch, "FIRST_LIMIT", 10_000)
+    monkeypatch.setattr(launch, "FIRST_SECONDS", -1)
+    x = np.zeros(3 * 32, np.int32)
+    report = simulate(repeats_in_block_1, engine="native", on_finding="report")[3, 32](x, 5)
+    assert [finding.kind for finding in report.findings] == ["no-progress"] and not ended_early(report)
+    assert report.notes[0] == "compiled; block 1 is explained by the interpreter"
+
+
+def test_an_endless_loop_after_a_long_block_is_found_in_slow_code(monkeypatch):
+    """Let quick code exceed its time limit after the interpreter has examined the first block."""
+    monkeypatch.setattr(launch, "FIRST_LIMIT", 10_000)
+    monkeypatch.setattr(launch, "FIRST_SECONDS", -1)
+    monkeypatch.setattr(launch, "QUICK_SECONDS", 0.01)
+    x = np.zeros(3 * 32, np.int32)
+    report = simulate(repeats_in_block_1, engine="native", on_finding="report")[3, 32](x, 500)
+    assert [finding.kind for finding in report.findings] == ["no-progress"]
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_an_undecided_loop_does_not_count_as_a_late_error(monkeypatch, engine):
+    monkeypatch.setattr(loop_limits, "PATIENCE", 0.2)
+    report = simulate(counts_to, engine=engine, on_finding="report")[3, 32](np.zeros(96, np.int32), 10**9)
+    assert [finding.kind for finding in report.findings] == ["undecided"]
+    assert STOPPED in report.notes and not ended_early(report)
 
 
 def test_a_block_that_soon_ends_is_not_examined(monkeypatch):

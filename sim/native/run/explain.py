@@ -8,7 +8,7 @@ import numpy as np
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.hooks import observer_class
-from sim.interpreted import Interpreted, format_ended_early
+from sim.interpreted import AFTER_ERROR, Interpreted, format_ended_early
 from sim.native.codegen.shadow import BLOCK_RACE, BOUNDS, DIVERGED, ERROR_FLAGS, OF_LAUNCH
 from sim.native.run.error_records import recorded_findings
 from sim.nouns import plural
@@ -213,10 +213,10 @@ def interpret_blocks(attempt, blocks, seconds=None, must_find=False):
         grids.check(outcome)
     if grids.ended_early:
         attempt.stop = attempt.next
-    elif attempt.stop < launch.blocks:
-        outcome.notes = *outcome.notes, format_ended_early(attempt.stop, launch.blocks)
     # An endless loop ends the launch. Otherwise, run the blocks after the last interpreted block.
     if not any(finding.kind in ENDLESS_LOOP for finding in outcome.findings):
+        if attempt.stop < launch.blocks and not grids.ended_early:
+            outcome.notes = *outcome.notes, format_ended_early(AFTER_ERROR, attempt.stop, launch.blocks)
         attempt.advance(attempt.stop)
     outcome.findings = [
         finding for finding in outcome.findings if finding.kind != "unassigned-variable"
