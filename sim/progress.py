@@ -169,7 +169,7 @@ class ProgressCheck:
         rounds, rest = divmod(self.repeats, len(self.cycles))
         if rest:
             return self.is_unchanged() if self.is_enough(rounds, rest) and self.is_confirmed() else None
-        polls = self.context.polls.prove(self.others_may_run())
+        polls = self.context.polls.prove(self.may_advance())
         first, leap = (POLL_REPEATS, POLL_LEAP) if polls else (CLOCK_REPEATS, 1)
         if rounds == first and not self.is_unchanged():
             # A thread outside these loops is still working. A wait must not time out before it is done.
@@ -192,11 +192,13 @@ class ProgressCheck:
             self.follows_all = first.repeats or self.distinct > 2 * MAX_STATES * alive
         return self.follows_all or cycle is first
 
-    def others_may_run(self):
-        """Return whether any runnable thread has not yet repeated a state.
+    def may_advance(self):
+        """Return whether the current thread or any runnable thread has not yet repeated a state.
 
         A thread that a barrier has released keeps its `waits` until it runs, and a schedule may hold it back.
         """
+        if self.context.thread not in self.repeating:
+            return True  # it is the only thread if threads are plain calls
         for block in self.context.live:
             runnable = {*block.round, *block.ready}
             may_run = (t for t in block.threads if t.waits in (None, "turn") or t in runnable)
@@ -213,7 +215,7 @@ class ProgressCheck:
         many = rounds >= FEW_REPEATS and self.repeats >= MANY_REPEATS
         few_are_enough = many and not self.context.clock.readers and not self.context.pending
         enough = not rest and (few_are_enough or rounds >= MIN_REPEATS)
-        return rounds >= MAX_REPEATS << self.confirms or enough and not self.others_may_run()
+        return rounds >= MAX_REPEATS << self.confirms or enough and not self.may_advance()
 
     def is_confirmed(self):
         """Return False at the first call, and True at the next, when each thread has repeated its state.

@@ -157,7 +157,7 @@ def a_thread_works_first(table, flags, n):
 def a_thread_works_after_its_search(table, flags, n):
     """Let a thread find its key in the full table, and then free all other slots."""
     i = cuda.grid(1)
-    slot, key = i % table.size, 7 if i == 3 else i + 100
+    slot, key = 3 * i % table.size, 7 if i == 3 else i + 100
     while True:
         old = cuda.atomic.cas(table, slot, 0, key)
         if old == key or old == 0:
@@ -172,7 +172,7 @@ def a_thread_works_after_its_search(table, flags, n):
 def a_thread_works_in_the_branch_that_ends_its_search(table, flags, n):
     """Do the same in the branch that leaves the loop."""
     i = cuda.grid(1)
-    slot, key = i % table.size, 7 if i == 3 else i + 100
+    slot, key = 3 * i % table.size, 7 if i == 3 else i + 100
     while True:
         old = cuda.atomic.cas(table, slot, 0, key)
         if old == key:
@@ -186,11 +186,11 @@ def a_thread_works_in_the_branch_that_ends_its_search(table, flags, n):
         slot = (slot + 1) % table.size
 
 
-def a_thread_searches_twice(table, flags, n):
-    """Let a thread find n keys one after another, and free all slots after the last search."""
+def a_thread_searches_often(table, flags, n):
+    """Let a thread find a key n times, and free all slots after the last search."""
     i = cuda.grid(1)
     for turn in range(n if i == 3 else 1):
-        slot, key = i % table.size, 7 if i == 3 else i + 100
+        slot, key = 3 * i % table.size, 8 if i == 3 else i + 100
         while True:
             old = cuda.atomic.cas(table, slot, 0, key)
             if old == key or old == 0:
@@ -202,7 +202,7 @@ def a_thread_searches_twice(table, flags, n):
 
 
 def a_thread_enlarges_the_table(table, flags, n):
-    """Let the last thread permit the other threads to search in all slots, of which only the first 8 are full."""
+    """Let the last thread permit the other threads to search in all slots, of which only the first 40 are full."""
     i = cuda.grid(1)
     if i == cuda.gridsize(1) - 1:
         work(table, n)
@@ -210,6 +210,15 @@ def a_thread_enlarges_the_table(table, flags, n):
     slot = i % 8
     while cuda.atomic.cas(table, slot, 0, i + 1) != 0:
         slot = (slot + 1) % flags[1]
+
+
+def a_thread_empties_a_slot(table, flags, n):
+    """Let each thread replace a number by 0, which only one thread finds, and search for this 0."""
+    i = cuda.grid(1)
+    slot, number = 3 * i % table.size, 7 if i == 3 else i + 100
+    while table[slot] != 0:
+        slot = (slot + 1) % table.size
+        cuda.atomic.cas(table, slot, number, 0)
 
 
 def threads_count_their_attempts(table, flags, n):
@@ -236,7 +245,7 @@ def threads_search_at_different_positions(table, flags, n):
     """Let each thread search its own part of the table. Only the first part is full, until its turn comes."""
     i = cuda.grid(1)
     slot = 0
-    while cuda.atomic.cas(table, cuda.grid(1) * 4 + slot, 0, 9) != 0:
+    while cuda.atomic.cas(table, (cuda.blockIdx.x * 4 + cuda.threadIdx.x) * 4 + slot, 0, 9) != 0:
         slot = (slot + 1) % 4
     work(flags, n)
     cuda.atomic.exch(table, 4 * i + 4 + slot, 0)
@@ -246,8 +255,9 @@ ENDED_BY_OTHERS = [
     a_thread_works_first,
     a_thread_works_after_its_search,
     a_thread_works_in_the_branch_that_ends_its_search,
-    a_thread_searches_twice,
+    a_thread_searches_often,
     a_thread_enlarges_the_table,
+    a_thread_empties_a_slot,
     threads_count_their_attempts,
     threads_wait_for_their_turn,
     threads_search_at_different_positions,
@@ -256,21 +266,19 @@ ENDED_BY_OTHERS = [
 
 def table_of(kernel):
     """Return the table with which a kernel in ENDED_BY_OTHERS starts."""
-    table = np.full(4 * 33, 7, np.int32)
     if kernel is a_thread_enlarges_the_table:
-        table[8:] = 0
+        return np.repeat(np.array([7, 0], np.int32), (40, 60))
     if kernel is threads_search_at_different_positions:
-        table[:4] = 0
-    if kernel in (a_thread_works_after_its_search, a_thread_works_in_the_branch_that_ends_its_search):
-        table[:] = 8
-        table[20] = 7
+        return np.repeat(np.array([0, 7], np.int32), (4, 32))
+    table = np.full(24, 8, np.int32)
+    table[20] = 8 if kernel is a_thread_searches_often else 7
     return table
 
 
 @pytest.mark.parametrize("kernel", ENDED_BY_OTHERS)
 def test_a_search_that_another_thread_ends_has_no_finding(kernel, early):
-    flags = np.array([0, 8, 0], np.int32)
-    report = simulate(kernel, observers=(), on_finding="report")[4, 8](table_of(kernel), flags, 500)
+    flags = np.array([0, 40, 0], np.int32)
+    report = simulate(kernel, observers=(), on_finding="report")[2, 4](table_of(kernel), flags, 100)
     assert not report.findings
 
 

@@ -6,6 +6,7 @@ import pytest
 import sim.loop_limits
 from sim import load_ptx, simulate
 from sim.progress import Clock
+from sim.ptx import module
 
 HEAD = """.version 8.0\n.target sm_80\n.address_size 64
 .visible .entry k(.param .u64 y)
@@ -139,3 +140,28 @@ def test_a_wait_of_a_million_ticks_takes_few_reads_of_the_clock(sleeps, engine, 
     findings, y = run(READ + sleeps + LONG, engine)
     assert findings == () and (y == 7).all()
     assert max(map(reads.count, set(reads))) < (1_100 if sleeps else 100)
+
+
+LEAVES_ITS_CYCLE = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 y, .param .u64 ticks)
+{
+    .reg .pred %p<3>; .reg .b32 %r<3>; .reg .b64 %x<6>;
+    ld.param.u64 %x1, [y]; ld.param.u64 %x2, [ticks]; mov.u32 %r1, 0; mov.u32 %r2, 0; mov.u64 %x3, %clock64;
+L:  add.u32 %r1, %r1, 1; setp.eq.u32 %p1, %r1, 33; @%p1 mov.u32 %r1, 0;
+    mov.u64 %x4, %clock64; sub.s64 %x5, %x4, %x3; setp.lt.s64 %p2, %x5, %x2; @%p2 bra L;
+M:  add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 10000; @%p1 bra M;
+    st.global.u32 [%x1], %r2; ret;
+}"""
+
+
+@pytest.mark.parametrize("exponent", [30, 38, 42])
+def test_a_thread_that_has_just_left_its_cycle_is_not_endless(exponent, monkeypatch):
+    """Leave a loop with 33 states when the clock has reached a time, and then count. The thread counts as
+    repeating for up to 64 iterations after it has last returned to a state."""
+    monkeypatch.setattr(module, "MAX_ITERATIONS", 50)
+    y = np.zeros(1, np.uint32)
+    kernel = load_ptx(LEAVES_ITS_CYCLE)["k"]
+    assert not simulate(kernel, engine="fibers")[1, 1](y, np.uint64(1 << exponent)).findings
+    assert y[0] == 10000
