@@ -168,7 +168,7 @@ class ProgressCheck:
         self.repeats += 1
         rounds, rest = divmod(self.repeats, len(self.cycles))
         if rest:
-            return self.is_unchanged() if self.is_enough(rounds, rest) and self.is_confirmed() else None
+            return self.all_repeat() if self.is_enough(rounds, rest) and self.is_confirmed() else None
         polls = self.context.polls.prove(self.may_advance())
         first, leap = (POLL_REPEATS, POLL_LEAP) if polls else (CLOCK_REPEATS, 1)
         if rounds == first and not self.is_unchanged():
@@ -178,7 +178,7 @@ class ProgressCheck:
             self.context.clock.advance(1 << min((rounds - first) * leap, MAX_LEAP))
         over = rounds >= first and not self.context.clock.readers or (rounds - first) * leap > MAX_LEAP
         decides = polls and over or self.is_enough(rounds, rest)
-        return self.is_unchanged() if decides and self.is_confirmed() else None
+        return self.all_repeat() if decides and self.is_confirmed() else None
 
     def follows(self, cycle):
         """Return whether to compare the states of the thread with this Cycle.
@@ -197,14 +197,17 @@ class ProgressCheck:
 
         A thread that a barrier has released keeps its `waits` until it runs, and a schedule may hold it back.
         """
-        if self.context.thread not in self.repeating:
-            return True  # it is the only thread if threads are plain calls
+        # If threads are plain calls, the current thread is the only one.
+        return self.context.thread not in self.repeating or any(True for _ in self.advancing())
+
+    def advancing(self):
+        """Yield the runnable threads that have not yet repeated a state."""
         for block in self.context.live:
             runnable = {*block.round, *block.ready}
-            may_run = (t for t in block.threads if t.waits in (None, "turn") or t in runnable)
-            if not all(thread.done or thread in self.repeating for thread in may_run):
-                return True
-        return False
+            for thread in block.threads:
+                may_run = thread.waits in (None, "turn") or thread in runnable
+                if may_run and not thread.done and thread not in self.repeating:
+                    yield thread
 
     def is_enough(self, rounds, rest):
         """Return whether enough iterations have repeated: `rounds` per looping thread, and `rest` more.
@@ -227,6 +230,11 @@ class ProgressCheck:
         self.confirms = True
         self.repeating.clear()
         return False
+
+    def all_repeat(self):
+        """Return whether nothing changes, and no thread has left its cycle for code without ticks."""
+        left = (thread for thread in self.advancing() if thread in self.cycles and thread.frame)
+        return self.is_unchanged() and all(self.state(thread) == self.others.get(thread) for thread in left)
 
     def times_a_wait(self):
         """Return whether every looping thread has read the clock, so that advancing it may end the loops."""
@@ -253,8 +261,12 @@ class ProgressCheck:
         Barriers that opened do not count as progress, because a loop may contain one.
         """
         waiting = [t for block in self.context.live for t in block.threads if t.frame and not t.done]
-        states = {thread: tuple(self.variables(thread.frame)) for thread in waiting}
+        states = {thread: self.state(thread) for thread in waiting}
         return states | {"blocks": self.context.counters["blocks"]}
+
+    def state(self, thread):
+        """Return the position and the variables of a thread that waits."""
+        return tuple(self.variables(thread.frame))
 
     def variables(self, frame, site=None):
         """Yield a thread's position and variables in each function on its stack, as values to compare.

@@ -157,7 +157,7 @@ def a_thread_works_first(table, flags, n):
 def a_thread_works_after_its_search(table, flags, n):
     """Let a thread find its key in the full table, and then free all other slots."""
     i = cuda.grid(1)
-    slot, key = 3 * i % table.size, 7 if i == 3 else i + 100
+    slot, key = 6 * i % table.size, 7 if i == 3 else i + 100
     while True:
         old = cuda.atomic.cas(table, slot, 0, key)
         if old == key or old == 0:
@@ -172,10 +172,28 @@ def a_thread_works_after_its_search(table, flags, n):
 def a_thread_works_in_the_branch_that_ends_its_search(table, flags, n):
     """Do the same in the branch that leaves the loop."""
     i = cuda.grid(1)
-    slot, key = 3 * i % table.size, 7 if i == 3 else i + 100
+    slot, key = 6 * i % table.size, 7 if i == 3 else i + 100
     while True:
         old = cuda.atomic.cas(table, slot, 0, key)
         if old == key:
+            for _ in range(n):
+                cuda.atomic.add(flags, 0, 0)
+            for slot in range(table.size):
+                cuda.atomic.exch(table, slot, 0)
+            break
+        if old == 0:
+            break
+        slot = (slot + 1) % table.size
+
+
+def a_thread_removes_its_key(table, flags, n):
+    """Let one of two threads with the same key remove the key before the second thread finds it."""
+    i = cuda.grid(1)
+    slot, key = 6 * i % table.size, 7 if i == 3 or i == 4 else i + 100
+    while True:
+        old = cuda.atomic.cas(table, slot, 0, key)
+        if old == key:
+            table[slot] = 8
             for _ in range(n):
                 cuda.atomic.add(flags, 0, 0)
             for slot in range(table.size):
@@ -190,7 +208,7 @@ def a_thread_searches_often(table, flags, n):
     """Let a thread find a key n times, and free all slots after the last search."""
     i = cuda.grid(1)
     for turn in range(n if i == 3 else 1):
-        slot, key = 3 * i % table.size, 8 if i == 3 else i + 100
+        slot, key = 6 * i % table.size, 8 if i == 3 else i + 100
         while True:
             old = cuda.atomic.cas(table, slot, 0, key)
             if old == key or old == 0:
@@ -215,7 +233,7 @@ def a_thread_enlarges_the_table(table, flags, n):
 def a_thread_empties_a_slot(table, flags, n):
     """Let each thread replace a number by 0, which only one thread finds, and search for this 0."""
     i = cuda.grid(1)
-    slot, number = 3 * i % table.size, 7 if i == 3 else i + 100
+    slot, number = 6 * i % table.size, 7 if i == 3 else i + 100
     while table[slot] != 0:
         slot = (slot + 1) % table.size
         cuda.atomic.cas(table, slot, number, 0)
@@ -255,6 +273,7 @@ ENDED_BY_OTHERS = [
     a_thread_works_first,
     a_thread_works_after_its_search,
     a_thread_works_in_the_branch_that_ends_its_search,
+    a_thread_removes_its_key,
     a_thread_searches_often,
     a_thread_enlarges_the_table,
     a_thread_empties_a_slot,
@@ -270,15 +289,15 @@ def table_of(kernel):
         return np.repeat(np.array([7, 0], np.int32), (40, 60))
     if kernel is threads_search_at_different_positions:
         return np.repeat(np.array([0, 7], np.int32), (4, 32))
-    table = np.full(24, 8, np.int32)
-    table[20] = 8 if kernel is a_thread_searches_often else 7
+    table = np.full(48, 8, np.int32)
+    table[40] = 8 if kernel is a_thread_searches_often else 7
     return table
 
 
 @pytest.mark.parametrize("kernel", ENDED_BY_OTHERS)
 def test_a_search_that_another_thread_ends_has_no_finding(kernel, early):
     flags = np.array([0, 40, 0], np.int32)
-    report = simulate(kernel, observers=(), on_finding="report")[2, 4](table_of(kernel), flags, 100)
+    report = simulate(kernel, observers=(), on_finding="report")[2, 4](table_of(kernel), flags, 300)
     assert not report.findings
 
 
