@@ -157,7 +157,7 @@ def a_thread_works_first(table, flags, n):
 def a_thread_works_after_its_search(table, flags, n):
     """Let a thread find its key in the full table, and then free all other slots."""
     i = cuda.grid(1)
-    slot, key = 6 * i % table.size, 7 if i == 3 else i + 100
+    slot, key = table.size // 8 * i, 7 if i == 3 else i + 100
     while True:
         old = cuda.atomic.cas(table, slot, 0, key)
         if old == key or old == 0:
@@ -172,7 +172,7 @@ def a_thread_works_after_its_search(table, flags, n):
 def a_thread_works_in_the_branch_that_ends_its_search(table, flags, n):
     """Do the same in the branch that leaves the loop."""
     i = cuda.grid(1)
-    slot, key = 6 * i % table.size, 7 if i == 3 else i + 100
+    slot, key = table.size // 8 * i, 7 if i == 3 else i + 100
     while True:
         old = cuda.atomic.cas(table, slot, 0, key)
         if old == key:
@@ -189,7 +189,7 @@ def a_thread_works_in_the_branch_that_ends_its_search(table, flags, n):
 def a_thread_removes_its_key(table, flags, n):
     """Let one of two threads with the same key remove the key before the second thread finds it."""
     i = cuda.grid(1)
-    slot, key = 6 * i % table.size, 7 if i == 3 or i == 4 else i + 100
+    slot, key = table.size // 8 * i, 7 if i == 3 or i == 4 else i + 100
     while True:
         old = cuda.atomic.cas(table, slot, 0, key)
         if old == key:
@@ -208,7 +208,7 @@ def a_thread_searches_often(table, flags, n):
     """Let a thread find a key n times, and free all slots after the last search."""
     i = cuda.grid(1)
     for turn in range(n if i == 3 else 1):
-        slot, key = 6 * i % table.size, 8 if i == 3 else i + 100
+        slot, key = table.size // 8 * i, 8 if i == 3 else i + 100
         while True:
             old = cuda.atomic.cas(table, slot, 0, key)
             if old == key or old == 0:
@@ -233,7 +233,7 @@ def a_thread_enlarges_the_table(table, flags, n):
 def a_thread_empties_a_slot(table, flags, n):
     """Let each thread replace a number by 0, which only one thread finds, and search for this 0."""
     i = cuda.grid(1)
-    slot, number = 6 * i % table.size, 7 if i == 3 else i + 100
+    slot, number = table.size // 8 * i, 7 if i == 3 else i + 100
     while table[slot] != 0:
         slot = (slot + 1) % table.size
         cuda.atomic.cas(table, slot, number, 0)
@@ -260,13 +260,50 @@ def threads_wait_for_their_turn(table, flags, n):
 
 
 def threads_search_at_different_positions(table, flags, n):
-    """Let each thread search its own part of the table. Only the first part is full, until its turn comes."""
+    """Let each thread search its own part of the table, in which the thread before it frees a slot."""
     i = cuda.grid(1)
-    slot = 0
-    while cuda.atomic.cas(table, (cuda.blockIdx.x * 4 + cuda.threadIdx.x) * 4 + slot, 0, 9) != 0:
-        slot = (slot + 1) % 4
-    work(flags, n)
-    cuda.atomic.exch(table, 4 * i + 4 + slot, 0)
+    slot = 8 * i
+    while cuda.atomic.cas(table, (cuda.blockIdx.x * 4 + cuda.threadIdx.x) * 64 + slot, 0, 9) != 0:
+        slot = (slot + 1) % 64
+    cuda.atomic.exch(table, 64 * (i + 1) + slot, 0)
+
+
+def threads_count_in_memory(table, flags, n):
+    """Let each thread free a slot after n attempts, which it counts without an atomic."""
+    i = cuda.grid(1)
+    slot = table.size // 8 * i
+    while cuda.atomic.cas(table, slot, 0, 9) != 0:
+        slot = (slot + 1) % table.size
+        flags[3 + i] += 1
+        if flags[3 + i] > n:
+            cuda.atomic.exch(table, slot, 0)
+
+
+def threads_count_in_an_inner_loop(table, flags, n):
+    i = cuda.grid(1)
+    slot = table.size // 8 * i
+    while cuda.atomic.cas(table, slot, 0, 9) != 0:
+        slot = (slot + 1) % table.size
+        for _ in range(2):
+            flags[3 + i] += 1
+            break
+        if flags[3 + i] > n:
+            cuda.atomic.exch(table, slot, 0)
+            return
+
+
+def threads_count_before_they_continue(table, flags, n):
+    i = cuda.grid(1)
+    slot = table.size // 8 * i
+    while True:
+        slot = (slot + 1) % table.size
+        if cuda.atomic.cas(table, slot, 0, 9) != 0:
+            flags[3 + i] += 1
+            if flags[3 + i] <= n:
+                continue
+            break
+        return
+    cuda.atomic.exch(table, slot, 0)
 
 
 ENDED_BY_OTHERS = [
@@ -280,6 +317,9 @@ ENDED_BY_OTHERS = [
     threads_count_their_attempts,
     threads_wait_for_their_turn,
     threads_search_at_different_positions,
+    threads_count_in_memory,
+    threads_count_in_an_inner_loop,
+    threads_count_before_they_continue,
 ]
 
 
@@ -288,7 +328,10 @@ def table_of(kernel):
     if kernel is a_thread_enlarges_the_table:
         return np.repeat(np.array([7, 0], np.int32), (40, 60))
     if kernel is threads_search_at_different_positions:
-        return np.repeat(np.array([0, 7], np.int32), (4, 32))
+        return np.repeat(np.array([7, 0, 7], np.int32), (63, 1, 8 * 64))
+    if kernel in (a_thread_works_after_its_search, a_thread_empties_a_slot):
+        # The other threads pass all slots before the thread that starts at slot 75 arrives at slot 25.
+        return np.repeat(np.array([8, 7, 8], np.int32), (25, 1, 174))
     table = np.full(48, 8, np.int32)
     table[40] = 8 if kernel is a_thread_searches_often else 7
     return table
@@ -296,7 +339,8 @@ def table_of(kernel):
 
 @pytest.mark.parametrize("kernel", ENDED_BY_OTHERS)
 def test_a_search_that_another_thread_ends_has_no_finding(kernel, early):
-    flags = np.array([0, 40, 0], np.int32)
+    flags = np.zeros(16, np.int32)
+    flags[1] = 40
     report = simulate(kernel, observers=(), on_finding="report")[2, 4](table_of(kernel), flags, 300)
     assert not report.findings
 
