@@ -297,12 +297,13 @@ def threads_count_before_they_continue(table, flags, n):
     slot = table.size // 8 * i
     while True:
         slot = (slot + 1) % table.size
-        if cuda.atomic.cas(table, slot, 0, 9) != 0:
+        if cuda.atomic.cas(table, slot, 0, 9) == 0:
+            return
+        if flags[1] == 40:
             flags[3 + i] += 1
             if flags[3 + i] <= n:
                 continue
             break
-        return
     cuda.atomic.exch(table, slot, 0)
 
 
