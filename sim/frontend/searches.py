@@ -114,7 +114,8 @@ def leaves(statements, nested):
 def is_allowed(node):
     """Return whether a loop with this node can be a search: the node neither stores to memory nor has another
     effect that depends on more than memory and variables."""
-    if isinstance(node, INDIRECT) or getattr(node, "orelse", None) and isinstance(node, ast.While | ast.For):
+    has_else = bool(getattr(node, "orelse", None)) and isinstance(node, ast.While | ast.For)
+    if has_else or isinstance(node, (*INDIRECT, ast.Assert, ast.Raise)):
         return False
     if isinstance(node, ast.Subscript | ast.Attribute):
         return isinstance(node.ctx, ast.Load)

@@ -6,6 +6,7 @@ from numba import cuda
 
 from sim import loop_limits, simulate
 from sim.engine.schedules import Seeded
+from sim.errors import ThreadError
 from sim.loop_limits import ENDLESS_SEARCHES
 
 SLOTS, THREADS = 256, 64
@@ -359,3 +360,17 @@ def test_a_block_that_starts_late_ends_the_searches(requests, early, monkeypatch
     flags, table = np.array([0, 8, 0], np.int32), np.full(64, 7, np.int32)
     report = simulate(a_thread_works_first, observers=(), on_finding="report")[4, 8](table, flags, 5)
     assert not report.findings and len(asked) > requests
+
+
+def asserts_a_limit(table, flags, n):
+    i = cuda.grid(1)
+    slot, attempts = table.size // 8 * i, 0
+    while cuda.atomic.cas(table, slot, 0, 9) != 0:
+        slot = (slot + 1) % table.size
+        attempts += 1
+        assert attempts < n
+
+
+def test_a_thread_that_will_fail_is_not_endless(early):
+    with pytest.raises(ThreadError, match="AssertionError"):
+        simulate(asserts_a_limit, observers=())[2, 4](np.full(48, 8, np.int32), np.zeros(16, np.int32), 300)
