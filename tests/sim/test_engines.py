@@ -19,6 +19,7 @@ from sim.engine.scheduler import Scheduler
 from sim.errors import Stuck
 from sim.events import SITES, Observer, Site
 from sim.forecast import directions
+from sim.native.run.explain import SMALL_WITHOUT_FINDING
 from sim.observers.order import HappensBefore
 
 ENGINES = ("fibers", "threads")
@@ -268,7 +269,7 @@ def test_compiled_a_loop_with_a_barrier_counts_each_thread(monkeypatch):
 
     monkeypatch.setattr("sim.native.run.launch.WHILE_LIMIT", 5_000)
     simulation = simulate(kernel, engine="native")
-    assert simulation[1, 64](np.zeros(64)).notes == ("compiled, then explained by the interpreter",)
+    assert simulation[1, 64](np.zeros(64)).notes == (SMALL_WITHOUT_FINDING,)
     assert simulation[1, 32](np.zeros(32)).notes == ("compiled",)
 
 

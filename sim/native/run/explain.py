@@ -27,6 +27,8 @@ UNEXPLAINED = (
     " launch with shorter loops is described completely; simulate(kernel, max_steps=10**9) lets the"
     " interpreter continue"
 )
+SMALL = "compiled, then explained by the interpreter"
+SMALL_WITHOUT_FINDING = "compiled; the interpreter also ran this launch, and found no error"
 PROBE_SECONDS = 4.0  # CPU seconds in which the interpreter has to find that a loop is endless
 ENDLESS_LOOP = {"no-progress", "undecided"}  # kinds of findings that end a launch
 INCOMPLETE = BOUNDS | DIVERGED  # the flags of blocks whose results in compiled code are incomplete
@@ -107,15 +109,15 @@ def seconds_to_explain(attempt):
 
 def recorded_outcome(attempt, findings):
     """Return the Outcome of a launch whose errors compiled code has recorded."""
-    notes = f"compiled; {format_errors(attempt)}", UNEXPLAINED, *attempt.logged.notes
+    count = int(np.count_nonzero(flagged_blocks(attempt)))
+    notes = f"compiled; {format_errors(attempt.launch, count)}", UNEXPLAINED, *attempt.logged.notes
     outcome = replace(attempt.outcome(), findings=[*findings, *attempt.unassigned, *attempt.logged.findings])
     return replace(outcome, notes=notes)
 
 
-def format_errors(attempt):
+def format_errors(launch, count):
     """Return the number of blocks with errors, as a clause."""
-    count, blocks = int(np.count_nonzero(flagged_blocks(attempt))), attempt.launch.blocks
-    return f"{count:,} of {plural(blocks, 'block')} {'has' if count == 1 else 'have'} errors"
+    return f"{count:,} of {plural(launch.blocks, 'block')} {'has' if count == 1 else 'have'} errors"
 
 
 def explain_by_interpreter(attempt, seconds=None):
@@ -129,11 +131,12 @@ def explain_by_interpreter(attempt, seconds=None):
     if attempt.is_small:
         attempt.restore()
         limited = LimitedGrids(seconds)
-        outcome = interpret(launch, "compiled, then explained by the interpreter", limited.make)
+        outcome = interpret(launch, SMALL, limited.make)
         limited.check(outcome)
+        if not outcome.findings:
+            outcome.notes = SMALL_WITHOUT_FINDING, *outcome.notes[1:]
         return outcome
-    count = int(np.count_nonzero(flagged_blocks(attempt)))
-    note = f"compiled; {format_errors(attempt)}"
+    count = int(np.count_nonzero(flagged_blocks(attempt)))  # the rerun resets the flags
     incomplete = np.flatnonzero(attempt.block_errors & INCOMPLETE).tolist()
     exhausted = attempt.state.stopped == OF_LAUNCH
     outcome = interpret_blocks(attempt, blocks, seconds, must_find=True)
@@ -152,13 +155,24 @@ def explain_by_interpreter(attempt, seconds=None):
         blocks = sorted({*blocks, *incomplete})
         outcome = interpret_blocks(attempt, blocks)
     explained = sum(block < attempt.stop for block in blocks)
-    note += (
-        f", and {explained:,} of them are explained by the interpreter: findings are counted in those"
-        if count > explained
-        else ", explained by the interpreter"
-    )
-    outcome.notes = note, *outcome.notes
+    outcome.notes = format_explained(launch, count, explained, bool(outcome.findings)), *outcome.notes
     return outcome
+
+
+def format_explained(launch, count, explained, found):
+    """Return the note about the blocks that the interpreter has rerun.
+
+    count: the number of blocks with an error flag.
+    explained: the number of blocks that the interpreter has rerun.
+    found: whether there is a finding.
+    """
+    if not found:
+        of = plural(launch.blocks, "block")
+        return f"compiled; the interpreter also ran {explained:,} of {of}, and found no error"
+    if count > explained:
+        these = f"and {explained:,} of them are explained by the interpreter: findings are counted in those"
+        return f"compiled; {format_errors(launch, count)}, {these}"
+    return f"compiled; {format_errors(launch, count)}, explained by the interpreter"
 
 
 class LimitedGrids:
