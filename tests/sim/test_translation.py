@@ -51,6 +51,7 @@ FORMS = [
     *("({} and {})", "({} or {})", "({} if {} else {})", "({} < {} <= {})", "({} == {} != {} < {})"),
     *(f"isa_operator_{name}({{}}, {{}})" for name in ("floordiv", "mod", "pow")),
     *("isa_operator_mod({}, 7)", "isa_operator_floordiv({}, THREE)"),
+    *("({} // 8)", "({} % 8)", "({} // 7)", "({} % 7)", "({} // 1)", "({} % 1)"),
     *("isa_builtins_max_2({}, {})", "isa_builtins_min_2({}, {})", "isa_builtins_abs_1({})"),
     *("min({}, {}, {})", "isa_numpy_float32({})", "isa_numpy_int32({})", "({}, {})[1]", "({}, {}, {})[-1]"),
     *("math.sqrt({})", "abs({})", "uint32({})", "int32({})", "float32({})", "float64({})"),
@@ -120,6 +121,64 @@ BODIES = [
             z = y
             x = x + z
     return x
+    """,
+]
+# Loops whose number of iterations is a constant, or computed from variables, and variables whose values are known
+# in one block and unknown in another
+BODIES += [
+    """
+    total, last = 0, -1
+    for first in (f, -9, 0, int64(k), 13, 4611686018427387904):
+        for n in range(first, first + 11, 3):
+            total, last = total * 3 + n % 8, n
+        for n in range(first, first + 5):
+            total, last = total * 3 + n // 8, n
+        for n in range(first, first - 11, -4):
+            total, last = total * 3 + n % 7, n
+    return total * 16 + last
+    """,
+    """
+    total, m = 0, 5
+    for n in range(g, g + uint64(7), uint64(2)):
+        total += int64(n % uint64(1000))
+    for m in range(4, 1):
+        total += 1000000
+    for m in range(2):
+        for m in range(m, m + 3):
+            if m == 2:
+                continue
+            total += m
+        total = total * 2 + m
+    return total + m
+    """,
+    """
+    x = 1
+    y = x
+    while y < 50:
+        y = y * 3 + x
+        if y % 2 == 0:
+            x = y
+        else:
+            if x > 4 or not y > 20:
+                x = x + 1
+                continue
+            y = y + x
+        y = x + y
+    return x * 1000 + y
+    """,
+    """
+    found = -1
+    for n in range(40):
+        x = n * 7 % 11
+        if not (x > 3 and n > 5 or (not a) or x == 0 and not n == 0):
+            if x != 2 or n == 5:
+                continue
+        elif n > 20 and not (x < 9 or n < 30):
+            break
+        if n % 3 == 0 and x < 6:
+            x = x + 100
+        found = found * 5 % 1000003 + x
+    return found
     """,
 ]
 FALLBACKS = ["x = 1\nif a:\n    x = i\nreturn x", "x = [f, f]\nreturn len(x)"]
@@ -198,6 +257,30 @@ def test_random_expressions(tmp_path, seed):
 
 def test_statements(tmp_path):
     assert compare(tmp_path, BODIES) == (len(BODIES), len(BODIES))
+
+
+def test_loops_and_branches_need_neither_memory_nor_divisions(tmp_path, monkeypatch):
+    body = """
+    total = int64(0)
+    for n in range(k):
+        if n % 8 == 3 and not (n // 4 > 5 or n == 2):
+            continue
+        for m in range(0, n, 3):
+            total = total + m
+    return 5
+    """
+    texts, original = [], linking.RunLibrary.add_ir_module
+
+    def add(library, module):
+        original(library, module)
+        texts.extend(str(each) for each in module.functions if each.name.endswith(".f0.0"))
+
+    monkeypatch.setattr(linking.RunLibrary, "add_ir_module", add)
+    compare(tmp_path, [body])
+    (text,) = texts
+    found = [name for name in ("srem", "sdiv", "xor", "mul") if f" {name} " in text]
+    # `total` is assigned on several paths, and begins as 0. The result of the function is stored as well.
+    assert not found and text.count("alloca i64") == 1 and text.count("store i64") == 4
 
 
 def test_other_functions_are_left_to_numba(tmp_path):

@@ -4,31 +4,110 @@ Every LLVM instruction is created in Python, printed as text, parsed and optimis
 in total. Numba emits many instructions that the optimiser then removes. This file avoids emitting them.
 """
 
+import operator
 from collections import Counter
 
 from llvmlite import ir
-from llvmlite.ir.instructions import CastInstr, ExtractValue, GEPInstr, ICMPInstr, InsertValue, PhiInstr
+from llvmlite.ir.instructions import (
+    AllocaInstr,
+    Branch,
+    CastInstr,
+    ExtractValue,
+    GEPInstr,
+    ICMPInstr,
+    InsertValue,
+    PhiInstr,
+    StoreInstr,
+    SwitchInstr,
+)
 from numba import types
-from numba.core import cgutils
 from numba.core.callconv import RETCODE_NONE, RETCODE_OK, CPUCallConv
 from numba.core.cpu import CPUContext
 
+COMPARISONS = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def constant_of(value):
+    """Return the value of an integer constant as a signed Python integer, or None for any other value."""
+    if not (isinstance(value, ir.Constant) and isinstance(value.type, ir.IntType)):
+        return None
+    number, width = value.constant or 0, value.type.width
+    if not isinstance(number, int):  # an undefined value
+        return None
+    return wrapped(number, width)
+
+
+def wrapped(number, width):
+    """Return an integer as a signed integer of `width` bits."""
+    number &= (1 << width) - 1
+    return number - (1 << width) if number >> (width - 1) else number
+
+
+class CertainBranch(Branch):
+    """A branch that replaces a conditional branch whose condition is a constant."""
+
+    def set_weights(self, weights):
+        """Ignore the probabilities of the two targets."""
+
 
 class Builder(ir.IRBuilder):
-    """An IRBuilder for integers that wrap around on overflow, as on a GPU.
+    """An IRBuilder for integers that wrap around on overflow, as on a GPU. It evaluates operations of integer
+    constants.
 
     Numba declares that signed sums and products do not overflow. LLVM would then remove the bounds check of
     an index that is computed by an overflowing product.
     """
 
     def add(self, a, b, name="", flags=()):
-        return super().add(a, b, name)
+        return self.fold(operator.add, a, b, 0) or super().add(a, b, name)
 
     def sub(self, a, b, name="", flags=()):
-        return super().sub(a, b, name)
+        return self.fold(operator.sub, a, b, 0) or super().sub(a, b, name)
 
     def mul(self, a, b, name="", flags=()):
-        return super().mul(a, b, name)
+        return self.fold(operator.mul, a, b, 1) or super().mul(a, b, name)
+
+    def fold(self, function, a, b, neutral):
+        """Return the result of an operation if both operands are constants, or if one is neutral, else
+        None."""
+        right = constant_of(b)
+        if right == neutral:
+            return a
+        left = constant_of(a)
+        if left is None:
+            return None
+        if right is not None:
+            return a.type(wrapped(function(left, right), a.type.width))
+        return b if left == neutral and function is not operator.sub else None
+
+    def icmp_signed(self, cmpop, lhs, rhs, name=""):
+        left, right = constant_of(lhs), constant_of(rhs)
+        if left is None or right is None:
+            return super().icmp_signed(cmpop, lhs, rhs, name)
+        return ir.IntType(1)(COMPARISONS[cmpop](left, right))
+
+    def select(self, cond, lhs, rhs, name="", flags=()):
+        known = constant_of(cond)
+        return super().select(cond, lhs, rhs, name, flags) if known is None else lhs if known else rhs
+
+    def not_(self, value, name=""):
+        known = constant_of(value)
+        return super().not_(value, name) if known is None else value.type(~known)
+
+    def cbranch(self, cond, truebr, falsebr):
+        known = constant_of(cond)
+        if known is None:
+            return super().cbranch(cond, truebr, falsebr)
+        certain = CertainBranch(self.block, "br", [truebr if known else falsebr])
+        self._set_terminator(certain)
+        return certain
 
     def extract_value(self, aggregate, indices, name="", **options):
         """Return a member of a structure or array. If the member is the operand of an `insertvalue`
@@ -53,20 +132,33 @@ def member_type(llvm_type, path):
     return llvm_type
 
 
+def slot(builder, llvm_type):
+    """Allocate a stack slot in the entry block. Unlike the slots of Numba, it does not begin as 0."""
+    with builder.goto_entry_block():
+        return builder.alloca(llvm_type)
+
+
 # instructions whose only effect is their result
 WITHOUT_EFFECT = InsertValue, ExtractValue, GEPInstr, CastInstr, ICMPInstr
 
 
 def remove_unused(module):
-    """Remove instructions without an effect from a module if no instruction uses their results.
+    """Remove instructions without an effect from a module if no instruction uses their results. Also remove
+    blocks that are never executed, and stack slots that are never read.
 
     A fifth of the instructions are such. Most of them pack the arguments of a function into structures, of
     which `Builder.extract_value` then needs only the members.
     """
-    for function in module.functions:
+    for function in filter(lambda function: function.blocks, module.functions):
+        remove_unreachable(function)
         instructions = [instruction for block in function.blocks for instruction in block.instructions]
-        uses = Counter(id(operand) for instruction in instructions for operand in operands_of(instruction))
-        unused = set()
+        unused = unread_slots(instructions)
+        uses = Counter(
+            id(operand)
+            for instruction in instructions
+            if instruction not in unused
+            for operand in operands_of(instruction)
+        )
         # The uses of a value are visited before the value, except for uses in loops. A value with such a use
         # is kept.
         for instruction in reversed(instructions):
@@ -76,6 +168,44 @@ def remove_unused(module):
         if unused:
             for block in function.blocks:
                 block.instructions = [each for each in block.instructions if each not in unused]
+
+
+def remove_unreachable(function):
+    """Remove the blocks of a function that are never executed, because each branch to them has a constant
+    condition."""
+    reached, waiting = set(), [function.entry_basic_block]
+    while waiting:
+        block = waiting.pop()
+        if block not in reached:
+            reached.add(block)
+            waiting += targets_of(block.terminator)
+    if len(reached) == len(function.blocks):
+        return
+    function.blocks[:] = [block for block in function.blocks if block in reached]
+    for block in function.blocks:
+        for phi in block.instructions:
+            if isinstance(phi, PhiInstr):
+                phi.incomings = [incoming for incoming in phi.incomings if incoming[1] in reached]
+
+
+def targets_of(terminator):
+    """Return the blocks that a terminator can continue with."""
+    cases = [block for _, block in terminator.cases] if isinstance(terminator, SwitchInstr) else []
+    others = [terminator.default] if isinstance(terminator, SwitchInstr) else terminator.operands
+    return [each for each in (*others, *cases) if isinstance(each, ir.Block)]
+
+
+def unread_slots(instructions):
+    """Return the stack slots that no instruction reads, and the stores to them."""
+    slots = {instruction for instruction in instructions if isinstance(instruction, AllocaInstr)}
+    stores = []
+    for instruction in instructions:
+        operands = operands_of(instruction)
+        if isinstance(instruction, StoreInstr) and operands[1] in slots:
+            stores.append(instruction)
+            operands = operands[:1]
+        slots.difference_update(each for each in operands if isinstance(each, AllocaInstr))
+    return slots.union(store for store in stores if store.operands[1] in slots)
 
 
 def operands_of(instruction):
@@ -124,7 +254,7 @@ class CallingConvention(CPUCallConv):
         # The caller reads each result before the next call, so all calls that return one type share a slot.
         rooms, of = vars(builder.function).setdefault("rooms", {}), self.get_return_type(resty).pointee
         if of not in rooms:
-            rooms[of] = cgutils.alloca_once(builder, of)
+            rooms[of] = slot(builder, of)
         room = rooms[of]
         given = self._get_arg_packer(argtys).as_arguments(builder, args)
         code = builder.call(callee, [room, pointer, *given])
@@ -136,6 +266,10 @@ class CallingConvention(CPUCallConv):
         if resty == types.none:
             return status, self.context.get_dummy_value()
         return status, self.context.get_returned_value(builder, resty, builder.load(room))
+
+    def return_nothing(self, builder):
+        """Emit a return from a function without a result."""
+        builder.ret(RETCODE_OK)
 
     def return_status_propagate(self, builder, status):
         """Emit a return of the callee's status, unless the call is in a `try` statement."""

@@ -14,12 +14,14 @@ import inspect
 import linecache
 from collections import Counter
 
+from llvmlite.ir.instructions import Ret
 from numba import boolean, float32, float64, int64, types
 from numba.core import cgutils
+from numba.core.callconv import RETCODE_OK
 
 from sim.frontend.tree import all_nodes
 from sim.native.codegen.arrays import Array, GuardedType
-from sim.native.codegen.builder import Builder
+from sim.native.codegen.builder import Builder, constant_of, slot
 from sim.native.codegen.int64_translation import COMPARISONS, I1, I64, OPERATORS, emit_boolop
 from sim.native.codegen.linking import intrinsic_of
 
@@ -94,13 +96,20 @@ def call_emitted(context, builder, symbol, signature, codes, emit, *attributes, 
         convention.decorate_function(function, [f"x{i}" for i in range(len(argument_types))], argument_types)
         inner = Builder(function.append_basic_block("entry"))
         emit(context, inner, signature, convention.decode_arguments(inner, argument_types, function))
+        function.raises = any(constant_of(status) != RETCODE_OK.constant for status in statuses_of(function))
     status, result = convention.call_function(builder, function, signature.return_type, argument_types, codes)
     # A function with Numba's calling convention returns a status. An error status must be passed on to the
     # caller.
-    if raises:
+    if raises and function.raises:
         with cgutils.if_unlikely(builder, status.is_error):
             convention.return_status_propagate(builder, status)
     return result
+
+
+def statuses_of(function):
+    """Return the statuses with which an LLVM function returns."""
+    returns = [block.terminator for block in function.blocks if isinstance(block.terminator, Ret)]
+    return [terminator.return_value for terminator in returns]
 
 
 class Body:
@@ -190,54 +199,76 @@ class Body:
         self.give_back(self.value(node.value) if node.value else None)
 
     def give_back(self, value):
-        """Emit a return. A function without a result returns a dummy value."""
+        """Emit a return."""
         returns = self.signature.return_type == int64
-        code = self.cast(value, int64) if returns else self.context.get_dummy_value()
-        self.context.call_conv.return_value(self.builder, code)
+        if returns:
+            self.context.call_conv.return_value(self.builder, self.cast(value, int64))
+        else:
+            self.context.call_conv.return_nothing(self.builder)
 
     def do_if(self, node):
-        then, otherwise, end = map(self.builder.append_basic_block, ("then", "else", "end"))
-        self.builder.cbranch(self.test(node.test), then, otherwise)
+        then, end = map(self.builder.append_basic_block, ("then", "end"))
+        otherwise = self.builder.append_basic_block("else") if node.orelse else end
+        self.branch(node.test, then, otherwise)
         self.depth += 1
         for block, body in ((then, node.body), (otherwise, node.orelse)):
-            self.builder.position_at_end(block)
-            self.run(body)
-            self.go_to(end)
+            if block is not end:
+                self.builder.position_at_end(block)
+                self.run_branch(body)
+                self.go_to(end)
         self.depth -= 1
         self.builder.position_at_end(end)
+
+    def run_branch(self, statements):
+        """Emit the statements of one branch of an `if` statement."""
+        self.run(statements)
+
+    def branch(self, node, then, otherwise):
+        """Emit a conditional branch. `and` and `or` need no variable for their result."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            self.branch(node.operand, otherwise, then)
+        elif isinstance(node, ast.BoolOp):
+            for part in node.values[:-1]:
+                more = self.builder.append_basic_block("more")
+                self.branch(part, *((more, otherwise) if isinstance(node.op, ast.And) else (then, more)))
+                self.builder.position_at_end(more)
+            self.branch(node.values[-1], then, otherwise)
+        else:
+            self.builder.cbranch(self.test(node), then, otherwise)
 
     def go_to(self, block):
         if not self.builder.block.is_terminated:
             self.builder.branch(block)
 
     def do_while(self, node):
-        self.loop(lambda: self.test(node.test), node.body)
+        self.loop(lambda *targets: self.branch(node.test, *targets), node.body)
 
     def do_for(self, node):
         """Emit a `for` loop. The next value of the loop variable is stored separately, in `following`,
         because the body may assign the loop variable."""
         start, stop = [I64(0), *(self.value(bound)[1] for bound in node.iter.args)][-2:]
         _, counter = self.cell(node.target.id)
-        following = cgutils.alloca_once(self.builder, I64)
+        following = slot(self.builder, I64)
         self.builder.store(start, following)
 
-        def emit_condition():
+        def emit_branch(body, end):
             position = self.builder.load(following)
             self.builder.store(position, counter)
             self.builder.store(self.builder.add(position, I64(1)), following)
-            return self.builder.icmp_signed("<", position, stop)
+            self.builder.cbranch(self.builder.icmp_signed("<", position, stop), body, end)
 
-        self.loop(emit_condition, node.body)
+        self.loop(emit_branch, node.body)
 
-    def loop(self, emit_condition, statements):
+    def loop(self, emit_branch, statements):
         """Emit a loop.
 
-        emit_condition: a function that emits the loop condition and returns it as an i1.
+        emit_branch: a function (body, end) that emits the loop condition, and a branch to one of these
+            blocks.
         """
         head, body, end = map(self.builder.append_basic_block, ("head", "body", "end"))
         self.builder.branch(head)
         self.builder.position_at_end(head)
-        self.builder.cbranch(emit_condition(), body, end)
+        emit_branch(body, end)
         self.builder.position_at_end(body)
         # `continue` branches to the first block, `break` to the second.
         self.loops.append((head, end))

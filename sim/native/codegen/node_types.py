@@ -9,6 +9,7 @@ import ast
 import builtins
 import functools
 import operator
+from contextlib import contextmanager
 from types import ModuleType
 
 from numba import boolean, types
@@ -95,13 +96,15 @@ class Inference:
     types: {expression: Numba type}. A literal has a literal type.
     calls: {(node, position): (callee, Signature)} for the operators and calls of a node.
     packed: the calls whose callee takes all arguments as one tuple.
+    assigned: {`if` statement or loop: set of the variables that it assigns}.
     result: the type of the result.
     """
 
     def __init__(self, tree, names, typing, given):
         self.names, self.typing = names, CachedTyping(typing)
         self.variables, self.types, self.calls, self.results, self.suite = {}, {}, {}, [], ()
-        self.packed = set()
+        self.packed, self.assigned = set(), {}
+        self.inner = set()  # the variables assigned in the current `if` statement or loop
         self.local = {argument.arg for argument in tree.args.args} | {
             node.id
             for node in all_nodes(tree)
@@ -147,6 +150,7 @@ class Inference:
         numba_type = types.unliteral(numba_type)
         if not is_supported(numba_type):
             raise Untranslatable
+        self.inner.add(name)
         variable = self.variables.get(name)
         if variable is None:
             self.variables[name] = Variable(numba_type, self.suite)
@@ -202,11 +206,21 @@ class Inference:
         if known is not MISSING:
             return self.run(node.body if known else node.orelse)
         self.test(node.test)
-        return self.run(node.body) | self.run(node.orelse)
+        with self.assignments(node):
+            return self.run(node.body) | self.run(node.orelse)
+
+    @contextmanager
+    def assignments(self, node):
+        """Record the variables assigned in the `with` block as those that `node` assigns."""
+        outer, self.inner = self.inner, set()
+        yield
+        self.assigned[node] = self.inner
+        self.inner = outer | self.inner
 
     def do_while(self, node):
         self.test(node.test)
-        return self.loop(node)
+        with self.assignments(node):
+            return self.loop(node)
 
     def loop(self, node):
         if node.orelse:
@@ -218,10 +232,11 @@ class Inference:
         iterated = self.value(node.iter)
         if not (isinstance(iterated, LOOPS) and isinstance(node.target, ast.Name)):
             raise Untranslatable
-        self.suite = (*self.suite, node.body)
-        self.assign_name(node.target.id, iterated.dtype)
-        self.suite = self.suite[:-1]
-        return self.loop(node)
+        with self.assignments(node):
+            self.suite = (*self.suite, node.body)
+            self.assign_name(node.target.id, iterated.dtype)
+            self.suite = self.suite[:-1]
+            return self.loop(node)
 
     def do_continue(self, node):
         return False

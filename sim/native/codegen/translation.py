@@ -12,6 +12,7 @@ import inspect
 from numba import boolean, types
 from numba.core import cgutils, typing
 
+from sim.native.codegen.builder import constant_of, slot, targets_of
 from sim.native.codegen.direct import Body, call_emitted, functions_of
 from sim.native.codegen.int64_translation import I1, I64, emit_boolop
 from sim.native.codegen.linking import compiled, inline_always, intrinsic_of
@@ -115,7 +116,8 @@ class Translation(Body):
     def __init__(self, tree, inferred, context, builder, signature):
         self.tree, self.inferred, self.context, self.builder = tree, inferred, context, builder
         self.signature, self.cells, self.values, self.loops = signature, {}, {}, []
-        self.depth = 0
+        # `known` has the current values of variables with a stack slot. Reading one needs no load.
+        self.depth, self.known = 0, {}
 
     def emit(self, codes):
         """Emit the body. `codes` are the LLVM values of the arguments."""
@@ -138,10 +140,17 @@ class Translation(Body):
         if not variable.needs_slot:
             self.values[name] = variable.numba_type, code
         else:
+            self.known[name] = code
             self.builder.store(code, self.cell(name))
 
+    def forget(self, node):
+        """Forget the values of the variables that an `if` statement or a loop assigns."""
+        for name in self.inferred.assigned[node]:
+            self.known.pop(name, None)
+
     def cell(self, name):
-        """Return the stack slot of a variable. It is allocated on first use."""
+        """Return the stack slot of a variable. It is allocated on first use, and begins as 0, which is the
+        value of a variable that the executed path has not assigned."""
         if name not in self.cells:
             numba_type = self.context.get_value_type(self.inferred.variables[name].numba_type)
             self.cells[name] = cgutils.alloca_once(self.builder, numba_type)
@@ -217,42 +226,70 @@ class Translation(Body):
 
     def give_back(self, value):
         result = self.signature.return_type
+        if result == types.none:
+            self.context.call_conv.return_nothing(self.builder)
+            return
         code = self.context.get_return_value(self.builder, result, self.cast(value, result))
         self.context.call_conv.return_value(self.builder, code)
 
     def do_if(self, node):
         known = self.inferred.known_test(node.test)
-        if known is MISSING:
-            super().do_if(node)
-        else:
+        if known is not MISSING:
             self.run(node.body if known else node.orelse)
+            return
+        super().do_if(node)
+        self.forget(node)
+
+    def run_branch(self, statements):
+        before = dict(self.known)
+        super().run_branch(statements)
+        self.known = before
+
+    def do_while(self, node):
+        self.forget(node)
+        super().do_while(node)
+        self.forget(node)
 
     def do_for(self, node):
-        """Emit a `for` loop over a range. As in Numba, the number of iterations is computed first."""
-        builder = self.builder
+        """Emit a `for` loop."""
+        self.forget(node)
         if isinstance(self.inferred.types[node.iter], types.UniTuple):
             self.for_tuple(node)
-            return
-        numba_type, start, stop, step = self.range(node.iter)
-        zero, one = (step.type(number) for number in (0, 1))
-        left = cgutils.alloca_once_value(builder, self.count(start, stop, step))
-        following = cgutils.alloca_once_value(builder, start)
+        else:
+            self.for_range(node)
+        self.forget(node)
+
+    def for_range(self, node):
+        """Emit a `for` loop over a range. As in Numba, the number of iterations is computed first, unless
+        the loop counts up by 1."""
+        builder, (numba_type, start, stop, step) = self.builder, self.range(node.iter)
+        by_one = is_one(step) and numba_type.signed
+        count = None if by_one else self.count(start, stop, step)
+        before, new = builder.block, len(builder.function.blocks)
         head, body, end = map(builder.append_basic_block, ("head", "body", "end"))
         builder.branch(head)
         builder.position_at_end(head)
-        count = builder.load(left)
-        builder.cbranch(builder.icmp_signed(">", count, zero), body, end)
+        position = builder.phi(start.type)
+        counter = position if by_one else builder.phi(start.type)
+        ends = ("<", counter, stop) if by_one else (">", counter, counter.type(0))
+        builder.cbranch(builder.icmp_signed(*ends), body, end)
         builder.position_at_end(body)
-        position = builder.load(following)
-        builder.store(builder.sub(count, one), left)
-        builder.store(builder.add(position, step), following)
+        values = {position: (start, builder.add(position, step))}
+        if not by_one:
+            values[counter] = count, builder.sub(counter, counter.type(1))
         self.assign_name(node.target.id, (numba_type, position))
         self.run_loop(node.body, head, end)
+        # Only the block before the loop, and blocks of the loop, can continue with its head.
+        for block in (before, *builder.function.blocks[new:]):
+            if block.is_terminated and head in targets_of(block.terminator):
+                for phi, (at_first, later) in values.items():
+                    phi.add_incoming(at_first if block is before else later, block)
 
     def for_tuple(self, node):
         """Emit a `for` loop over a tuple."""
         builder, (numba_type, code) = self.builder, self.value(node.iter)
-        elements, following = cgutils.alloca_once_value(builder, code), cgutils.alloca_once(builder, I64)
+        elements, following = slot(builder, code.type), slot(builder, I64)
+        builder.store(code, elements)
         builder.store(I64(0), following)
         head, body, end = map(builder.append_basic_block, ("head", "body", "end"))
         builder.branch(head)
@@ -283,6 +320,9 @@ class Translation(Body):
         rises = builder.icmp_signed(">", difference, zero)
         if is_one(step):
             return builder.select(rises, difference, zero)
+        if (constant_of(step) or 0) > 0:
+            rounded = builder.add(difference, step.type(constant_of(step) - 1))
+            return builder.select(rises, builder.udiv(rounded, step), zero)
         if not getattr(step, "constant", 0):
             with builder.if_then(builder.icmp_unsigned("==", step, zero), likely=False):
                 message = "range() arg 3 must not be zero"
@@ -330,7 +370,8 @@ class Translation(Body):
         if node.id in self.values:
             return self.values[node.id]
         if node.id in self.inferred.variables:
-            return self.inferred.variables[node.id].numba_type, self.builder.load(self.cell(node.id))
+            code = self.known.get(node.id) or self.builder.load(self.cell(node.id))
+            return self.inferred.variables[node.id].numba_type, code
         return self.constant(self.inferred.static(node))
 
     def of_attribute(self, node):
@@ -359,7 +400,12 @@ class Translation(Body):
         )
 
     def of_binop(self, node):
-        return self.call(node, self.value(node.left), self.value(node.right))
+        left, right = self.value(node.left), self.value(node.right)
+        divisor, signature = constant_of(right[1]), self.inferred.calls[node, 0][1]
+        if type(node.op) in DIVISIONS and is_signed(signature) and (divisor or 0) > 0:
+            emit = DIVISIONS[type(node.op)]
+            return signature.return_type, emit(self.builder, *self.fold(signature, (left, right), {}))
+        return self.call(node, left, right)
 
     def of_unaryop(self, node):
         value = folded(node)
@@ -426,6 +472,40 @@ class Translation(Body):
             parts = [*map(self.cast, given, numba_type)]
             given = [(numba_type, self.context.make_tuple(self.builder, numba_type, parts))]
         return self.call(node, *given, **named)
+
+
+def is_signed(signature):
+    """Return whether the operands and the result of an operator have the same type, of signed integers."""
+    (numba_type, *others) = {signature.return_type, *map(types.unliteral, signature.args)}
+    return not others and isinstance(numba_type, types.Integer) and numba_type.signed
+
+
+def quotient(builder, left, right):
+    """Emit a division by a positive constant. As in Python, the result is rounded down."""
+    shift = shift_of(right)
+    if shift is not None:
+        return builder.ashr(left, left.type(shift))
+    below = builder.icmp_signed("<", builder.srem(left, right), left.type(0))
+    return builder.sub(builder.sdiv(left, right), builder.zext(below, left.type))
+
+
+def remainder(builder, left, right):
+    """Emit the remainder of a division by a positive constant. As in Python, it is not negative."""
+    if shift_of(right) is not None:
+        return builder.and_(left, left.type(right.constant - 1))
+    rest = builder.srem(left, right)
+    below = builder.icmp_signed("<", rest, left.type(0))
+    return builder.select(below, builder.add(rest, right), rest)
+
+
+def shift_of(divisor):
+    """Return the binary logarithm of a constant if it is a power of two, else None."""
+    number = constant_of(divisor)
+    return None if number & (number - 1) else number.bit_length() - 1
+
+
+# the operators for which Numba would emit a test for zero and for an overflow
+DIVISIONS = {ast.FloorDiv: quotient, ast.Mod: remainder}
 
 
 def is_one(step):
