@@ -5,8 +5,12 @@ import pytest
 pytest.importorskip("numba")
 
 from llvmlite import ir
+from numba import float32
+from numba.core.registry import cpu_target
 
+from sim.native.codegen.arrays import GuardedType
 from sim.native.codegen.builder import Builder, constant_of, remove_unused
+from sim.native.codegen.shadow import BARE, SHARED
 
 I1, I64 = ir.IntType(1), ir.IntType(64)
 
@@ -113,3 +117,19 @@ def test_operations_of_constants_need_no_instructions():
 
 def test_an_undefined_value_is_no_constant():
     assert constant_of(ir.Constant(I64, ir.Undefined)) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rowwise", "watch", "count"),
+    [
+        ((None, None, None), False, SHARED, 9),
+        ((None, None, None), True, SHARED, 6),
+        ((None, 4, 5), True, SHARED, 4),
+        ((3, 4, 5), True, BARE, 2),
+        ((3, None, 5), False, BARE, 6),
+    ],
+)
+def test_an_array_argument_has_no_members_that_follow_from_its_type(sizes, rowwise, watch, count):
+    x = GuardedType(float32, 3, rowwise, watch, sizes)
+    packer = cpu_target.target_context.get_arg_packer([x])
+    assert len(packer.argument_types) == count

@@ -1,7 +1,9 @@
 """Arrays and records in compiled code.
 
 An array is a structure: the address of its data, a shape, strides, the address of its shadow memory, and the
-address of the launch state. sim.native.codegen.shadow defines how an access is checked.
+address of the launch state. sim.native.codegen.shadow defines how an access is checked. The structure lacks
+the members that follow from the array's type. A kernel passes dozens of arrays to hundreds of functions, and
+each member is an argument, which takes time to compile.
 
 Compiled code never owns memory. The launch keeps all memory alive, so no reference counting is needed.
 """
@@ -34,11 +36,12 @@ class Guarded:
     def __init__(self, array, watch, shadow, state, sizes=None):
         # A dtype of size zero would cause a division by zero.
         itemsize = array.itemsize or 1
-        data, strides = array.__array_interface__["data"][0], (n // itemsize for n in array.strides)
-        # The order must match `unbox_guarded`.
-        members = np.array((data, *array.shape, *strides, shadow, state.address), np.int64)
+        data, strides = array.__array_interface__["data"][0], [n // itemsize for n in array.strides]
+        self._numba_type_ = x = array_type(array, watch, sizes)
+        # The order must match GuardedModel.
+        values = data, *x.variable(array.shape), *strides[x.ndim * x.rowwise :], *[shadow][: x.has_shadow]
+        members = np.array((*values, state.address), np.int64)
         self.references, self.packed = (array, members), members.__array_interface__["data"][0]
-        self._numba_type_ = array_type(array, watch, sizes)
 
 
 def array_type(array, watch, sizes=None):
@@ -73,6 +76,14 @@ class GuardedType(types.Type):
         self.pitch = pitch or dtype_of(dtype).itemsize
         super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {watch}, {self.pitch}, {site})")
 
+    @property
+    def has_shadow(self):
+        return self.watch not in WITHOUT_SHADOW
+
+    def variable(self, extents):
+        """Return the extents of the dimensions whose sizes are not constants."""
+        return [extent for extent, size in zip(extents, self.sizes, strict=True) if size is None]
+
     def replace(self, site=None, **changes):
         """Return this type with some of its properties changed. The site is dropped unless it is passed."""
         facts = {
@@ -81,8 +92,9 @@ class GuardedType(types.Type):
         return GuardedType(**facts | changes, site=site)
 
 
-# The members of an array's structure. `shape` and `strides` have one element per dimension; the others are
-# addresses.
+# The members of an array's structure. `shape` has one element per dimension whose size is not a constant.
+# `strides` has one element per dimension, or none if the strides follow from the shape. `shadow` has no
+# element if the array has no shadow memory. The other members are addresses.
 MEMBERS = ["data", "shape", "strides", "shadow", "state"]
 
 
@@ -91,9 +103,9 @@ class GuardedModel(models.StructModel):
     """The members of a Guarded as an LLVM structure. Addresses are int64."""
 
     def __init__(self, manager, numba_type):
-        extents = types.UniTuple(int64, numba_type.ndim)
-        members = zip(MEMBERS, (int64, extents, extents, int64, int64))
-        super().__init__(manager, numba_type, [*members])
+        counts = len(numba_type.variable(numba_type.sizes)), numba_type.ndim * (not numba_type.rowwise)
+        extents = [types.UniTuple(int64, count) for count in (*counts, int(numba_type.has_shadow))]
+        super().__init__(manager, numba_type, [*zip(MEMBERS, (int64, *extents, int64))])
 
 
 @unbox(GuardedType)
@@ -103,19 +115,12 @@ def unbox_guarded(numba_type, value, c):
     `packed` is the address of an int64 array that contains all members, so that unboxing reads only one
     Python attribute.
     """
-    structure = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
-    builder, n = c.builder, numba_type.ndim
     # `packed_address` is a new reference, so it must be released after use.
     packed_address = c.pyapi.object_getattr_string(value, "packed")
-    row = builder.inttoptr(c.pyapi.long_as_longlong(packed_address), I64.as_pointer())
+    structure = c.context.get_value_type(numba_type).as_pointer()
+    row = c.builder.inttoptr(c.pyapi.long_as_longlong(packed_address), structure)
     c.pyapi.decref(packed_address)
-    members = [builder.load(builder.gep(row, [I64(position)])) for position in range(2 * n + 3)]
-    structure.data, structure.shadow, structure.state = members[0], members[-2], members[-1]
-    structure.shape, structure.strides = (
-        packed(builder, members[1 : n + 1]),
-        packed(builder, members[n + 1 : -2]),
-    )
-    return NativeValue(structure._getvalue())
+    return NativeValue(c.builder.load(row))
 
 
 # --- code generation ----------------------------------------------------------------------------------------
@@ -165,13 +170,19 @@ class Array:
         """Return the size of a dimension, as a constant if the size is part of the array's type."""
         # A constant size lets LLVM fold the index arithmetic.
         constant = self.x.sizes[axis]
-        return I64(constant) if constant is not None else self.builder.extract_value(self.members.shape, axis)
+        if constant is not None:
+            return I64(constant)
+        return self.builder.extract_value(self.members.shape, self.x.sizes[:axis].count(None))
 
     def stride(self, axis):
         """Return the stride of a dimension, in elements (units of `pitch`)."""
         if self.x.rowwise:
             return product(self.builder, map(self.extent, range(axis + 1, self.x.ndim)))
         return self.builder.extract_value(self.members.strides, axis)
+
+    def shadow(self):
+        """Return the address of the shadow memory."""
+        return self.builder.extract_value(self.members.shadow, 0)
 
     def each_axis(self, function):
         """Return `[function(0), ..., function(ndim - 1)]`."""
@@ -204,13 +215,16 @@ class Array:
         It shares the data, the shadow memory and the launch state of this array.
         """
         part, builder = Array(self.context, self.builder, result), self.builder
-        # the size in bytes of an element's shadow memory
-        cell = 0 if self.x.watch in WITHOUT_SHADOW else 1 if self.x.watch == LOCAL else 16
         begin = builder.add(builder.mul(flat, I64(self.x.pitch)), I64(offset))
         part.members.data = builder.add(self.members.data, begin)
-        part.members.shadow = builder.add(self.members.shadow, builder.mul(flat, I64(cell)))
         part.members.state = self.members.state
-        part.members.shape, part.members.strides = packed(builder, extents), packed(builder, strides)
+        part.members.shape = packed(builder, result.variable(extents))
+        if not result.rowwise:
+            part.members.strides = packed(builder, strides)
+        if result.has_shadow:
+            # the size in bytes of an element's shadow memory
+            cell = 1 if self.x.watch == LOCAL else 16
+            part.members.shadow = packed(builder, [builder.add(self.shadow(), builder.mul(flat, I64(cell)))])
         return part
 
     def element_parts(self, result, offset):

@@ -18,7 +18,7 @@ from sim.native.codegen.arrays import Array, GuardedType, is_record
 from sim.native.codegen.error_records import MOST_AXES, note_access, note_refused
 from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.scalars import convert, dtype_of, numba_type_of
-from sim.native.codegen.shadow import BARE, INPUT, WITHOUT_SHADOW, resolve_index, watch_load, watch_store
+from sim.native.codegen.shadow import BARE, INPUT, resolve_index, watch_load, watch_store
 
 # the names available to generated code
 EXPORTED = {"from_end"}
@@ -220,8 +220,9 @@ class Element:
         missing = builder.append_basic_block("missing") if self.given else None
         flat = self.flat_index(missing) if self.given else I64(0)
         watch = self.x.watch
-        if watch not in WITHOUT_SHADOW or watch == INPUT and check is watch_load:
-            self.array.call(check, I64(watch), members.shadow, flat, members.state)
+        if self.x.has_shadow or watch == INPUT and check is watch_load:
+            shadow = self.array.shadow() if self.x.has_shadow else I64(0)
+            self.array.call(check, I64(watch), shadow, flat, members.state)
         value = do(flat)
         # The log entry for a store contains the new value, so append it after the access.
         if self.x.site is not None:

@@ -17,7 +17,7 @@ from numba import int64, types
 from numba.core import cgutils
 
 from sim.isa.table import ALL, FULL, GIVEN, Like
-from sim.native.codegen.arrays import Array, GuardedType, packed
+from sim.native.codegen.arrays import Array, GuardedType
 from sim.native.codegen.int64 import int64_helper, set_byte
 from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.isa_functions import compiled_copy, resolve_call
@@ -155,7 +155,6 @@ class Warp:
         row = Array(self.context, self.builder, row_type(numba_type))
         # The compiler itself generates the accesses to a row, so they need no checks.
         row.members.data, row.members.state = self.builder.ptrtoint(pointer, I64), self.state
-        row.members.shape = packed(self.builder, [I64(32)])
         return row.value
 
     def allocate_row(self, numba_type):

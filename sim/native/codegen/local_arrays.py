@@ -34,7 +34,7 @@ def poison(array):
     x, builder, count = array.x, array.builder, array.size()
     filled = [(array.members.data, dtype_of(x.dtype).itemsize, fresh_byte(x.dtype))]
     # Local arrays have one shadow byte per element, and 0 marks an unwritten element.
-    filled += [(array.members.shadow, 1, 0)] * (x.watch == LOCAL)
+    filled += [(array.shadow(), 1, 0)] if x.watch == LOCAL else []
     for address, each, byte in filled:
         pointer = builder.inttoptr(address, I8.as_pointer())
         if x.watch == SHARED:
