@@ -83,7 +83,7 @@ def diverge(state):
     state.stopped = max(state.stopped, OF_BLOCK)
 
 
-@int64_helper
+@int64_helper(inline=False)
 def barrier(state) -> bool:
     """Pass a block-wide barrier. Return False if the block must stop.
 

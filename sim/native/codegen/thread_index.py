@@ -32,7 +32,7 @@ def block_index(position, width, height) -> DIM3:
     return position % width, position // width % height, position // (width * height)
 
 
-@int64_helper
+@int64_helper(inline=False)
 def start_thread(state, thread) -> DIM3:
     """Make `thread` the current thread, and return its threadIdx."""
     segment = state.segments[thread >> WARP_SHIFT]
