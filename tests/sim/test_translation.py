@@ -51,7 +51,7 @@ FORMS = [
     *("({} and {})", "({} or {})", "({} if {} else {})", "({} < {} <= {})", "({} == {} != {} < {})"),
     *(f"isa_operator_{name}({{}}, {{}})" for name in ("floordiv", "mod", "pow")),
     *("isa_operator_mod({}, 7)", "isa_operator_floordiv({}, THREE)"),
-    *("({} // 8)", "({} % 8)", "({} // 7)", "({} % 7)", "({} // 1)", "({} % 1)"),
+    *(f"isa_operator_{name}({{}}, {n})" for name in ("floordiv", "mod") for n in (1, 7, 8)),
     *("isa_builtins_max_2({}, {})", "isa_builtins_min_2({}, {})", "isa_builtins_abs_1({})"),
     *("min({}, {}, {})", "isa_numpy_float32({})", "isa_numpy_int32({})", "({}, {})[1]", "({}, {}, {})[-1]"),
     *("math.sqrt({})", "abs({})", "uint32({})", "int32({})", "float32({})", "float64({})"),
@@ -130,11 +130,11 @@ BODIES += [
     total, last = 0, -1
     for first in (f, -9, 0, int64(k), 13, 4611686018427387904):
         for n in range(first, first + 11, 3):
-            total, last = total * 3 + n % 8, n
+            total, last = total * 3 + isa_operator_mod(n, 8), n
         for n in range(first, first + 5):
-            total, last = total * 3 + n // 8, n
+            total, last = total * 3 + isa_operator_floordiv(n, 8), n
         for n in range(first, first - 11, -4):
-            total, last = total * 3 + n % 7, n
+            total, last = total * 3 + isa_operator_mod(n, 7) - isa_operator_floordiv(n, 7), n
     return total * 16 + last
     """,
     """
@@ -263,7 +263,7 @@ def test_loops_and_branches_need_neither_memory_nor_divisions(tmp_path, monkeypa
     body = """
     total = int64(0)
     for n in range(k):
-        if n % 8 == 3 and not (n // 4 > 5 or n == 2):
+        if isa_operator_mod(n, 8) == 3 and not (isa_operator_floordiv(n, 4) > 5 or n == 2):
             continue
         for m in range(0, n, 3):
             total = total + m

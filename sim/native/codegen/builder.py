@@ -215,6 +215,30 @@ def operands_of(instruction):
     return instruction.operands
 
 
+def quotient(builder, left, right):
+    """Emit a division by a positive constant. As in Python, the result is rounded down."""
+    shift = shift_of(right)
+    if shift is not None:
+        return builder.ashr(left, left.type(shift))
+    below = builder.icmp_signed("<", builder.srem(left, right), left.type(0))
+    return builder.sub(builder.sdiv(left, right), builder.zext(below, left.type))
+
+
+def remainder(builder, left, right):
+    """Emit the remainder of a division by a positive constant. As in Python, it is not negative."""
+    if shift_of(right) is not None:
+        return builder.and_(left, left.type(right.constant - 1))
+    rest = builder.srem(left, right)
+    below = builder.icmp_signed("<", rest, left.type(0))
+    return builder.select(below, builder.add(rest, right), rest)
+
+
+def shift_of(divisor):
+    """Return the binary logarithm of a constant if it is a power of two, else None."""
+    number = constant_of(divisor)
+    return None if number & (number - 1) else number.bit_length() - 1
+
+
 class Status:
     """The status that a called function returns. The instructions that test it are emitted only when a test
     is used.

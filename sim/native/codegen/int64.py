@@ -62,6 +62,8 @@ def make_intrinsic(function):
 
 def convert_result(context, builder, found, numba_type):
     """Convert the int64 results of a helper to its declared Numba type."""
+    if numba_type == boolean:  # Numba's cast has three blocks
+        return builder.icmp_signed("!=", found, I64(0))
     if not isinstance(numba_type, types.BaseTuple):
         return context.cast(builder, found, int64, numba_type)
     parts = [builder.extract_value(found, position) for position in range(len(numba_type))]

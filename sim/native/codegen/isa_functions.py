@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 
 from sim.isa.functions import BITS, LLVM, SAME, VALUE, Function, LookupTable
 from sim.isa.promotion import INTEGRAL
+from sim.native.codegen.builder import constant_of, quotient, remainder
 from sim.native.codegen.int64 import functions_of
 from sim.native.codegen.linking import inline_always, intrinsic_of
 from sim.native.codegen.scalars import convert, numba_type_of, scalar_of
@@ -47,8 +48,9 @@ def function_of(entry):
 
 
 # If the divisor is a positive literal, division by zero cannot occur. Numba's own operators are then correct,
-# and faster than the semantics of sim.isa.
+# and faster than the semantics of sim.isa. For signed integers, a few instructions suffice.
 DIVISIONS = {"operator.floordiv": operator.floordiv, "operator.mod": operator.mod}
+SHORT_DIVISIONS = {operator.floordiv: quotient, operator.mod: remainder}
 
 
 def is_above_zero(numba_type):
@@ -69,12 +71,22 @@ def typed_call(typing, version, given):
         typing, compiled_form(version, result), operands, result
     )
 
+    short = SHORT_DIVISIONS.get(version.native) if are_signed(result, *operands) else None
+
     def code(context, builder, signature, arguments):
         cast = functools.partial(convert, context, builder)
         given = [*map(cast, signature.args, operands, arguments)]
+        if short and (constant_of(given[-1]) or 0) > 0:
+            return short(builder, *given)
         return call(context, builder, given) if call else cast(*operands, result, *given)
 
     return result(*given), code
+
+
+def are_signed(numba_type, *others):
+    """Return whether all types are the same type of signed integers."""
+    is_signed = isinstance(numba_type, types.Integer) and numba_type.signed
+    return is_signed and all(other == numba_type for other in others)
 
 
 def resolve_call(typing, function, operands, result=None):

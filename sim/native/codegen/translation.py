@@ -400,12 +400,7 @@ class Translation(Body):
         )
 
     def of_binop(self, node):
-        left, right = self.value(node.left), self.value(node.right)
-        divisor, signature = constant_of(right[1]), self.inferred.calls[node, 0][1]
-        if type(node.op) in DIVISIONS and is_signed(signature) and (divisor or 0) > 0:
-            emit = DIVISIONS[type(node.op)]
-            return signature.return_type, emit(self.builder, *self.fold(signature, (left, right), {}))
-        return self.call(node, left, right)
+        return self.call(node, self.value(node.left), self.value(node.right))
 
     def of_unaryop(self, node):
         value = folded(node)
@@ -472,40 +467,6 @@ class Translation(Body):
             parts = [*map(self.cast, given, numba_type)]
             given = [(numba_type, self.context.make_tuple(self.builder, numba_type, parts))]
         return self.call(node, *given, **named)
-
-
-def is_signed(signature):
-    """Return whether the operands and the result of an operator have the same type, of signed integers."""
-    (numba_type, *others) = {signature.return_type, *map(types.unliteral, signature.args)}
-    return not others and isinstance(numba_type, types.Integer) and numba_type.signed
-
-
-def quotient(builder, left, right):
-    """Emit a division by a positive constant. As in Python, the result is rounded down."""
-    shift = shift_of(right)
-    if shift is not None:
-        return builder.ashr(left, left.type(shift))
-    below = builder.icmp_signed("<", builder.srem(left, right), left.type(0))
-    return builder.sub(builder.sdiv(left, right), builder.zext(below, left.type))
-
-
-def remainder(builder, left, right):
-    """Emit the remainder of a division by a positive constant. As in Python, it is not negative."""
-    if shift_of(right) is not None:
-        return builder.and_(left, left.type(right.constant - 1))
-    rest = builder.srem(left, right)
-    below = builder.icmp_signed("<", rest, left.type(0))
-    return builder.select(below, builder.add(rest, right), rest)
-
-
-def shift_of(divisor):
-    """Return the binary logarithm of a constant if it is a power of two, else None."""
-    number = constant_of(divisor)
-    return None if number & (number - 1) else number.bit_length() - 1
-
-
-# the operators for which Numba would emit a test for zero and for an overflow
-DIVISIONS = {ast.FloorDiv: quotient, ast.Mod: remainder}
 
 
 def is_one(step):
