@@ -14,8 +14,9 @@ special code for such calls.
 import ast
 import builtins
 import copy
+import functools
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import numpy as np
@@ -32,7 +33,7 @@ from sim.frontend.names import (
     member,
     name_in_cuda,
 )
-from sim.frontend.tree import all_nodes, tree_of
+from sim.frontend.tree import all_nodes, copied, tree_of
 from sim.isa.functions import Function
 from sim.isa.table import BLOCK_WIDE, WARP_WIDE
 
@@ -115,6 +116,23 @@ class Declaration:
     variable: str | None = None
 
 
+def declaration_of(node):
+    """Return the Declaration of a call that declares an array."""
+    given = dict(zip(("shape", "dtype"), node.args))
+    given |= {keyword.arg: keyword.value for keyword in node.keywords}
+    space = node.func.referent.name.partition(".")[0]
+    return Declaration(space, given.get("shape"), given.get("dtype"))
+
+
+def copied_tree(tree):
+    """Return a copy of an annotated syntax tree. Its Declarations refer to expressions of the copy."""
+    tree = copied(tree)
+    for node in all_nodes(tree):
+        if hasattr(node, "declares"):
+            node.declares = replace(declaration_of(node), variable=node.declares.variable)
+    return tree
+
+
 def referent(value):
     """Classify an object and return its Referent."""
     if isinstance(value, PLAIN):
@@ -161,7 +179,8 @@ class Source(ast.NodeVisitor):
         if not known:
             return self
         source = copy.copy(self)
-        source.tree, source.known, source.local = copy.deepcopy(self.tree), known, self.local - set(known)
+        source.tree, source.known, source.local = copied_tree(self.tree), known, self.local - set(known)
+        vars(source).pop("all_calls", None)
         source.visit(source.tree)
         return source
 
@@ -188,10 +207,7 @@ class Source(ast.NodeVisitor):
         self.generic_visit(node)
         node.calls = referent_of(node.func).calls
         if node.calls == DECLARATION:
-            named = {keyword.arg: keyword.value for keyword in node.keywords}
-            given = dict(zip(("shape", "dtype"), node.args)) | named
-            space = node.func.referent.name.partition(".")[0]
-            node.declares = Declaration(space, given.get("shape"), given.get("dtype"))
+            node.declares = declaration_of(node)
             self.check_shape(node)
 
     def visit_Assign(self, node):
@@ -233,7 +249,12 @@ class Source(ast.NodeVisitor):
 
     def calls(self, *roles):
         """Return the calls with one of these roles."""
-        return [node for node in all_nodes(self.tree) if getattr(node, "calls", None) in roles]
+        return [node for node in self.all_calls if getattr(node, "calls", None) in roles]
+
+    @functools.cached_property
+    def all_calls(self):
+        """All calls of the function."""
+        return [node for node in all_nodes(self.tree) if isinstance(node, ast.Call)]
 
     @property
     def acts_on_atomics(self):

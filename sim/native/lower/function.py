@@ -2,10 +2,9 @@
 access log."""
 
 import ast
-import copy
 import enum
 
-from sim.frontend.resolve import DEVICE, referent, referent_of
+from sim.frontend.resolve import DEVICE, copied_tree, referent, referent_of
 from sim.frontend.ssa import Versions
 from sim.frontend.tree import BINARY, as_list, from_end, has, is_of_shape, located
 from sim.native.codegen.symbols import RESERVED, home_of, in_text
@@ -44,7 +43,7 @@ class Lowering(Calls):
 
     def body(self):
         """Return the lowered statements of the function, without its docstring."""
-        tree = copy.deepcopy(self.tree)
+        tree = copied_tree(self.tree)
         names = {part.arg for part in ast.walk(tree.args) if isinstance(part, ast.arg)} & self.source.local
         self.versions = Versions(names, tree.body, lambda node: referent_of(node).value)
         definite_assignment.insert_checks(self, tree)
