@@ -23,6 +23,7 @@ import copy
 import time
 import weakref
 from dataclasses import replace
+from functools import cache
 from math import inf, prod
 from typing import Any
 
@@ -42,15 +43,18 @@ WORK, TURN = 1 << 20, 8
 # has ended, and when the number of turns has grown by 1 / READINGS or by READING_INTERVAL. An estimate from
 # less than LEAST_TIME seconds would contain the start of the launch.
 SECONDS, READINGS, READING_INTERVAL, LEAST_TIME = 1.0, 8, 1 << 7, 1 / 8
+# The numbers of seconds in this file refer to a machine on which `time_of_loop` returns LOOP_SECONDS.
+LOOP_SECONDS = 105e-6
 # Factor by which a unit of work takes longer in a kernel with mbarriers. There, the observers order the
 # accesses by the arrivals and waits of single threads.
 MBARRIER_FACTOR = 8
 # The seconds to compile a short kernel, the further seconds for the first kernel that a process compiles, and
-# the number of instructions that take another second. These numbers were fitted to 70 kernels. For 8 of 10
-# kernels, the time is between 0.8 and 1.4 times the estimate.
-COMPILE_SECONDS, FIRST_SECONDS, INSTRUCTIONS = 0.2, 0.3, 1100
-# the seconds to start a kernel that this process has already compiled
-RESTART_SECONDS = 1 / 16
+# the number of instructions that take another second. These numbers were fitted to 11 kernels of
+# tests/sim/bench_launches.py, whose times are between 0.8 and 1.2 times the estimate.
+COMPILE_SECONDS, FIRST_SECONDS, INSTRUCTIONS = 0.1, 0.2, 2900
+# The seconds to start a kernel that this process has already compiled. A wrong decision costs little then, so
+# an estimate from LEAST_RESTART_TIME seconds suffices.
+RESTART_SECONDS, LEAST_RESTART_TIME = 1 / 16, 1 / 64
 # The maximum number of bytes to copy before a launch is the sum of a constant and of a number per thread.
 BYTES, BYTES_OF_THREAD = 1 << 20, 1 << 14
 # kernel -> the work of its launches in this process that were interpreted to their end without findings
@@ -61,6 +65,24 @@ NOTE = (
 
 
 taken_over: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that this process has compiled
+
+
+def time_of_loop():
+    """Return the CPU seconds that a short loop in Python takes."""
+    began, counts = time.thread_time(), {}
+    for number in range(2000):
+        counts[number & 63] = counts.get(number & 63, 0) + abs(number)
+    return time.thread_time() - began
+
+
+@cache
+def slowness():
+    """Return how many times as long this machine takes for Python code as the machine of the estimates.
+
+    On a slow machine, a launch and the compilation of its kernel both take longer. Without this factor, the
+    kernel would be compiled too early on a slow machine, and too late on a fast one.
+    """
+    return min(time_of_loop() for _ in range(5)) / LOOP_SECONDS
 
 
 class TakenOver(BaseException):
@@ -185,7 +207,7 @@ class WatchedGrid(Grid):
 
     def time_as_work(self):
         """Return the CPU time of this launch until now, converted to work."""
-        return self.second * (time.thread_time() - self.began) / SECONDS
+        return self.second * (time.thread_time() - self.began) / (SECONDS * slowness())
 
     def may_be_compiled(self, launch):
         """Return whether compiled code would give the same findings, values and counters, and whether a copy
@@ -231,7 +253,8 @@ class WatchedGrid(Grid):
             self.ended_before = self.ended
             self.time_left.block_ended(started, timed)
             self.counted_left.block_ended(started, counted)
-        least, left = LEAST_TIME * self.second, 0.0
+        least, left = LEAST_RESTART_TIME if self.identity in taken_over else LEAST_TIME, 0.0
+        least *= self.second
         if timed > least:
             left = self.time_left.estimate(started, timed)
         if counted > least or self.ended:

@@ -1,6 +1,7 @@
 """Tests of the engine "auto": which launches it compiles, and that its results equal those of `fibers`."""
 
 import itertools
+import weakref
 from functools import partial
 from types import SimpleNamespace
 
@@ -112,12 +113,17 @@ def engines_of_launches(kernel, count, **options):
     return [simulate(kernel, **options)[10, 32](np.zeros(321)).engine for _ in range(count)]
 
 
+def fix_estimate(monkeypatch):
+    """Let the estimate of the compile time not depend on the speed of the compiler."""
+    for name, value in (("COMPILE_SECONDS", 0.25), ("FIRST_SECONDS", 0.0), ("INSTRUCTIONS", 900)):
+        monkeypatch.setattr(automatic, name, value)
+
+
 @pytest.fixture
 def after_three(monkeypatch):
     """Let "auto" compile a kernel after three launches of 3,200 units, whatever their CPU time."""
     monkeypatch.setattr(automatic, "SECONDS", 1e9)
-    for name, value in (("COMPILE_SECONDS", 0.25), ("FIRST_SECONDS", 0.0), ("INSTRUCTIONS", 900)):
-        monkeypatch.setattr(automatic, name, value)
+    fix_estimate(monkeypatch)
     monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=38_000))
 
 
@@ -187,7 +193,8 @@ def test_the_work_that_is_left_is_estimated_from_the_blocks(blocks, ends, starte
 def test_blocks_that_wait_for_each_other_do_not_count_as_one_block(monkeypatch):
     # When the first block ends, the other blocks have done nearly all of their work.
     monkeypatch.setattr(automatic, "taken_over", set())
-    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=52_000))
+    fix_estimate(monkeypatch)
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=95_000))
     assert simulate(rotate)[10, 32](np.arange(320, dtype=np.float32)).engine == "fibers"
 
 
@@ -218,6 +225,35 @@ def test_the_work_left_is_estimated_from_the_time_of_the_first_block(tick, engin
         x[cuda.grid(1)] += 1
 
     assert simulate(kernel)[10, 32](np.zeros(320)).engine == engine
+
+
+@pytest.mark.parametrize(("slower", "engine"), [(1000, "fibers"), (0.001, "native")])
+def test_a_launch_on_a_slow_machine_is_compiled_later(slower, engine, monkeypatch):
+    """Let each reading of the clock add 10 ms, on machines of different speeds."""
+    clock = itertools.count(0.0, 0.01)
+    monkeypatch.setattr(automatic, "time", SimpleNamespace(thread_time=lambda: next(clock)))
+    monkeypatch.setattr(automatic, "slowness", lambda: slower)
+
+    def kernel(x):
+        x[cuda.grid(1)] += 1
+
+    assert simulate(kernel)[10, 32](np.zeros(320)).engine == engine
+
+
+def test_the_speed_of_the_machine_is_measured():
+    assert 0.05 < automatic.slowness() < 50 and automatic.slowness() == automatic.slowness()
+
+
+@pytest.mark.parametrize(("compiled", "engine"), [(False, "fibers"), (True, "native")])
+def test_a_compiled_kernel_is_restarted_early(compiled, engine, monkeypatch):
+    def kernel(x):
+        x[cuda.grid(1)] += 1
+
+    # The only block does 3,200 units of work, which is less than an eighth of the work of a second.
+    monkeypatch.setattr(automatic, "SECONDS", 1e9)
+    monkeypatch.setattr(automatic, "taken_over", weakref.WeakSet([kernel] * compiled))
+    monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=30_000))
+    assert simulate(kernel)[1, 320](np.zeros(320)).engine == engine
 
 
 def test_a_barrier_counts_as_many_instructions():
