@@ -21,7 +21,7 @@ from math import prod
 import numpy as np
 
 from sim.events import ATOMIC, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, alias
-from sim.observers import advice
+from sim.observers import advice, advice_patterns
 from sim.observers.async_proxy import FATAL, AsyncProxy
 from sim.observers.cells import ATOMIC_LOAD, MAX_CELLS, Rows, pick_evenly, racy_cells, sorted_distinct
 from sim.observers.clusters import ClusterAccesses
@@ -358,7 +358,7 @@ class Races(OrderingObserver):
             fix=fix,
             near=closeness(a, b),
             advice=structured,
-            follows=structured.pattern in advice.DIVERGED and bool(self.divergences()),
+            follows=structured.pattern in advice_patterns.DIVERGED and bool(self.divergences()),
         )
 
     def facts(self, a, b, address, rows, equal, pairs, space):

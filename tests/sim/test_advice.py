@@ -15,7 +15,8 @@ from corpus_cases import CASES, launched
 from sim import load_cuda, simulate
 from sim.events import SITES, Site
 from sim.frontend.outline import of_cpp, of_python
-from sim.observers.advice import PATTERNS, is_update
+from sim.observers.advice_conditions import is_update
+from sim.observers.advice_patterns import PATTERNS
 from sim.observers.cells import Row
 from sim.observers.facts import Facts
 from sim.observers.statements import assignment, find_extreme, statements

@@ -10,7 +10,7 @@ import pytest
 from ptx import hopper_corpus as corpus
 from sim import load_ptx, simulate
 from sim.errors import RefusedLaunch
-from sim.observers import advice
+from sim.observers import advice, advice_patterns
 from sim.ptx import nvrtc
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -111,7 +111,7 @@ def test_a_failure_to_word_a_fix_leaves_the_race_in_the_report(monkeypatch):
     def fails(facts):
         raise ValueError("zero-size array")
 
-    monkeypatch.setattr(advice, "PATTERNS", [advice.Pattern("fails", lambda facts: True, fails)])
+    monkeypatch.setattr(advice, "PATTERNS", [advice_patterns.Pattern("fails", lambda facts: True, fails)])
     (finding,) = report_of(RACES["opposite arms"][0]).findings
     assert finding.kind == "race-shared" and "between the two accesses" in finding.fix
 
