@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sim.events import LOAD, SITES
+from sim.observers.atomic_types import SMALLEST, ElementType
 from sim.observers.call_lines import common_caller, functions, name_in_cpp
 from sim.observers.extents import Extents
 from sim.observers.mbarrier_arms import find_arms
@@ -25,6 +26,7 @@ from sim.observers.statements import (
     statement,
     statement_of,
     statements,
+    stored_variable,
     value_in_full,
 )
 from sim.observers.words import CPP
@@ -238,13 +240,19 @@ class AccessPair:
 
     @cached_property
     def scalar(self):
-        """The name of the memory if the source uses it as a variable of C++ and not as an array, or None."""
-        name = self.array if self.language == CPP else None
-        if not name or not re.fullmatch(r"\w+", name):
+        """The name of the memory if the source uses it as a variable of C++ and not as an array, or None.
+
+        It is the array's name, or the name of a reference or member to which a statement assigns.
+        """
+        if self.language != CPP:
             return None
         texts = [self.statement(site) or site.source for site in (self.one, self.other)]
-        used = rf"(?<![\w.*]){name}\b(?!\s*[\[(])"
-        return name if all(re.search(used, text) for text in texts) else None
+        name = self.array if self.array and re.fullmatch(r"\w+", self.array) else None
+        if name and all(re.search(rf"(?<![\w.*]){name}\b(?!\s*[\[(])", text) for text in texts):
+            return name
+        stores = [text for site, text in zip((self.one, self.other), texts) if site.action == "store"]
+        name = next(filter(None, map(stored_variable, stores)), None)
+        return name if name and all(mentions(text, name) for text in texts) else None
 
     def assignment(self, source):
         """Return the Assignment in a line, or None. A scalar in memory counts as an array element."""
@@ -257,10 +265,20 @@ class AccessPair:
         """Return the elements of a name in a text (sim.observers.statements.elements)."""
         return elements(text, name, name == self.scalar)
 
-    @property
-    def is_floating(self):
-        """True if one of the accesses writes a floating-point value."""
-        return any(isinstance(row.value, (float, np.floating)) for row in (self.a, self.b))
+    @cached_property
+    def element_type(self):
+        """The ElementType of the element that the accesses change, or None if it is unknown."""
+        size = self.extents and self.extents.size(self.a)
+        if not size or size == 2 and "bfloat16" in self.text_of_function:
+            return None
+        if self.language != CPP:
+            dtype = self.extents.dtype(self.address)
+            # A kernel in Python can store an integer to an array of floating-point values.
+            return None if dtype is None and size >= SMALLEST else ElementType.of(dtype, size)
+        value = next((row.value for row in (self.a, self.b) if row.value is not None), None)
+        if value is None:  # a compare-and-swap that has not written
+            return ElementType.of(None, size) if "cas" in self.one.opcode + self.other.opcode else None
+        return ElementType.of(np.asarray(value).dtype, size)
 
     def line_of(self, site):
         """Return "line 3", or "line 3 of f" if lines are counted from the beginning of another function."""
@@ -276,7 +294,8 @@ class AccessPair:
             found = ATOMIC_CALL.search(self.statement(site))
             return found and found[1]
         found = assignment(self.statement(site))
-        if found and re.search(r"\+\+|--", found.target):  # `a[n++] = x`: the access may be to n
+        # `a[n++] = x`: the access may be to n. `a->n = x`: other pointers to the structure have other names.
+        if found and re.search(r"\+\+|--|->", found.target):
             return None
         if site.action == "store":
             return found.name if found and found.is_element else None
@@ -334,8 +353,9 @@ class AccessPair:
 
     @cached_property
     def text_of_function(self):
-        """The text of the function that contains both accesses."""
-        return "\n".join(line for _, line in self.outline.text(self.outline.function(self.low)))
+        """The text of the function that contains both accesses, or "" if no known function contains both."""
+        lines = self.outline.text(self.outline.function(self.low)) if self.outline else ()
+        return "\n".join(line for _, line in lines)
 
     def span(self, name):
         """Return the range (first, end) of byte offsets in the array that the function accesses through

@@ -14,6 +14,7 @@ from sim.events import Step
 from sim.observers import advice_conditions as conditions
 from sim.observers import atomic_fixes as atomics
 from sim.observers import fixes
+from sim.observers.atomic_types import atomic, atomic_load
 from sim.observers.facts import Facts
 from sim.observers.mbarrier_arms import fix_of_mbarriers
 
@@ -86,8 +87,8 @@ PATTERNS = (
         "step in an expression",
         lambda facts: facts.stepped,
         lambda facts: (
-            f"{{add}} of {facts.stepped[2].strip('+')}1 in place of {facts.stepped[0]} on line {facts.low}:"
-            " one atomic, which returns the old value"
+            f"{atomic(facts, 'add')} of {facts.stepped[2].strip('+')}1 in place of {facts.stepped[0]} on line"
+            f" {facts.low}: one atomic, which returns the old value"
         ),
         f"{DEPENDS[:-1]}: several threads take the same value.",
     ),
@@ -155,7 +156,7 @@ PATTERNS = (
         "compare-and-swap loop",
         lambda facts: facts.plain_read_before_swap,
         lambda facts: (
-            f"read the element on line {facts.plain_read_before_swap.line} by an atomic ({{add}} of 0),"
+            f"read the element on line {facts.plain_read_before_swap.line} by {atomic_load(facts)},"
             " because the {swap} in the loop can change it at the same time"
         ),
         steps=atomics.steps_of_first_value,
@@ -163,15 +164,17 @@ PATTERNS = (
     Pattern(
         "spin by plain reads",
         conditions.is_plain_spin,
-        "read the element on which the loop waits with an atomic ({add} of 0), and write it with an atomic"
-        " ({exchange}) after {fence}",
+        lambda facts: (
+            f"read the element on which the loop waits with {atomic_load(facts)}, and write it with an atomic"
+            f" ({atomic(facts, 'exchange')}) after {{fence}}"
+        ),
     ),
     Pattern(
         "release by a plain store",
         conditions.is_plain_release,
         lambda facts: (
-            f"write the element on line {facts.one.line} by an atomic ({{exchange}}, or {{add}} for +=) after"
-            " {fence}, because other threads wait for it by atomics"
+            f"write the element on line {facts.one.line} by an atomic ({atomic(facts, 'exchange')}, or"
+            f" {atomic(facts, 'add')} for +=) after {{fence}}, because other threads wait for it by atomics"
         ),
         steps=lambda facts: (
             (Step("atomic", facts.one.function, facts.one.line, "store"),) if not facts.update else ()

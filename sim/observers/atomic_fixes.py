@@ -3,11 +3,14 @@
 Terms in braces are keys of sim.observers.words.
 """
 
+import re
+
 from sim.events import ATOMIC, Step
 from sim.observers import tickets
+from sim.observers.atomic_types import OPERATIONS, atomic, atomic_load, exists
 from sim.observers.fixes import EVERY, barrier_for, insertion_after_line, insertion_steps
 from sim.observers.statements import assignment, atomic_target
-from sim.observers.words import CPP, NUMBA
+from sim.observers.words import NUMBA, TRITON
 
 
 def cause_of_release(facts):
@@ -64,15 +67,27 @@ def steps_of_lock(facts):
 
 def fix_of_update(facts):
     lock = ", or let all threads hold the same lock" if facts.synchronizes else ""
-    if facts.is_one_atomic and facts.update[0] != facts.update[2]:
+    if facts.operation and facts.update[0] != facts.update[2]:
         return fix_of_divided_update(facts)
-    atomic = (
-        f"one atomic, {atomic_min_or_max(facts, facts.min_or_max[0])}" if facts.min_or_max else "{an_atomic}"
-    )
-    place = atomic_target(facts.update[1].target) if facts.update and facts.language == NUMBA else None
-    if place and place[0].endswith("]"):  # the element is a field of a record
-        atomic += f" on {place[0]} at {place[1]}"
-    return f"{atomic}, or let each thread write an element of its own, or let one thread do it for all" + lock
+    found = atomic_of_update(facts)
+    found = "{an_atomic}" if found == "{add}" else f"{'one atomic, ' * bool(facts.operation)}{found}"
+    found += of_field(facts)
+    return f"{found}, or let each thread write an element of its own, or let one thread do it for all" + lock
+
+
+def of_field(facts):
+    """Return " on s->n" if the `update` changes a field of a structure or record, else ""."""
+    target = facts.update[1].target if facts.update else ""
+    if facts.language == NUMBA:
+        place = atomic_target(target)
+        return f" on {place[0]} at {place[1]}" if place and place[0].endswith("]") else ""
+    return f" on {target}" if re.search(r"(?:\.|->)\w+$", target) else ""
+
+
+def atomic_of_update(facts):
+    """Return the term for the atomics that perform the `update`, or the term for an addition if the source
+    does not show the update."""
+    return atomic(facts, OPERATIONS.get(facts.operation) if facts.update else "add")
 
 
 def fix_of_divided_update(facts):
@@ -80,25 +95,15 @@ def fix_of_divided_update(facts):
     line, found, read = facts.update
     taken = assignment(facts.outline.lines[read]) if facts.outline else None
     name = taken.name if taken else "the variable"
-    atomic = atomic_min_or_max(facts, facts.min_or_max[0]) if facts.min_or_max else "{add}"
     return (
         f"replace the read of {found.target} on line {read} and the write on line {line} with one atomic,"
-        f" {atomic}, on line {read}, and assign the old value that it returns to {name}"
+        f" {atomic_of_update(facts)}, on line {read}, and assign the old value that it returns to {name}"
     )
 
 
-def atomic_min_or_max(facts, name):
-    """Return the terms of an atomic minimum or maximum.
-
-    name: "min" or "max".
-    """
-    if facts.language == CPP and facts.is_floating:
-        return f"{{swap}} in a loop (CUDA C++ has no {{{name}}} of floating-point values)"
-    return f"{{{name}}}"
-
-
 def steps_of_update(facts):
-    if not facts.is_one_atomic or facts.language not in (NUMBA, CPP):
+    known = facts.operation and facts.language != TRITON
+    if not known or not exists(facts.language, OPERATIONS[facts.operation], facts.element_type):
         return ()
     line, _, read = facts.update
     return (Step("atomic", facts.one.function, line, "update", read),)
@@ -107,7 +112,8 @@ def steps_of_update(facts):
 def steps_of_first_value(facts):
     site = facts.plain_read_before_swap
     element = facts.element_at(site)
-    return (Step("atomic", site.function, site.line, "read", element=element),) if element else ()
+    fits = element and exists(facts.language, "add", facts.element_type)
+    return (Step("atomic", site.function, site.line, "read", element=element),) if fits else ()
 
 
 def fix_of_ticket(facts):
@@ -116,7 +122,8 @@ def fix_of_ticket(facts):
     if found.first < found.line:
         where = f"before line {found.first}, and delete line {found.line}"
     uses = "; ".join(use_of_old_value(facts.outline.lines[line], line, found) for line in found.reads)
-    return f"execute one atomic ({{add}}), which returns the old value, {where}; {uses}"
+    by = atomic(facts, OPERATIONS[found.added[0]])
+    return f"execute one atomic ({by}), which returns the old value, {where}; {uses}"
 
 
 def use_of_old_value(text, line, found):
@@ -141,7 +148,7 @@ def steps_of_ticket(facts):
 
 def fix_of_claim(facts):
     found = facts.claim
-    how = "{swap}" if found.operation == "cas" else atomic_min_or_max(facts, found.operation)
+    how = atomic(facts, "swap" if found.operation == "cas" else found.operation)
     done = "" if found.line == found.header else f" and leave out line {found.line}"
     if found.copied:
         return (
@@ -170,30 +177,32 @@ def fix_of_claim_by_calls(facts):
 
 def fix_of_exchange(facts):
     found = facts.swapped
-    atomic = "one atomic, {exchange}, "
+    by = f"one atomic, {atomic(facts, 'exchange')}, "
     use = "and assign the old value that it returns to "
     use += found.old or f"a variable, which replaces {found.element}"
     if found.read == found.line:
-        return f"read and write {found.element} with {atomic}on line {found.line}, {use}"
+        return f"read and write {found.element} with {by}on line {found.line}, {use}"
     place = f"on line {found.line}"
     if found.value_is_known:
         place = f"on line {found.read}" if found.old else f"before line {found.read}"
     return (
         f"replace the read of {found.element} on line {found.read} and the write on line {found.line} with"
-        f" {atomic}{place}, {use}"
+        f" {by}{place}, {use}"
     )
 
 
 def steps_of_exchange(facts):
     found = facts.swapped
-    if not found.value_is_known or facts.language != NUMBA:
+    known = found.value_is_known and facts.language == NUMBA
+    if not known or not exists(NUMBA, "exchange", facts.element_type):
         return ()
     return (Step("atomic", facts.one.function, found.line, "exchange", found.read, found.element),)
 
 
 def steps_of_claim(facts):
     found = facts.claim
-    if found.copied:
+    operation = "swap" if found.operation == "cas" else found.operation
+    if found.copied or not exists(facts.language, operation, facts.element_type):
         return ()
     return (Step("atomic", facts.one.function, found.line, found.operation, found.header, found.element),)
 
@@ -201,16 +210,20 @@ def steps_of_claim(facts):
 def fix_of_check(facts):
     line, element = facts.check
     change = facts.one if facts.other.line == line else facts.other
-    by = "" if change.kind == "atomic" else f", and write it on line {change.line} by another ({{exchange}})"
+    by = (
+        ""
+        if change.kind == "atomic"
+        else f", and write it on line {change.line} by another ({atomic(facts, 'exchange')})"
+    )
     return (
-        f"read {element} on line {line} by an atomic ({{add}} of 0){by}, if the kernel is correct with the"
+        f"read {element} on line {line} by {atomic_load(facts)}{by}, if the kernel is correct with the"
         " old and with the new value"
     )
 
 
 def steps_of_check(facts):
     line, element = facts.check
-    if ATOMIC not in facts.actions:
+    if ATOMIC not in facts.actions or not exists(facts.language, "add", facts.element_type):
         return ()
     return (Step("atomic", facts.one.function, line, "read", line, element),)
 

@@ -25,6 +25,17 @@ class Extents:
         here = own & np.isin(self.rows.site, sites)
         return set(self.rows.address[here].tolist())
 
+    def size(self, row):
+        """Return the number of bytes that the access of a Row touches."""
+        found = np.flatnonzero(self.rows.position == row.position)
+        return int(self.rows.size[found[0]]) if len(found) else None
+
+    def dtype(self, address):
+        """Return the dtype of the host's array at an address, or None if it is unknown or has fields."""
+        found = self.space.find(address)
+        arrays = [array for array in found.keep or () if isinstance(array, np.ndarray)]
+        return arrays[0].dtype if arrays and arrays[0].dtype.names is None else None
+
     def of(self, address, wanted):
         """Return (first, end), the byte offsets of some accesses within the array at `address`, or None if
         there are none.

@@ -17,9 +17,8 @@ from sim.observers.statements import (
     assignment,
     element_of,
     elements,
-    find_extreme,
+    find_operation,
     find_step,
-    is_sum_or_extreme,
     mentions,
 )
 from sim.observers.words import CPP
@@ -61,27 +60,17 @@ class Facts(AccessPair):
                     return site.line, found, read.line
         return None
 
-    @property
-    def is_one_atomic(self):
-        """True if a single atomic can perform the whole `update`."""
+    @cached_property
+    def operation(self):
+        """The operator of the `update`, "min" or "max" if a single atomic can perform it, else None."""
         if not self.update:
-            return False
-        line, found, read = self.update
-        if found.operator:
-            return found.operator in ATOMIC_OPERATORS
-        taken = [assignment(self.statement(site)) for site in self.reads if site.line == read != line]
-        names = [found.target, *(each.target for each in taken if each)]
-        return any(is_sum_or_extreme(found.value, name) for name in names)
-
-    @property
-    def min_or_max(self):
-        """("min" or "max", the operand) if the `update` is a minimum or a maximum, else None."""
-        if not self.update or self.update[1].operator:
             return None
         line, found, read = self.update
+        if found.operator:
+            return found.operator if found.operator in ATOMIC_OPERATORS else None
         taken = [assignment(self.statement(site)) for site in self.reads if site.line == read != line]
         names = [found.target, *(each.target for each in taken if each)]
-        return next(filter(None, (find_extreme(found.value, name) for name in names)), None)
+        return next((one[0] for one in (find_operation(found.value, name) for name in names) if one), None)
 
     def precedes(self, read, store):
         """Return whether a read is in the same function as a store, and on the same line or above it."""

@@ -13,18 +13,20 @@ ATOMIC_CALL = re.compile(r"(?:atomic\.\w+|atomic\w*)\s*\(\s*&?\s*(\w+)")
 FENCE = re.compile(r"threadfence(?:_system)?\s*\(")
 HEADER = re.compile(r"(?:\}?\s*else\b|(?:if|for|while)\s*(?=\())")
 LVALUE = re.compile(
-    r"^(?:const\s+)?(?:[\w:]+[\s&*]+)*?(?P<star>\*?)(?P<name>\w+)\s*(?P<rest>(?:\[.*\]|\.\w+)*)$"
+    r"^(?:const\s+)?(?:[\w:]+[\s&*]+)*?(?P<star>\*?)(?P<name>\w+)\s*(?P<rest>(?:\[.*\]|(?:\.|->)\w+)*)$"
 )
 # A field, .name or ["name"], after an element of a record array.
 FIELD = re.compile(r"\.(\w+)|\[([\"'])(\w+)\2\]")
 CALL_OF_ATOMIC = re.compile(r"(?:cuda\.)?atomic\.\w+(?=\()")
 POINTER = re.compile(r"tl\.\w+\(\s*(\w+) \+ ")  # a pointer to an element in Triton: x + i
-EXTREME = re.compile(r"(?:\w+(?:\.|::))*f?(min|max)(?:imum|f)?(?=\()")
+EXTREME = re.compile(r"(?:\w*(?:\.|::))*f?(min|max)(?:imum|f)?(?=\()")
 CONDITIONAL = re.compile(
     r"(?P<then>.+) if (?P<test>.+) else (?P<other>.+)|(?P<test2>.+) \? (?P<then2>.+) : (?P<other2>.+)"
 )
 ATOMIC_OPERATORS = "+-|&^"  # the operators of `target operator= value` for which an atomic exists
 LOOSER_THAN_SUM = re.compile(r"[<>=?&|^]|\b(?:if|and|or)\b")  # operators with a lower precedence than a sum
+SUM = re.compile(r"[+-]")
+STORE_OR_CALL = re.compile(r"\+\+|--|(?<![=!<>])=(?!=)|\w\s*\(")
 PLACE = r"\(?(\*\s*\w+|\w+\s*\[[^\[\]]+\])\)?"
 STEP = re.compile(rf"{PLACE}\s*(\+\+|--)|(\+\+|--)\s*{PLACE}")
 OPERATORS = ("//", "<<", ">>", "**", *"+-*/|&^%")
@@ -265,22 +267,42 @@ def assignment(source):
     return stored(text)
 
 
+def stored_variable(text):
+    """Return the variable to which a C++ statement assigns, if the statement can store to no other memory and
+    declares no variable. Return None otherwise."""
+    found = assignment(text)
+    if found is None or found.is_element or not text.startswith((found.name, "++", "--")):
+        return None
+    return None if STORE_OR_CALL.search(EXTREME.sub("", found.value)) else found.name
+
+
 def element_of(taken):
     """Return the element copied unchanged by an Assignment, or None."""
     return taken and arguments(re.sub(r"^tl\.load\(|\)$", "", taken.value))[0]
 
 
-def is_sum_or_extreme(value, name):
-    """Return whether a value is `name + ...`, or the minimum or maximum of `name` and another operand."""
-    if find_extreme(value, name):
-        return True
-    added = value.removeprefix(f"{name} + ")
-    return added != value and not LOOSER_THAN_SUM.search(re.sub(r"\([^()]*\)|\[[^][]*\]", "", added))
+def find_operation(value, name):
+    """Return (operator, operand) if a value is `name operator operand`, or the minimum or maximum of `name`
+    and the operand, so that one atomic can compute it. Return None otherwise.
+
+    operator: one of ATOMIC_OPERATORS, "min" or "max".
+    """
+    if found := find_extreme(value, name):
+        return found
+    operator, operand = value[len(name) :][1:2], value[len(name) :][3:]
+    if not value.startswith(f"{name} ") or operator not in tuple(ATOMIC_OPERATORS) or not operand:
+        return None
+    rest = re.sub(r"\([^()]*\)|\[[^][]*\]", "", operand)
+    if operator in "&|^":
+        rest = re.sub(r"<<|>>", "", rest)
+    # The operand is the rest of the value only if no operator in it is evaluated after this one.
+    divided = LOOSER_THAN_SUM.search(rest) or operator == "-" and SUM.search(rest)
+    return None if divided or not value[len(name) :].startswith(f" {operator} ") else (operator, operand)
 
 
 def elements(text, name, scalar=False):
     """Return all substrings `name[...]` of a text, each with the record field that follows it, and all
-    substrings `*name`.
+    substrings `*name` and `name->field`.
 
     scalar: whether the name is a variable in memory. The name by itself is then an element, too.
     """
@@ -289,12 +311,13 @@ def elements(text, name, scalar=False):
         end = match.end() + closing_bracket(text[match.end() - 1 :])
         field = FIELD.match(text, end)
         found.append(text[match.start() : field.end() if field else end])
+    found += re.findall(rf"\b{name}\s*->\s*\w+(?![\w.]|\s*[\[(]|->)", text)
     for match in re.finditer(rf"\*\s*{name}\b(?!\s*\[)", text):
         before = text[: match.start()].rstrip()
         if not re.search(r"[\w)\]]$", before) or before.endswith("return"):  # otherwise, `*` multiplies
             found.append(match[0])
     if scalar:
-        found += re.findall(rf"(?<![\w.*]){name}\b(?!\s*[\[(])", text)
+        found += re.findall(rf"(?<![\w.*>:]){name}\b(?:\.\w+)*(?!\w|\s*[\[(]|->)", text)
     return found
 
 

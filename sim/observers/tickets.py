@@ -22,7 +22,7 @@ from sim.observers.statements import (
 )
 
 ADD = re.compile(r"(?:atomic\.(add|sub)|atomic(Add|Sub))\((.*)\)$")
-COMPARISON = re.compile(r"==|!=|<=|>=|(?<![<>])[<>](?![<>])")
+COMPARISON = re.compile(r"==|!=|<=|>=|(?<![<>-])[<>](?![<>])")
 BARRIER = re.compile(r"syncthreads|\bsync\(|syncwarp|debug_barrier")
 HEADER = re.compile(r"\}?\s*(?:(?:el(?:se )?)?if|while)\b(.*)$")
 EXTREMES = {">": "min", ">=": "min", "<": "max", "<=": "max"}

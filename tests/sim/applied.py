@@ -9,7 +9,7 @@ import textwrap
 
 from numba import cuda
 
-from sim.observers.statements import assignment, atomic_target, elements, find_extreme, statements
+from sim.observers.statements import assignment, atomic_target, elements, find_operation, statements
 from sim.observers.tickets import find_increment
 
 LINES = {
@@ -267,9 +267,8 @@ def operation(found, read):
     if found.operator:
         return ATOMICS[found.operator], found.value
     value = found.value.replace(found.target, read)
-    if name_and_operand := find_extreme(value, read):
-        return name_and_operand
-    return "add", re.fullmatch(rf"{re.escape(read)} \+ (.*)", value)[1]
+    operator, operand = find_operation(value, read)
+    return ATOMICS[operator], operand
 
 
 def atomic(lines, step):

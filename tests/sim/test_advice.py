@@ -8,7 +8,8 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from numba import cuda, float64, int8, int32
+from numba import cuda, float64, int8, int32, types
+from numba.cuda import cudadecl
 
 import applied
 from corpus_cases import CASES, launched
@@ -17,10 +18,11 @@ from sim.events import SITES, Site
 from sim.frontend.outline import of_cpp, of_python
 from sim.observers.advice_conditions import is_update
 from sim.observers.advice_patterns import PATTERNS
+from sim.observers.atomic_types import ATOMICS, OPERATIONS, ElementType, exists
 from sim.observers.cells import Row
 from sim.observers.facts import Facts
 from sim.observers.statements import assignment, find_extreme, statements
-from sim.observers.words import WORDS
+from sim.observers.words import NUMBA, WORDS
 
 RACES = [
     name for name, case in CASES.items() if any(found[0].startswith("race") for found in case["findings"])
@@ -34,13 +36,13 @@ OPEN = {
     "message": "which atomic is to tell of what",
 }
 OPEN_CASES = {
+    "global_counts.BytesPacked": "Numba has no atomics on bytes",
     "left.ReaderThatReturned": "a thread has returned before the place for a barrier",
     "release.LockOfEvenBlocks": "the work without the lock is in another arm",
 }
 # cases whose fixed twin computes other values than the buggy kernel would without races
 OTHER_VALUES = {
     "fields.FieldReadByTheNext": "reads another field",
-    "global_counts.BytesPacked": "has a flag for each element, not eight in one",
     "global_counts.PlainReadBesideAtomics": "takes tickets",
     "global_races.AliasedArguments": "has two arrays",
     "global_races.PrefixSumsInALoop": "works in one thread",
@@ -207,6 +209,36 @@ def field_by_name(records, out):
     records[0]["count"] += 1
 
 
+def bits_set(count, out):
+    count[0] |= 1 << cuda.grid(1)
+
+
+def bits_kept(count, out):
+    i = cuda.grid(1)
+    out[0] = out[0] & ~(1 << i)
+
+
+def bits_flipped(count, out):
+    count[0] ^= 3 << cuda.grid(1)
+
+
+def bits_of_a_variable(count, out):
+    i = cuda.grid(1)
+    seen = count[0]
+    count[0] = seen | 1 << i
+    if seen == 0:
+        out[0] += 1
+
+
+def bits_of_a_field(records, out):
+    records[0].count |= 1 << cuda.grid(1)
+
+
+def differences(count, out):
+    i = cuda.grid(1)
+    count[0] = count[0] - i
+
+
 RECORD = np.dtype([("weight", np.float32), ("count", np.int32)])
 # expected values of the count and of the sorted elements of `out`
 LINES = [
@@ -218,6 +250,12 @@ LINES = [
     (largest, "update", "one atomic, cuda.atomic.max", 15, [0] * 16),
     (field, "update", 'on records["count"] at 0', 16, [0] * 16),
     (field_by_name, "update", 'on records["count"] at 0', 16, [0] * 16),
+    (bits_set, "update", "one atomic, cuda.atomic.or_, or let", 65535, [0] * 16),
+    (bits_kept, "update", "one atomic, cuda.atomic.and_, or let", 0, [0] * 16),
+    (bits_flipped, "update", "one atomic, cuda.atomic.xor, or let", 65537, [0] * 16),
+    (bits_of_a_variable, "update", "atomic, cuda.atomic.or_, on line 3, and assign", 65535, [0] * 15 + [1]),
+    (bits_of_a_field, "update", 'cuda.atomic.or_ on records["count"] at 0', 65535, [0] * 16),
+    (differences, "update", "one atomic, cuda.atomic.sub", -120, [0] * 16),
 ]
 
 
@@ -414,6 +452,14 @@ def test_no_update_of_one_element(store, read):
         ("x[0] = max(x[0], a)", None, True),
         ("x[0] = taken + a", "taken = x[0]", True),
         ("x[0] -= a", None, True),
+        ("x[0] = x[0] - a", None, True),
+        ("x[0] = x[0] - a + b", None, False),
+        ("x[0] = x[0] | 1 << a", None, True),
+        ("x[0] = x[0] & ~a", None, True),
+        ("x[0] = x[0] ^ a", None, True),
+        ("x[0] = x[0] & a == b", None, False),
+        ("x[0] = x[0] << a", None, False),
+        ("x[0] <<= a", None, False),
         ("x[0] *= a", None, False),
         ("x[0] = x[0] * 2 + 1", None, False),
         ("x[0] = x[0] + a if b else c", None, False),
@@ -423,7 +469,7 @@ def test_no_update_of_one_element(store, read):
     ],
 )
 def test_an_update_that_one_atomic_does(store, read, known):
-    assert of_sources(store, read or store).is_one_atomic is known
+    assert (of_sources(store, read or store).operation is not None) is known
 
 
 def of_sources(store, read):
@@ -505,3 +551,58 @@ extern "C" __global__ void compact(const int *x, int *list) {{
     report = kernel[1, 64](np.arange(64, dtype=np.int32), np.zeros(128, np.int32))
     assert {finding.kind for finding in report.findings} == {"race-shared"}
     assert "views of the same memory" not in str(report)
+
+
+def half_word_sum(x, out):
+    out[0] += x[cuda.grid(1)]
+
+
+@pytest.mark.parametrize(
+    "dtype, says",
+    [
+        (np.int16, "an atomic on elements of 32 bits (Numba has no cuda.atomic.add of 16-bit integers)"),
+        (np.complex64, "a lock (Numba has no cuda.atomic.add of 64-bit complex values)"),
+        (np.float32, "cuda.atomic (cuda.atomic.add for +=)"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_an_atomic_that_numba_lacks_is_not_advised(dtype, says, engine):
+    launch = simulate(half_word_sum, on_finding="report", engine=engine)[1, 8]
+    findings = launch(np.ones(8, dtype), np.zeros(1, dtype)).findings
+    assert findings and all(says in finding.fix for finding in findings)
+    assert all(bool(finding.advice.steps) == (dtype == np.float32) for finding in findings)
+
+
+def test_the_table_of_atomics_has_the_operations_of_each_language():
+    for language, operations in ATOMICS.items():
+        assert {*OPERATIONS.values(), "exchange", "swap"} == operations.keys()
+        assert operations.keys() <= WORDS[language].keys()
+
+
+NUMBA_ATOMICS = {
+    "add": "add",
+    "sub": "sub",
+    "min": "min",
+    "max": "max",
+    "and": "and",
+    "or": "or",
+    "xor": "xor",
+}
+NUMBA_ATOMICS |= {"exchange": "exch", "swap": "cas"}
+
+
+@pytest.mark.parametrize("operation", NUMBA_ATOMICS)
+def test_the_table_agrees_with_the_types_of_numba(operation):
+    template = getattr(cudadecl, f"Cuda_atomic_{NUMBA_ATOMICS[operation]}")(None)
+    numbers = [
+        *types.signed_domain,
+        *types.unsigned_domain,
+        *types.real_domain,
+        types.float16,
+        *types.complex_domain,
+    ]
+    for number in numbers:
+        operands = [number] * (2 if operation == "swap" else 1)
+        supported = template.generic((types.Array(number, 1, "C"), types.intp, *operands), {}) is not None
+        type_ = ElementType.of(np.dtype(number.name), number.bitwidth // 8)
+        assert exists(NUMBA, operation, type_) == supported, number

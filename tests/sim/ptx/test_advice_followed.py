@@ -215,6 +215,159 @@ case(
     largest,
 )
 
+# --- fields and bits ----------------------------------------------------------------------------------------
+
+STATS = """struct Stats {
+    int most; unsigned bits; int sum;
+    __device__ void add(int v) {
+        most = ::max(most, v);
+        bits |= 1u << v % 32;
+        sum += v;
+    }
+};
+"""
+OF_STATS = "Stats *s = (Stats *)n;\nint v = x[threadIdx.x];\n"
+
+
+def stats(x, out, n):
+    assert list(n[:3]) == [31, -1, 2 * 496]
+
+
+case(
+    "fields of a structure",
+    (2, 32),
+    f"{OF_STATS}s->most = max(s->most, v);\ns->bits |= 1u << v % 32;\ns->sum += v;\n",
+    "one atomic, atomicMax on s->most, or let each",
+    [
+        ("s->most = max(s->most, v);", "atomicMax(&s->most, v);"),
+        ("s->bits |= 1u << v % 32;", "atomicOr(&s->bits, 1u << v % 32);"),
+        ("s->sum += v;", "atomicAdd(&s->sum, v);"),
+    ],
+    stats,
+    STATS,
+)
+for says in ("one atomic, atomicMax, or", "one atomic, atomicOr, or", "an atomic (atomicAdd for +=), or"):
+    case(
+        f"method, {says}",
+        (2, 32),
+        f"{OF_STATS}s->add(v);\n",
+        says,
+        [
+            ("most = ::max(most, v);", "atomicMax(&most, v);"),
+            ("bits |= 1u << v % 32;", "atomicOr(&bits, 1u << v % 32);"),
+            ("        sum += v;", "        atomicAdd(&sum, v);"),
+        ],
+        stats,
+        STATS,
+    )
+
+
+def value_is(value):
+    def check(x, out, n):
+        assert n[0] == value
+
+    return check
+
+
+case(
+    "largest field by a comparison",
+    (2, 32),
+    f"{OF_STATS}if (v > s->most)\n    s->most = v;\n",
+    MAXIMUM.format("s->most", "on line 12"),
+    [("if (v > s->most)\n    s->most = v;", "atomicMax(&s->most, v);")],
+    value_is(31),
+    STATS,
+)
+case(
+    "field of a structure in shared memory",
+    (1, 64),
+    "__shared__ Stats s;\nif (threadIdx.x == 0) s.bits = 0;\n__syncthreads();\n"
+    "s.bits |= 1u << threadIdx.x % 32;\n__syncthreads();\nif (threadIdx.x == 0) n[0] = s.bits;\n",
+    "one atomic, atomicOr on s.bits",
+    [("s.bits |= 1u << threadIdx.x % 32;", "atomicOr(&s.bits, 1u << threadIdx.x % 32);")],
+    value_is(-1),
+    STATS,
+)
+case(
+    "counter in a field",
+    (2, 32),
+    f"{INDEX}Stats *s = (Stats *)n;\nint k = s->most;\ns->most = k + 1;\nout[k] = i;\n",
+    "replace the read of s->most on line 12 and the write on line 13 with one atomic, atomicAdd, on line 12",
+    [("k = s->most;\ns->most = k + 1;", "k = atomicAdd(&s->most, 1);")],
+    positions,
+    STATS,
+)
+for operator, term, value in (("|", "atomicOr", -1), ("&", "atomicAnd", 0), ("^", "atomicXor", 0)):
+    case(
+        term,
+        (2, 32),
+        f"n[0] {operator}= 1 << threadIdx.x;\n",
+        f"one atomic, {term}, or let",
+        [(f"n[0] {operator}= 1 << threadIdx.x;", f"{term}(n, 1 << threadIdx.x);")],
+        value_is(value),
+    )
+case(
+    "four times x -> 3 x + 1",
+    (2, 2),
+    "n[0] = n[0] * 3 + 1;\n",
+    "atomicCAS in a loop, or let each thread",
+    [
+        (
+            "n[0] = n[0] * 3 + 1;",
+            "int old = atomicAdd(n, 0), seen;\n"
+            "do old = atomicCAS(n, seen = old, 3 * old + 1); while (old != seen);",
+        )
+    ],
+    value_is(40),
+)
+
+# --- types without an atomic --------------------------------------------------------------------------------
+
+REF = "#include <cuda/atomic>\n"
+
+
+for kind, bits in (("unsigned short", 16), ("unsigned char", 8)):
+    case(
+        f"sum of {kind}",
+        (2, 32),
+        f"{kind} *s = ({kind} *)n;\ns[0] += 1;\n",
+        f"one atomic, cuda::atomic_ref (CUDA C++ has no atomicAdd of {bits}-bit integers)",
+        [("s[0] += 1;", f"cuda::atomic_ref<{kind}, cuda::thread_scope_device>(s[0]).fetch_add(1);")],
+        value_is(64),
+        REF,
+    )
+case(
+    "sum of long long",
+    (2, 32),
+    "long long *s = (long long *)n;\ns[0] += 1;\n",
+    "one atomic, atomicAdd (of unsigned long long: cast a pointer to long long)",
+    [("s[0] += 1;", "atomicAdd((unsigned long long *)s, 1ull);")],
+    value_is(64),
+)
+case(
+    "difference of unsigned long long",
+    (2, 32),
+    "unsigned long long *s = (unsigned long long *)n;\ns[0] -= 1;\n",
+    "one atomic, atomicAdd of the negative value",
+    [("s[0] -= 1;", "atomicAdd(s, -1ull);")],
+    value_is(-64),
+)
+case(
+    "first value of a compare-and-swap loop of unsigned short",
+    (2, 32),
+    """unsigned short *s = (unsigned short *)n;
+unsigned short old = *s, seen;
+do {
+    seen = old;
+    old = atomicCAS(s, seen, (unsigned short)(seen + 1));
+} while (old != seen);
+""",
+    "read the element on line 3 by an atomic (atomicCAS of 0 and 0, load() of cuda::atomic_ref, or ld.relaxed"
+    " in inline PTX; CUDA C++ has no atomicAdd of 16-bit integers)",
+    [("old = *s,", "old = atomicCAS(s, (unsigned short)0, (unsigned short)0),")],
+    value_is(64),
+)
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_advice_followed(name, few, tmp_path):

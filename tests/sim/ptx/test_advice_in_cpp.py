@@ -10,6 +10,8 @@ import pytest
 
 from ptx.test_cuda_cpp import module
 from sim import load_cuda, simulate
+from sim.observers.atomic_types import ATOMICS, ElementType, exists
+from sim.observers.words import CPP, WORDS
 
 VIEWS = """
 extern "C" __global__ void kernel(const float *x, float *out) {
@@ -322,7 +324,8 @@ MORE = {
         *out = x[threadIdx.x];
 """,
         "claim",
-        "atomicCAS in a loop (CUDA C++ has no atomicMax of floating-point values), on line 2",
+        "atomicCAS of the bits of the value, in a loop (CUDA C++ has no atomicMax of 32-bit floating-point"
+        " values), on line 2",
         [
             (
                 "    if (x[threadIdx.x] > *out)\n        *out = x[threadIdx.x];",
@@ -590,3 +593,34 @@ def test_the_end_of_a_value_is_no_view_of_the_array_that_is_read(value, tmp_path
     (race,) = launched(text, tmp_path / "k.cu", (3, 32), *np.zeros((2, 96), np.float32)).findings
     assert race.kind == "race-global"
     assert "two views of the same memory" not in race.message
+
+
+# {type of C++: (kind, size in bytes)}; the table does not distinguish the types of one kind and size
+CPP_TYPES = {"char": ("integer", 1), "unsigned short": ("integer", 2), "unsigned": ("integer", 4)}
+CPP_TYPES |= {"unsigned long long": ("integer", 8), "__half": ("floating-point", 2)}
+CPP_TYPES |= {"__nv_bfloat16": ("floating-point", 2), "float": ("floating-point", 4)}
+CPP_TYPES |= {"double": ("floating-point", 8)}
+
+
+def test_the_table_of_atomics_agrees_with_the_compiler(tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    text, values = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n", []
+    for operation in ATOMICS[CPP]:
+        name = WORDS[CPP][operation]
+        operands = "T(), T()" if operation == "swap" else "T()"
+        text += f"""
+template <class T, class = void> struct {name}_ {{ static const int exists = 0; }};
+template <class T> struct {name}_<T, decltype((void){name}((T *)0, {operands}))> {{
+    static const int exists = 1;
+}};
+"""
+        values += [(operation, type_, f"{name}_<{type_}>::exists") for type_ in CPP_TYPES]
+    stores = "".join(f"out[{i}] = {value};\n" for i, (*_, value) in enumerate(values))
+    text += f'extern "C" __global__ void kernel(int *out) {{\n{stores}}}\n'
+    out = np.zeros(len(values), np.int32)
+    launched(text, tmp_path / "k.cu", (1, 1), out)
+    found = {(operation, type_): bool(value) for (operation, type_, _), value in zip(values, out)}
+    assert found == {
+        (operation, type_): exists(CPP, operation, ElementType(*CPP_TYPES[type_]))
+        for operation, type_ in found
+    }

@@ -1,0 +1,133 @@
+"""The types of elements on which each language has atomics, and replacements for the missing ones.
+
+Sources: section "Atomic Functions" of the CUDA C++ Programming Guide, the type lists of Numba's
+`cuda.atomic`, and the documentation of Triton's `tl.atomic_*`.
+"""
+
+import re
+from typing import NamedTuple
+
+from sim.observers.words import CPP, NUMBA, TRITON
+
+INTEGER, FLOAT, COMPLEX = "integer", "floating-point", "complex"
+KINDS = {"b": INTEGER, "i": INTEGER, "u": INTEGER, "f": FLOAT, "V": FLOAT, "c": COMPLEX}  # of numpy's kinds
+# Types are pairs (kind, size in bytes). The atomicAdd of bfloat16 values requires sm_80, and atomics of 16
+# bytes require sm_90. All other atomics exist on each GPU for which CUDA 13 can compile.
+SMALLEST = 4  # the smallest size with atomics for all operations
+INTEGERS = {(INTEGER, 4), (INTEGER, 8)}
+NUMBERS = INTEGERS | {(FLOAT, 4), (FLOAT, 8)}
+ATOMICS = {  # {language: {operation: types}}
+    CPP: {
+        "add": NUMBERS | {(FLOAT, 2)},
+        "sub": {(INTEGER, 4)},
+        "min": INTEGERS,
+        "max": INTEGERS,
+        "and": INTEGERS,
+        "or": INTEGERS,
+        "xor": INTEGERS,
+        "exchange": INTEGERS | {(FLOAT, 4), (INTEGER, 16)},
+        "swap": INTEGERS | {(INTEGER, 2), (INTEGER, 16)},
+    },
+    NUMBA: {
+        "add": NUMBERS,
+        "sub": NUMBERS,
+        "min": NUMBERS,
+        "max": NUMBERS,
+        "and": INTEGERS,
+        "or": INTEGERS,
+        "xor": INTEGERS,
+        "exchange": INTEGERS,
+        "swap": INTEGERS,
+    },
+    TRITON: {
+        "add": NUMBERS | {(FLOAT, 2)},
+        "sub": NUMBERS | {(FLOAT, 2)},
+        "min": NUMBERS,
+        "max": NUMBERS,
+        "and": INTEGERS,
+        "or": INTEGERS,
+        "xor": INTEGERS,
+        "exchange": NUMBERS,
+        "swap": NUMBERS | {(INTEGER, 2), (FLOAT, 2)},
+    },
+}
+OPERATIONS = {"+": "add", "-": "sub", "|": "or", "&": "and", "^": "xor", "min": "min", "max": "max"}
+UNSIGNED_ONLY = "add", "exchange", "swap"  # the C++ atomics that signed 64-bit integers lack
+SIGNED_64 = re.compile(r"(?<!unsigned )\blong long\b(?! unsigned)|\bint64_t\b")
+SIGNED_NOTE = " (of unsigned long long: cast a pointer to long long)"
+
+
+class ElementType(NamedTuple):
+    """The type of an element: its kind, and its size in bytes."""
+
+    kind: str
+    size: int
+
+    @classmethod
+    def of(cls, dtype, size):
+        """Return the type of an element of `size` bytes, or None if the dtype has several values.
+
+        An unknown dtype (None) counts as an integer.
+        """
+        kind = "i" if dtype is None else dtype.kind
+        return cls(KINDS[kind], size) if kind in KINDS else None
+
+    def __str__(self):
+        return f"{8 * self.size}-bit {'integers' if self.kind == INTEGER else f'{self.kind} values'}"
+
+
+def exists(language, operation, type_):
+    """Return whether a language has an atomic.
+
+    operation: a key of ATOMICS[language].
+    type_: an ElementType, or None if it is unknown. The atomic then counts as existing.
+    """
+    return type_ is None or type_ in ATOMICS[language][operation]
+
+
+def atomic(facts, operation):
+    """Return the term for an atomic on the element of a race, or for a replacement if the language lacks the
+    atomic.
+
+    facts: the Facts about the race.
+    operation: a key of ATOMICS, or None if only a compare-and-swap in a loop performs the update.
+    """
+    language, type_ = facts.language, facts.element_type
+    if not exists(language, operation or "swap", type_):
+        return replacement(facts, operation)
+    if operation is None:
+        return "{swap} in a loop"
+    signed = language == CPP and type_ == (INTEGER, 8) and SIGNED_64.search(facts.text_of_function)
+    return f"{{{operation}}}" + SIGNED_NOTE * bool(signed and operation in UNSIGNED_ONLY)
+
+
+def replacement(facts, operation):
+    """Return a term for an operation whose atomic does not exist for the type of the element."""
+    language, type_ = facts.language, facts.element_type
+    if operation == "sub" and exists(language, "add", type_):
+        return "{add} of the negative value"
+    lacks = "CUDA C++" if language == CPP else language
+    without = f"({lacks} has no {{{operation or 'swap'}}} of {type_})"
+    if type_.kind == COMPLEX or language == TRITON:
+        return f"a lock {without}"
+    if type_.kind == INTEGER and language == CPP:
+        return f"cuda::atomic_ref {without}"
+    if type_.size < SMALLEST:
+        return f"an atomic on elements of 32 bits {without}"
+    if operation in ("exchange", "swap"):
+        return f"{{{operation}}} of the bits of the value {without}"
+    return f"{{swap}} of the bits of the value, in a loop {without}"
+
+
+def atomic_load(facts):
+    """Return the term for an atomic load of the element of a race (Facts)."""
+    language, type_ = facts.language, facts.element_type
+    if exists(language, "add", type_):
+        return "an atomic ({add} of 0)"
+    if language == CPP:
+        read = "{swap} of 0 and 0, " if exists(CPP, "swap", type_) else ""
+        return (
+            f"an atomic ({read}load() of cuda::atomic_ref, or ld.relaxed in inline PTX; CUDA C++ has no"
+            f" {{add}} of {type_})"
+        )
+    return f"an atomic on elements of 32 bits ({language} has no {{add}} of {type_})"
