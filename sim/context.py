@@ -170,6 +170,7 @@ class Context:
         self.runs_compiled = False  # whether compiled code is running
         self.wrote = False  # whether compiled code has written to global memory
         self.named_calls = {}  # (block, thread) -> {(number, count)} of the named barriers that it has called
+        self.grid_barriers = set()  # the sites of the grid barriers of cooperative groups in PTX
         self.stateless = {}  # (id of a code object, position) -> result of sim.engine.attempts.is_stateless
         self.clock, self.polls = Clock(self), Polls(self)
         self.loops = LoopLimits(self)

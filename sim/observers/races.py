@@ -109,8 +109,12 @@ class Races(OrderingObserver):
         return findings
 
     def collective(self, name, block, site):
-        place = SITES[site]
         what = "syncthreads" if name.startswith("syncthreads") else name
+        self.add_meeting(what, site)
+
+    def add_meeting(self, what, site):
+        """Record the line of a barrier that opened, by its kind and function."""
+        place = SITES[site]
         self.meetings.setdefault((what, place.function), set()).add(place.line)
 
     def copy_sent(self, at, copy):
@@ -368,6 +372,8 @@ class Races(OrderingObserver):
         pairs: all pairs of sites that race on the cell.
         """
         lacks_fence = self.lacks_fence(a, b)
+        for site in self.context.grid_barriers:
+            self.add_meeting("grid.sync", site)
         return Facts(
             a,
             b,

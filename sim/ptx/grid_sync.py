@@ -194,6 +194,7 @@ class GridBarrier:
         if old is None or (old ^ self.word) & TOP:
             return False
         self.waiting.append(thread)
+        self.context.grid_barriers.add(self.context.sites.of_frame(at, "call"))
         thread.waits, thread.frame, thread.payload = ONE_OF_BLOCK, at, None
         return True
 

@@ -41,6 +41,55 @@ for named, change in {
         "__device__ void swap_(int *&a, int *&b) { int *c = a; a = b; b = c; }\n",
     )
 
+# --- kernels with a grid barrier ----------------------------------------------------------------------------
+
+GROUPS = "#include <cooperative_groups.h>\n"
+GRID = f"auto grid = cooperative_groups::this_grid();\n{INDEX}"
+ONE_MORE = "one more cooperative_groups::this_grid().sync(), which every thread of the grid has to reach, {}"
+
+
+def exchanged_twice(x, out, n):
+    np.testing.assert_array_equal(n, x[::-1])
+    np.testing.assert_array_equal(out[:64], n)
+
+
+def sum_of_three(x, out, n):
+    np.testing.assert_array_equal(n, 3 * x[::-1] + 3)
+
+
+case(
+    "second grid barrier",
+    (2, 32),
+    f"{GRID}out[i] = x[i];\ngrid.sync();\nn[i] = out[63 - i];\nout[i] = n[i];\n",
+    ONE_MORE.format("between lines 7 and 8"),
+    [("n[i] = out[63 - i];", "n[i] = out[63 - i]; grid.sync();")],
+    exchanged_twice,
+    GROUPS,
+)
+for named, body, place, old in (
+    (
+        "end",
+        "out[i] = x[i] + k;\ngrid.sync();\nn[i] += out[63 - i];",
+        "after line 8 and before the",
+        "63 - i];",
+    ),
+    (
+        "middle",
+        "out[i] = x[i] + k;\nn[i] += out[63 - i];\ngrid.sync();",
+        "between lines 6 and 7",
+        "x[i] + k;",
+    ),
+):
+    case(
+        f"grid barrier in the {named} of a loop",
+        (2, 32),
+        f"{GRID}for (int k = 0; k < 3; k++) {{\n{body}\n}}\n",
+        ONE_MORE.format(place),
+        [(old, f"{old} grid.sync();")],
+        sum_of_three,
+        GROUPS,
+    )
+
 # --- named barriers -----------------------------------------------------------------------------------------
 
 NAMED = """__device__ void wait(int id, int n) {
