@@ -282,6 +282,13 @@ class Context:
         if self.listeners["collective"]:
             self.announce("collective", name, block.index, self.sites.of_frame(frame, "call"))
 
+    def callers_of_barrier(self, block, barrier):
+        """Return the number of threads of a block that have called a named barrier.
+
+        barrier: (number, count), or None for no barrier.
+        """
+        return sum(of == block and barrier in calls for (of, _), calls in self.named_calls.items())
+
     def flush(self):
         """Pass all logged accesses and branches to the observers, and clear the logs.
 

@@ -136,12 +136,19 @@ def incomplete_finding(scheduler, block):
         (scheduler.waiting_witness(barrier.waiting[0]), *map(scheduler.waiting_witness, elsewhere.values())),
         reason=f"bar.sync {number}, {barrier.count} opens when {barrier.count} threads have arrived, and"
         " no other thread can run.",
-        fix=fix_of_count(number, barrier),
+        fix=fix_of_count(scheduler.context, block, number, barrier),
     )
 
 
-def fix_of_count(number, barrier):
+def fix_of_count(context, block, number, barrier):
     """Return the fix for a barrier with too few arrivals."""
+    callers = context.callers_of_barrier(block.index, (number, barrier.count))
+    if callers > barrier.count:
+        return (
+            f"let each group of {barrier.count} threads that work together call a barrier with a number of"
+            f" its own, or pass {callers} as the number of threads if they form one group: {callers} threads call"
+            f" barrier {number}, and any {barrier.count} of them open it"
+        )
     if barrier.arrivals % 32:
         return f"let all {barrier.count} threads reach a call of barrier {number}, in whole warps"
     return (

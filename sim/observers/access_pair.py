@@ -54,6 +54,7 @@ class AccessPair:
     fenced: bool  # whether the writer executes a grid-wide fence before its next atomic
     meetings: dict[tuple[str, str], set[int]]  # (barrier, function) -> lines where the barrier opened
     named: tuple[int, int] | None  # number and count of a named barrier that both threads call
+    callers: int  # the number of threads of the block that call this named barrier
     near: int  # 0 if the blocks differ, 1 if only the warps differ, 2 in the same warp
     outline_of: Callable[[Any], Any] | None  # maps a Site to the Outline of its function, or to None
     kernel: str  # name of the kernel

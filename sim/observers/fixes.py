@@ -145,7 +145,7 @@ def fix_of_barrier(facts):
     if not facts.in_one_function:
         return fix_between_functions(facts, EVERY)
     if has_barrier_between(facts):
-        return f"one more {{barrier}}, {again}, {EVERY}"
+        return fix_of_passed_barrier(facts, again)
     if branch := branch_in_loop(facts):
         return (
             f"{{barrier}} after the branch at line {branch.first} and before the loop returns to line"
@@ -155,6 +155,25 @@ def fix_of_barrier(facts):
     if needs_two_barriers(facts):
         return f"{{barrier}} between the two lines, and one more {again}, {EVERY}"
     return f"{{barrier}} between the two lines, {EVERY}{branch_advice(facts)}"
+
+
+def fix_of_passed_barrier(facts, again):
+    """Return the fix for two lines with a barrier between them, which race nevertheless.
+
+    again: the clause that names the place for another barrier in a loop around the two lines.
+    """
+    apart = ""
+    if facts.named and facts.callers > facts.named[1]:
+        number, count = facts.named
+        apart = (
+            f"let each group of {count} threads that exchange data call a named barrier with a number of its"
+            f" own, or pass {facts.callers} as the number of threads if they form one group: {facts.callers}"
+            f" threads call bar.sync {number}, {count}, and any {count} of them open it"
+        )
+        if facts.loop is None:
+            return apart
+    place = again if facts.loop else f"after line {facts.high}, before the two lines are executed again"
+    return f"{apart}{'; and ' * bool(apart)}one more {{barrier}}, {place}, {EVERY}"
 
 
 def insertion_steps(facts, node, what):

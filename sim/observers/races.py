@@ -374,6 +374,7 @@ class Races(OrderingObserver):
         lacks_fence = self.lacks_fence(a, b)
         for site in self.context.grid_barriers:
             self.add_meeting("grid.sync", site)
+        named = common_barrier(self.context.named_calls, self.names[a.block], a, b)
         return Facts(
             a,
             b,
@@ -391,7 +392,8 @@ class Races(OrderingObserver):
             synchronizes=self.context.synchronizes,
             meetings=self.meetings,
             near=closeness(a, b),
-            named=common_barrier(self.context.named_calls, self.names[a.block], a, b),
+            named=named,
+            callers=self.context.callers_of_barrier(self.names[a.block], named),
             outline_of=self.context.outline,
             kernel=self.context.kernel,
             language=self.context.language,

@@ -162,6 +162,44 @@ for (int i = 0; i < 4; i++) {
     NAMED,
 )
 
+
+def exchanged_in_pairs(times):
+    return lambda x, out, n: np.testing.assert_array_equal(out[:128], times * x[(np.arange(128) ^ 32) % 64])
+
+
+OWN_NUMBER = (
+    "let each group of 64 threads that {} with a number of its own, or pass 128 as the number of threads if"
+    " they form one group: 128 threads call {}, and any 64 of them open it"
+)
+for edit in ("wait(1 + t / 64, 64);", "wait(1, 128);"):
+    case(
+        f"two pairs of warps, {edit}",
+        (1, 128),
+        "__shared__ int s[128];\nint t = threadIdx.x;\n"
+        "s[t] = x[t % 64];\nwait(1, 64);\nout[t] = s[t ^ 32];\n",
+        OWN_NUMBER.format("exchange data call a named barrier", "bar.sync 1, 64"),
+        [("wait(1, 64);", edit)],
+        exchanged_in_pairs(1),
+        NAMED,
+    )
+case(
+    "two pairs of warps in a loop",
+    (1, 128),
+    """__shared__ int s[128];
+int t = threadIdx.x;
+for (int k = 0; k < 3; k++) {
+    s[t] = x[t % 64];
+    wait(1, 64);
+    out[t] += s[t ^ 32];
+    wait(1, 64);
+}
+""",
+    OWN_NUMBER.format("work together call a barrier", "barrier 1"),
+    [("wait(1, 64);", "wait(1 + t / 64, 64);")],
+    exchanged_in_pairs(3),
+    NAMED,
+)
+
 # --- device functions ---------------------------------------------------------------------------------------
 
 HALVES = """__device__ INLINE void put(int *s, int *x) { s[threadIdx.x] = x[threadIdx.x]; }
