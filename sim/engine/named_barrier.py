@@ -146,8 +146,8 @@ def fix_of_count(context, block, number, barrier):
     if callers > barrier.count:
         return (
             f"let each group of {barrier.count} threads that work together call a barrier with a number of"
-            f" its own, or pass {callers} as the number of threads if they form one group: {callers} threads call"
-            f" barrier {number}, and any {barrier.count} of them open it"
+            f" its own, or pass {callers} as the number of threads if they form one group: {callers} threads"
+            f" call barrier {number}, and any {barrier.count} of them open it"
         )
     if barrier.arrivals % 32:
         return f"let all {barrier.count} threads reach a call of barrier {number}, in whole warps"

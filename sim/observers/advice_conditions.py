@@ -15,7 +15,7 @@ def has_separate_views(facts):
 
 def is_plain_release(facts):
     """Return whether one access is a plain store to an element that another thread polls with an atomic."""
-    return facts.spins_on and facts.spins_on.action == "atomic" and STORE in facts.actions
+    return facts.spins_on and facts.spins_on.kind == "atomic" and STORE in facts.actions
 
 
 def is_plain_spin(facts):

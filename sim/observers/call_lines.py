@@ -156,6 +156,31 @@ def line_of_call(outline, caller, site, name):
     return lines.pop() if len(lines) == 1 else None
 
 
+def polling_line(site, outline):
+    """Return the line of the condition of a `while` loop that performs an access, directly or by a call.
+    Return None if there is none.
+
+    outline: the Outline of the function at the Site, or None.
+    """
+    if outline is None:
+        return None
+    lines = [site.line, *(line for chain in site.calls for line in chain)]
+    home = outline.function(site.line)
+    if site.file and not site.calls and home:
+        name = name_of(site, outline, home)
+        lines += [line for line, text in outline.lines.items() if line > home.last and calls_of(name, text)]
+    return next((line for line in lines if is_condition_of_loop(line, outline)), None)
+
+
+def is_condition_of_loop(line, outline):
+    """Return whether a line contains the condition of a `while` loop."""
+    loop, text = outline.headed(line), outline.lines[line]
+    if loop is None:
+        loop = outline.loop(line)
+        return loop is not None and loop.last == line and re.search(r"\}\s*while\b", text) is not None
+    return "while" in text
+
+
 def fix_between_functions(facts, every):
     """Return the fix for two accesses in different functions. The barrier must be in a function that
     performs both accesses, directly or by calls.

@@ -7,6 +7,7 @@ from functools import cached_property
 from sim.events import ATOMIC, LOAD, SITES, STORE
 from sim.observers import exchanges, tickets
 from sim.observers.access_pair import AccessPair
+from sim.observers.call_lines import polling_line
 from sim.observers.statements import (
     ATOMIC_CALL,
     ATOMIC_OPERATORS,
@@ -238,12 +239,10 @@ class Facts(AccessPair):
 
     @cached_property
     def spins_on(self):
-        """The access (a Site) in the header of a loop that polls this element, or None."""
+        """The access (a Site) in the condition of a loop that polls this element, or None."""
         for site in map(SITES.__getitem__, self.sites):
             outline = self.outlines[0] if site.function == self.one.function else None
-            loop = outline and outline.headed(site.line)
-            polls = re.match(r"\W*while\b", site.source) and not self.is_in_body(site)
-            if loop and polls and site.action != "store":
+            if site.action != "store" and polling_line(site, outline) and not self.is_in_body(site):
                 return site
         return None
 
@@ -258,12 +257,13 @@ class Facts(AccessPair):
         """Two flags: whether the source has a fence before the plain store of `release`, and whether it has a
         fence after the atomic that acquires the lock or flag."""
         store, acquire = self.release.store, self.release.acquire
+        has_acquire = "acquire" in acquire.opcode
         stored, acquired = (self.outline_of(site) for site in (store, acquire))
         if None in (stored, acquired) or None in (
             stored.function(store.line),
             acquired.function(acquire.line),
         ):
-            return False, False
+            return False, has_acquire
         homes = [outline.function(site.line) for outline, site in ((stored, store), (acquired, acquire))]
         if homes[0] is homes[1] and self.release.is_lock:
             lines = [text for n, text in stored.text(homes[0]) if acquire.line < n < store.line]
@@ -271,7 +271,8 @@ class Facts(AccessPair):
             return both, both
         before = [text for n, text in stored.text(homes[0]) if n < store.line]
         after = [text for n, text in acquired.text(homes[1]) if n > acquire.line]
-        return tuple(any(map(FENCE.search, lines)) for lines in (before, after))
+        found = tuple(any(map(FENCE.search, lines)) for lines in (before, after))
+        return found[0], found[1] or has_acquire
 
     @cached_property
     def fenced_by_one(self):

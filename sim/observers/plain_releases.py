@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sim.events import ATOMIC, SITES, STORE, Site
+from sim.observers.call_lines import polling_line
 from sim.observers.statements import CAS, EXCHANGE
 
 
@@ -40,8 +41,8 @@ class PlainReleases:
 
     @cached_property
     def atomics(self):
-        """The positions in `rows` of the atomics that can acquire a lock or a flag."""
-        atomic = np.flatnonzero(self.rows.action == ATOMIC)
+        """The positions in `rows` of the atomics and atomic loads that can acquire a lock or a flag."""
+        atomic = np.flatnonzero(self.rows.action >= ATOMIC)
         numbers = self.rows.site[atomic]
         sites = [site for site in np.unique(numbers).tolist() if self.acquires(SITES[site])]
         return atomic[np.isin(numbers, sites)]
@@ -59,8 +60,7 @@ class PlainReleases:
         return takes_lock(site) or self.polls(site)
 
     def polls(self, site):
-        outline = self.outline(site)
-        return bool(outline and outline.headed(site.line) and "while" in site.source)
+        return polling_line(site, self.outline(site)) is not None
 
     def find(self, a, b, address):
         """Return the Release that should order two accesses (Row) to an address, or None."""

@@ -97,7 +97,10 @@ OF_LIBRARIES = {
         "between this write and the atomic that signals it": (
             "between this write and the atomic that signals it, or cuda::memory_order_release for this atomic"
             " and cuda::memory_order_acquire for the one that waits for it"
-        )
+        ),
+        "atomicExch in place of the plain store": (
+            "atomicExch, or a store with cuda::memory_order_release, in place of the plain store"
+        ),
     },
 }
 

@@ -80,6 +80,68 @@ case(
     MEMBERS,
 )
 
+# --- flags that are set by a plain store --------------------------------------------------------------------
+
+FLAG = """if (threadIdx.x == 0) {
+    if (blockIdx.x == 0) {
+        out[0] = 7;
+        n[0] = 1;
+    } else {
+        POLL
+        out[1] = out[0];
+    }
+}
+"""
+LOAD_ACQUIRE = """__device__ INLINE int load(int *p) {
+    int v;
+    asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+"""
+REF = "#include <cuda/atomic>\n"
+FLAG_REF = "cuda::atomic_ref<int, cuda::thread_scope_device> flag(n[0]);"
+SET = [("n[0] = 1;", "__threadfence(); atomicExch(n, 1);")]
+
+
+def sevens(x, out, n):
+    assert list(out[:2]) == [7, 7] and n[0] == 1
+
+
+for name, poll, functions in (
+    ("inlined load", "while (load(n) == 0) {}", LOAD_ACQUIRE.replace("INLINE", "__forceinline__")),
+    ("load of a function", "while (load(n) == 0) {}", LOAD_ACQUIRE.replace("INLINE", "__noinline__")),
+    ("load after the body", "do {\n} while (load(n) == 0);", LOAD_ACQUIRE.replace("INLINE", "")),
+    ("volatile load", "while (*(volatile int *)n == 0) {}\n__threadfence();", ""),
+):
+    line = functions.count("\n") + 5
+    case(
+        f"flag by a plain store, {name}",
+        (2, 32),
+        FLAG.replace("POLL", poll),
+        f"atomicExch in place of the plain store on line {line}, and __threadfence() before it",
+        SET,
+        sevens,
+        functions,
+    )
+    case(
+        f"flag itself, {name}",
+        (2, 32),
+        FLAG.replace("POLL", poll),
+        f"write the element on line {line} by an atomic (atomicExch, or atomicAdd for +=) after __thread",
+        SET,
+        sevens,
+        functions,
+    )
+case(
+    "flag by a plain store, atomic_ref",
+    (2, 32),
+    FLAG.replace("POLL", f"{FLAG_REF}\nwhile (flag.load(cuda::memory_order_acquire) == 0) {{}}"),
+    "atomicExch, or a store with cuda::memory_order_release, in place of the plain store on line 6",
+    [("n[0] = 1;", f"{FLAG_REF} flag.store(1, cuda::memory_order_release);")],
+    sevens,
+    REF,
+)
+
 # --- exchanges and counters ---------------------------------------------------------------------------------
 
 
@@ -322,8 +384,6 @@ case(
 )
 
 # --- types without an atomic --------------------------------------------------------------------------------
-
-REF = "#include <cuda/atomic>\n"
 
 
 for kind, bits in (("unsigned short", 16), ("unsigned char", 8)):
