@@ -1,7 +1,7 @@
 """Facts about two racing accesses: the patterns in the source that determine the advice."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sim.events import ATOMIC, LOAD, SITES, STORE
@@ -21,6 +21,7 @@ from sim.observers.statements import (
     find_operation,
     find_step,
     mentions,
+    with_plain_reads,
 )
 from sim.observers.words import CPP
 
@@ -49,8 +50,11 @@ class Facts(AccessPair):
             # If a read races with an atomic, it may be the read in an update such as `x[i] += v`.
             if site.action == "load" and not (found.operator and ATOMIC in self.actions):
                 continue
-            before = [read for read in self.reads if self.precedes(read, site) and read.line != site.line]
-            taken = [assignment(self.statement(read)) for read in before]
+            reads = [*self.reads, *self.reading_atomics(found.target)]
+            before = [read for read in reads if self.precedes(read, site) and read.line != site.line]
+            texts = [self.statement(read) for read in before]
+            taken = [assignment(with_plain_reads(text, found.target)) for text in texts]
+            found = replace(found, value=with_plain_reads(found.value, found.target))
             rest = found.value.replace(found.target, "")
             if mentions(rest, found.name) or any(element_of(read) != found.target for read in taken):
                 continue
@@ -61,6 +65,12 @@ class Facts(AccessPair):
                     return site.line, found, read.line
         return None
 
+    def reading_atomics(self, element):
+        """Return the Sites of the racing atomics that only read the byte, as an element with this text."""
+        sites = [SITES[number] for number in self.sites if self.action(number) == ATOMIC]
+        texts = map(self.statement, sites)
+        return [site for site, text in zip(sites, texts) if with_plain_reads(text, element) != text]
+
     @cached_property
     def operation(self):
         """The operator of the `update`, "min" or "max" if a single atomic can perform it, else None."""
@@ -69,7 +79,8 @@ class Facts(AccessPair):
         line, found, read = self.update
         if found.operator:
             return found.operator if found.operator in ATOMIC_OPERATORS else None
-        taken = [assignment(self.statement(site)) for site in self.reads if site.line == read != line]
+        reads = [*self.reads, *self.reading_atomics(found.target)]
+        taken = [assignment(self.statement(site)) for site in reads if site.line == read != line]
         names = [found.target, *(each.target for each in taken if each)]
         return next((one[0] for one in (find_operation(found.value, name) for name in names) if one), None)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.events import ATOMIC, SITES, STORE, Site
 from sim.observers.call_lines import polling_line
-from sim.observers.statements import CAS, EXCHANGE
+from sim.observers.statements import CAS, EXCHANGE, reads_only
 
 
 @dataclass(frozen=True)
@@ -119,5 +119,6 @@ def takes_lock(site):
 
 
 def is_swap(site):
-    """Return whether an atomic is a compare-and-swap."""
-    return site.action == "atomic" and bool(CAS.search(site.source) or "cas" in (site.opcode or ""))
+    """Return whether an atomic is a compare-and-swap that can change the element."""
+    swaps = CAS.search(site.source) or "cas" in (site.opcode or "")
+    return site.action == "atomic" and bool(swaps) and not reads_only(site.source)

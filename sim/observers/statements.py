@@ -10,6 +10,7 @@ from functools import lru_cache
 CAS = re.compile(r"(?i)(?:cas|compare_and_swap)\s*\(\s*&?\s*(\w+)")
 EXCHANGE = re.compile(r"(?i)(?:exch|xchg)\w*\s*\(\s*&?\s*(\w+)")
 ATOMIC_CALL = re.compile(r"(?:atomic\.\w+|atomic\w*)\s*\(\s*&?\s*(\w+)")
+READING_ATOMIC = re.compile(r"(?:\bcuda\.)?\batomic\.(add|cas)\(|\batomic(Add|CAS)\(")
 FENCE = re.compile(r"threadfence(?:_system)?\s*\(")
 HEADER = re.compile(r"(?:\}?\s*else\b|(?:if|for|while)\s*(?=\())")
 LVALUE = re.compile(
@@ -274,6 +275,46 @@ def stored_variable(text):
     if found is None or found.is_element or not text.startswith((found.name, "++", "--")):
         return None
     return None if STORE_OR_CALL.search(EXTREME.sub("", found.value)) else found.name
+
+
+def with_plain_reads(text, target):
+    """Return a statement in which each atomic that only reads the element `target` is replaced by `target`.
+
+    Such atomics are additions of 0 and compare-and-swaps of equal values: `cuda.atomic.cas(n, 0, 0, 0)`.
+    """
+    for call in READING_ATOMIC.finditer(text):
+        operands = arguments(inside_brackets(text[call.end() - 1 :]))
+        if element_read_by(call[1] or call[2], operands) == plain_name(target):
+            end = call.end() + closing_bracket(text[call.end() - 1 :])
+            return text[: call.start()] + target + with_plain_reads(text[end:], target)
+    return text
+
+
+def element_read_by(operation, operands):
+    """Return the element (see `plain_name`) that an atomic only reads, or None if it may change the element.
+
+    operation: "add", "Add", "cas" or "CAS".
+    """
+    values = 1 if operation.lower() == "add" else 2
+    if len(operands) < values + 1 or operands[-1] != operands[-values] or values == 1 and operands[-1] != "0":
+        return None
+    place = operands[:-values]
+    if len(place) == 2:
+        return f"{place[0]}[{place[1]}]"
+    return plain_name(place[0][1:] if place[0].startswith("&") else f"*{place[0]}")
+
+
+def plain_name(element):
+    """Return an element's text in which `*p` is written as `p[0]`, without parentheses around it."""
+    found = re.fullmatch(r"\(?\*\s*(\w+)\)?", element)
+    return f"{found[1]}[0]" if found else element
+
+
+def reads_only(text):
+    """Return whether each compare-and-swap of a statement compares and stores the same value."""
+    calls = [call for call in READING_ATOMIC.finditer(text) if (call[1] or call[2]).lower() == "cas"]
+    read = [element_read_by("cas", arguments(inside_brackets(text[call.end() - 1 :]))) for call in calls]
+    return bool(calls) and None not in read
 
 
 def element_of(taken):

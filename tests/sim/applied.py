@@ -9,7 +9,14 @@ import textwrap
 
 from numba import cuda
 
-from sim.observers.statements import assignment, atomic_target, elements, find_operation, statements
+from sim.observers.statements import (
+    assignment,
+    atomic_target,
+    elements,
+    find_operation,
+    statements,
+    with_plain_reads,
+)
 from sim.observers.tickets import find_increment
 
 LINES = {
@@ -266,7 +273,7 @@ def operation(found, read):
     value."""
     if found.operator:
         return ATOMICS[found.operator], found.value
-    value = found.value.replace(found.target, read)
+    value = with_plain_reads(found.value, found.target).replace(found.target, read)
     operator, operand = find_operation(value, read)
     return ATOMICS[operator], operand
 

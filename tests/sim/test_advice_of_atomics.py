@@ -241,6 +241,31 @@ def position_in_a_function(x, out, n):
     out[take(n)] = cuda.grid(1)
 
 
+@case("update", (2, 32), "on line 3, and assign the old value that it returns to k", all_positions)
+def position_read_by_a_swap(x, out, n):
+    i = cuda.grid(1)
+    k = cuda.atomic.cas(n, 0, 0, 0)
+    n[0] = k + 1
+    out[k] = i
+
+
+@case("update", (2, 32), "on line 3, and assign the old value that it returns to k", all_positions)
+def position_read_by_an_addition(x, out, n):
+    i = cuda.grid(1)
+    k = cuda.atomic.add(n, 0, 0)
+    n[0] = k + 1
+    out[k] = i
+
+
+def counted_64(x, out, n):
+    assert n[0] == 64
+
+
+@case("update", (2, 32), "cuda.atomic (cuda.atomic.add for +=), or let each thread", counted_64)
+def sum_read_by_a_swap(x, out, n):
+    n[0] = cuda.atomic.cas(n, 0, 7, 7) + 1
+
+
 # --- maxima -------------------------------------------------------------------------------------------------
 
 

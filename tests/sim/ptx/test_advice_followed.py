@@ -192,6 +192,15 @@ case(
     [("k = *n;\n*n = k + 1;", "k = atomicAdd(n, 1);")],
     positions,
 )
+for read in ("atomicCAS(n, 0, 0)", "atomicAdd(&n[0], 0)"):
+    case(
+        f"counter read by {read}",
+        (2, 32),
+        f"{INDEX}int k = {read};\nn[0] = k + 1;\nout[k] = i;\n",
+        "on line 4 with one atomic, atomicAdd, on line 3, and assign the old value that it returns to k",
+        [(f"k = {read};\nn[0] = k + 1;", "k = atomicAdd(n, 1);")],
+        positions,
+    )
 case(
     "counter in an index",
     (2, 32),
