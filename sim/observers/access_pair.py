@@ -49,6 +49,7 @@ class AccessPair:
     exceeds_scope: bool  # whether an atomic of block scope races with an access by another block
     lacks_fence: bool  # whether fences before the atomics would order the accesses
     one_lock: bool  # whether both threads hold the same lock, and it lacks fences
+    lock_atomics: tuple[Any, Any] | None  # Sites that take and release a lock around the first access
     relaxed: bool  # whether the only arrivals between the accesses are relaxed, or have block scope
     synchronizes: bool  # whether threads use the results of atomics, or execute fences
     fenced: bool  # whether the writer executes a grid-wide fence before its next atomic

@@ -13,7 +13,7 @@ from typing import Any
 from sim.events import Step
 from sim.observers import advice_conditions as conditions
 from sim.observers import atomic_fixes as atomics
-from sim.observers import fixes
+from sim.observers import double_checks, fixes
 from sim.observers.atomic_types import atomic, atomic_load
 from sim.observers.facts import Facts
 from sim.observers.mbarrier_arms import fix_of_mbarriers
@@ -180,11 +180,18 @@ PATTERNS = (
             (Step("atomic", facts.one.function, facts.one.line, "store"),) if not facts.update else ()
         ),
     ),
+    Pattern(
+        "double-checked lock",
+        lambda facts: facts.double_check,
+        double_checks.fix_of_double_check,
+        double_checks.cause_of_double_check,
+        double_checks.steps_of_double_check,
+    ),
     Pattern("claim", conditions.is_claim, atomics.fix_of_claim, steps=atomics.steps_of_claim),
     Pattern(
         "lock without fences",
         lambda facts: facts.one_lock or facts.lacks_fence and facts.colliding,
-        "{fence} after the atomic that takes the lock, and again before the atomic that releases it",
+        atomics.fix_of_lock_fences,
         steps=atomics.lock_fences,
     ),
     Pattern(

@@ -59,7 +59,8 @@ def fix_of_lock(facts):
 
 def steps_of_lock(facts):
     (site,) = facts.outside_lock
-    if site.line < facts.lock[0]:
+    # The accesses of a device function may be in a branch of its caller, which a barrier would have to leave.
+    if site.line < facts.lock[0] or site.function != facts.kernel:
         return ()
     release = facts.lock[1] + 1
     return insertion_steps(facts, facts.outline.after(release, site.line), barrier_for(facts))
@@ -228,10 +229,33 @@ def steps_of_check(facts):
     return (Step("atomic", facts.one.function, line, "read", line, element),)
 
 
+def fix_of_lock_fences(facts):
+    take = give = ""
+    if facts.lock_atomics:
+        take, give = (f" on {facts.line_of(site)}" for site in facts.lock_atomics)
+    return (
+        f"{{fence}} after the atomic that takes the lock{take}, and again before the atomic that releases"
+        f" it{give}"
+    )
+
+
 def lock_fences(facts):
     if facts.lock is None:
-        return ()
+        return steps_of_lock_in_functions(facts)
     first, last = facts.lock
     return insertion_steps(facts, facts.outline.loop(first - 1), "fence") + insertion_after_line(
         facts, last, "fence"
+    )
+
+
+def steps_of_lock_in_functions(facts):
+    """Return the Steps that insert the fences in the functions that take and release a lock."""
+    take, give = facts.lock_atomics or (None, None)
+    outline = take and facts.outline_of(take)
+    loop = outline and outline.loop(take.line)
+    if loop is None:
+        return ()
+    return (
+        Step("insert", take.function, loop.last, "fence", loop.first),
+        Step("before", give.function, give.line, "fence"),
     )

@@ -42,10 +42,16 @@ class CriticalSections:
 
     def have_one_lock(self, a, b):
         """Return whether the threads of two accesses (Row) hold the same lock during the accesses."""
-        return bool(self.takers) and not self.locks_around(a).isdisjoint(self.locks_around(b))
+        return bool(self.takers) and not self.locks_around(a).keys().isdisjoint(self.locks_around(b))
+
+    def lock_atomics(self, row):
+        """Return the Sites of the atomics that take and release a lock around an access (Row), or None."""
+        found = list(self.locks_around(row).values()) if self.takers else []
+        return tuple(SITES[site] for site in found[0]) if found else None
 
     def locks_around(self, row):
-        """Return the addresses of the locks that a thread holds during an access.
+        """Return {address: (site that takes it, site that releases it)} for the locks that a thread holds
+        during an access.
 
         The thread's last atomic on such an address before the access takes the lock. The next one after the
         access releases the lock, so it must not be at a site that takes a lock.
@@ -62,7 +68,7 @@ class CriticalSections:
             else:
                 after.setdefault(address, site)
         return {
-            address
+            address: (site, after[address])
             for address, site in before.items()
             if site in self.takers and after.get(address, site) not in self.takers
         }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sim.events import ATOMIC, LOAD, SITES, STORE
-from sim.observers import exchanges, tickets
+from sim.observers import double_checks, exchanges, tickets
 from sim.observers.access_pair import AccessPair
 from sim.observers.call_lines import polling_line
 from sim.observers.statements import (
@@ -133,6 +133,10 @@ class Facts(AccessPair):
         if calls is None or tickets.HEADER.match(calls.outline.lines[calls.low].strip()) is None:
             return False
         return tickets.branch_with_header(calls.outline, calls.low, calls.high) is not None
+
+    @cached_property
+    def double_check(self):
+        return double_checks.find_double_check(self)
 
     @cached_property
     def check(self):
@@ -281,7 +285,9 @@ class Facts(AccessPair):
             both = sum(FENCE.search(text) is not None for text in lines) > 1
             return both, both
         before = [text for n, text in stored.text(homes[0]) if n < store.line]
+        before.append(stored.lines[store.line].rpartition("=")[0])
         after = [text for n, text in acquired.text(homes[1]) if n > acquire.line]
+        after.append(ATOMIC_CALL.split(acquired.lines[acquire.line])[-1])
         found = tuple(any(map(FENCE.search, lines)) for lines in (before, after))
         return found[0], found[1] or has_acquire
 

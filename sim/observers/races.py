@@ -387,6 +387,7 @@ class Races(OrderingObserver):
             and not self.context.block_scoped.keys().isdisjoint((a.site, b.site)),
             lacks_fence=lacks_fence,
             one_lock=lacks_fence and self.critical_sections.have_one_lock(a, b),
+            lock_atomics=self.critical_sections.lock_atomics(a) if self.context.synchronizes else None,
             relaxed=self.performed is not self.order and self.performed.orders(a, b),
             fenced=self.is_fenced(a),
             synchronizes=self.context.synchronizes,

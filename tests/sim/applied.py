@@ -292,6 +292,9 @@ def atomic(lines, step):
     array, index = atomic_target(found.target)
     if step.what in ("cas", "min", "max"):
         return claim(lines, step, found)
+    if step.what == "release":
+        call = f"{space}cuda.atomic.exch({array}, {index}, {found.value})"
+        return [*lines[:at], space + LINES["fence"], call, *lines[step.line :]]
     if step.what == "store":
         return [*lines[:at], f"{space}cuda.atomic.exch({array}, {index}, {found.value})", *lines[step.line :]]
     if step.at == step.line:

@@ -108,6 +108,103 @@ def lock_in_shared_memory(x, out, n):
         lock[0] = 0
 
 
+# --- double-checked locks -----------------------------------------------------------------------------------
+
+
+def ready_for_all(x, out, n):
+    assert list(out[:2]) == [7, 1] and list(out[8:12]) == [7] * 4
+
+
+DOUBLE = "double-checked lock"
+DOUBLE_FIX = (
+    "read out[1] on lines {} by an atomic (cuda.atomic.add of 0), execute cuda.threadfence() after the branch"
+)
+
+
+@case(DOUBLE, (4, 8), DOUBLE_FIX.format("3 and 7"), ready_for_all)
+def double_check(x, out, n):
+    if cuda.threadIdx.x == 0:
+        if out[1] == 0:
+            while cuda.atomic.cas(n, 0, 0, 1) != 0:
+                pass
+            cuda.threadfence()
+            if out[1] == 0:
+                out[0] = 7
+                out[1] = 1
+            cuda.threadfence()
+            cuda.atomic.exch(n, 0, 0)
+        out[8 + cuda.blockIdx.x] = out[0]
+
+
+@cuda.jit(device=True)
+def initialise(out, lock):
+    if out[1] == 0:
+        while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+            pass
+        cuda.threadfence()
+        if out[1] == 0:
+            out[0] = 7
+            out[1] = 1
+        cuda.threadfence()
+        cuda.atomic.exch(lock, 0, 0)
+
+
+@case(DOUBLE, (4, 8), DOUBLE_FIX.format("2 and 6"), ready_for_all)
+def double_check_in_a_function(x, out, n):
+    if cuda.threadIdx.x == 0:
+        initialise(out, n)
+        out[8 + cuda.blockIdx.x] = out[0]
+
+
+@cuda.jit(device=True)
+def take_the_lock(lock):
+    while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+        pass
+    cuda.threadfence()
+
+
+@cuda.jit(device=True)
+def give_the_lock(lock):
+    cuda.threadfence()
+    cuda.atomic.exch(lock, 0, 0)
+
+
+@case(DOUBLE, (4, 8), DOUBLE_FIX.format("3 and 5"), ready_for_all)
+def double_check_with_a_lock_in_functions(x, out, n):
+    if cuda.threadIdx.x == 0:
+        if out[1] == 0:
+            take_the_lock(n)
+            if out[1] == 0:
+                out[0] = 7
+                out[1] = 1
+            give_the_lock(n)
+        out[8 + cuda.blockIdx.x] = out[0]
+
+
+@cuda.jit(device=True)
+def take_without_fence(lock):
+    while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+        pass
+
+
+@cuda.jit(device=True)
+def give_without_fence(lock):
+    cuda.atomic.exch(lock, 0, 0)
+
+
+@case(
+    "lock without fences",
+    (4, 8),
+    "takes the lock on line 2 of take_without_fence, and again before the atomic that releases it on line 2 of",
+    counted_four,
+)
+def lock_in_functions_without_fences(x, out, n):
+    if cuda.threadIdx.x == 0:
+        take_without_fence(n)
+        out[0] += 1
+        give_without_fence(n)
+
+
 # --- exchanges ----------------------------------------------------------------------------------------------
 
 

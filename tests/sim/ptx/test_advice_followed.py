@@ -80,6 +80,70 @@ case(
     MEMBERS,
 )
 
+SEPARATE = """if (threadIdx.x == 0) {
+    Lock lock{n};
+    lock.take();
+    out[0] += 1;
+    lock.give();
+}
+"""
+BARE = MEMBERS.replace(" __threadfence(); }", "\n    }").replace("        __threadfence();\n", "")
+case(
+    "lock in members without fences",
+    (4, 8),
+    SEPARATE,
+    "__threadfence() after the atomic that takes the lock on line 3, and again before the atomic that"
+    " releases it on line 6",
+    [("!= 0) {}", "!= 0) {} __threadfence();"), ("atomicExch(m, 0);", "__threadfence(); atomicExch(m, 0);")],
+    four,
+    BARE.replace("*m = 0;", "atomicExch(m, 0);"),
+)
+
+
+def ready_for_all(x, out, n):
+    assert list(out[:2]) == [7, 1] and list(out[8:12]) == [7] * 4
+
+
+DOUBLE = """{
+    if (out[1] == 0) {
+        lock.take();
+        if (out[1] == 0) {
+            out[0] = 7;
+            out[1] = 1;
+        }
+        lock.give();
+    }
+    out[8 + blockIdx.x] = out[0];
+}
+"""
+RELEASING = MEMBERS.replace("*m = 0;", "atomicExch(m, 0);")
+for name, functions, body in (
+    ("kernel", RELEASING, f"Lock lock{{n}};\nif (threadIdx.x == 0) {DOUBLE}"),
+    (
+        "device function",
+        f"{RELEASING}__device__ void start(int *out, Lock lock) {DOUBLE}",
+        "if (threadIdx.x == 0) start(out, Lock{n});\n",
+    ),
+    (
+        "method",
+        f"{RELEASING}struct Once {{ Lock lock; __device__ void start(int *out) {DOUBLE} }};\n",
+        "if (threadIdx.x == 0) Once{Lock{n}}.start(out);\n",
+    ),
+):
+    case(
+        f"double-checked lock in a {name}",
+        (4, 8),
+        body,
+        "by an atomic (atomicAdd of 0), execute __threadfence() after the branch at line",
+        [
+            ("if (out[1] == 0)", "if (atomicAdd(&out[1], 0) == 0)"),
+            ("            out[1] = 1;", "            __threadfence(); atomicExch(&out[1], 1);"),
+            ("    }\n    out[8", "    }\n    __threadfence();\n    out[8"),
+        ],
+        ready_for_all,
+        functions,
+    )
+
 # --- flags that are set by a plain store --------------------------------------------------------------------
 
 FLAG = """if (threadIdx.x == 0) {
