@@ -66,6 +66,7 @@ class AccessPair:
     release: Any  # the Release that should order the accesses, or None
     array: str | None  # name of the array in findings
     strong: dict[int, int] | None  # site of each strong load or store -> LOAD or STORE
+    mbarrier_events: Any  # the MbarrierEvents of the launch, or None
 
     # --- the two sites --------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from sim.observers import advice_conditions as conditions
 from sim.observers import atomic_fixes as atomics
 from sim.observers import double_checks, fixes
 from sim.observers.atomic_types import atomic, atomic_load
+from sim.observers.early_waits import fix_of_early_wait
 from sim.observers.facts import Facts
 from sim.observers.mbarrier_arms import fix_of_mbarriers
 
@@ -119,6 +120,12 @@ PATTERNS = (
             f"The named barrier on line {facts.incomplete_named_barrier} would order them, but its arrivals"
             " do not match."
         ),
+    ),
+    Pattern(
+        "wait for the wrong parity",
+        lambda facts: facts.early_wait,
+        fix_of_early_wait,
+        "The wait at the mbarrier between the two accesses passed too early.",
     ),
     Pattern(
         "too few buffers",

@@ -30,6 +30,10 @@ class Extents:
         found = np.flatnonzero(self.rows.position == row.position)
         return int(self.rows.size[found[0]]) if len(found) else None
 
+    def element(self, address):
+        """Return the Element at an address."""
+        return self.space.element(address)
+
     def dtype(self, address):
         """Return the dtype of the host's array at an address, or None if it is unknown or has fields."""
         found = self.space.find(address)

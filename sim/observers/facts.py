@@ -186,6 +186,15 @@ class Facts(AccessPair):
         return None
 
     @cached_property
+    def early_wait(self):
+        """The EarlyWait before one of the accesses, or None. The wait of the reading thread comes first."""
+        outline = self.outlines[0]
+        if not self.mbarrier_events or outline is None or "parity" not in "".join(outline.lines.values()):
+            return None
+        sides = (self.b, self.a, self.other, self.one), (self.a, self.b, self.one, self.other)
+        return next(filter(None, (self.mbarrier_events.early_wait(*side) for side in sides)), None)
+
+    @cached_property
     def buffers(self):
         """(name, number of buffers) for an array of several buffers if a loop refills a buffer that is still
         being read, otherwise None.

@@ -28,6 +28,7 @@ from sim.observers.clusters import ClusterAccesses
 from sim.observers.collisions import Cases, Collisions
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
 from sim.observers.critical_sections import CriticalSections
+from sim.observers.early_waits import MbarrierEvents
 from sim.observers.event_log import OnDemand
 from sim.observers.extents import Extents
 from sim.observers.facts import Facts
@@ -72,6 +73,7 @@ class Races(OrderingObserver):
         if context.asynchronous:
             self.proxy = AsyncProxy(context, order, *names, self.performed, self.flights)
         self.phases = MissedPhases(context, order, log, *names) if context.mbarriers else None
+        self.mbarrier_events = MbarrierEvents() if context.mbarriers else None
         self.registers = RegisterChanges(context, log, self.number) if context.registers_at_launch else None
         if context.noncoherent:
             ReadOnlyLoads(context)
@@ -156,6 +158,8 @@ class Races(OrderingObserver):
         self.log.add((name, number, *facts))
         for record in self.recorders:
             record(name, number, *facts)
+        if self.mbarrier_events and name in ("arrive", "pass_barrier") and self.log.count <= MAX_EVENTS:
+            self.mbarrier_events.add(name, number, *facts[1:4])
         if name in ("release", "perform_atomic") and self.log.count <= MAX_EVENTS:
             _, thread, segment = facts[:3]
             fence = name == "release" and facts[3] == GRID
@@ -411,6 +415,7 @@ class Races(OrderingObserver):
             release=self.plain_releases.find(a, b, address) if self.context.synchronizes else None,
             array=self.elements[address][0],
             strong=self.context.strong,
+            mbarrier_events=self.mbarrier_events,
         )
 
     def divergences(self):

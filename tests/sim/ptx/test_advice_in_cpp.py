@@ -106,6 +106,28 @@ extern "C" __global__ void kernel(const float *x, float *out) {
 """
 READ = "            sum += slot[k % 2][31 - t];\n"
 LEAVE = "            leave(empty + k % 2);\n"
+ONE_PHASE = (
+    RING[: RING.index('extern "C"')]
+    + """extern "C" __global__ void kernel(const float *x, float *out) {
+    __shared__ float slot[32];
+    __shared__ unsigned long long full[1];
+    int t = threadIdx.x % 32;
+    if (threadIdx.x == 0) create(full, 32);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        slot[t] = x[t];
+        leave(full);
+    } else {
+        wait(full, 1);
+        out[t] = slot[31 - t];
+    }
+}
+"""
+)
+LATER_PHASE = ONE_PHASE.replace(
+    "    if (threadIdx.x < 32) {",
+    "    for (int k = 0; k < 2; k++) {\n    __syncthreads();\n    if (threadIdx.x < 32) {",
+).replace("31 - t];\n    }", "31 - t];\n    }}")
 STATEMENT = """
 extern "C" __global__ void kernel(float *x, float *out) {
     int t = threadIdx.x;
@@ -183,6 +205,22 @@ CASES = {
         " before their accesses and arrive after them (lines 23 and 30)",
         "(k + 1) % 2",
         "k % 2",
+    ),
+    "parity of the phase before the first": (
+        ONE_PHASE,
+        "wait for the wrong parity",
+        "let the wait at the mbarrier full[0] before line 25 test parity 0: it names phase 0, in which the"
+        " other thread arrives after line 21; the wait tested parity 1, which named the phase before the first",
+        "wait(full, 1)",
+        "wait(full, 0)",
+    ),
+    "parity of an earlier phase": (
+        LATER_PHASE.replace("wait(full, 1)", "wait(full, 0)"),
+        "wait for the wrong parity",
+        "test parity 1: it names phase 1, in which the other thread arrives after line 23; the wait tested"
+        " parity 0, which named phase 0, which had ended",
+        "wait(full, 0)",
+        "wait(full, k)",
     ),
     "statement": (
         STATEMENT,

@@ -1,0 +1,78 @@
+"""Waits at mbarriers that pass too early, because they test the wrong parity.
+
+A test of parity p succeeds if the current phase has the other parity. A wait for a phase that ended long ago,
+or for the phase before the first one, therefore passes at once. The kernel means to wait for a phase in which
+another thread arrives after its access.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EarlyWait:
+    """A wait that passed before the phase for which it has to wait.
+
+    phase: the number of the phase that the wait observed, or -1 for the phase before the first one.
+    wanted: the number of the phase in which the other thread arrives after its access.
+    site: the Site of the access after the wait.
+    other: the Site of the access before the arrival.
+    """
+
+    barrier: tuple
+    phase: int
+    wanted: int
+    site: object
+    other: object
+
+
+class MbarrierEvents:
+    """The arrivals and waits of each thread at mbarriers."""
+
+    def __init__(self):
+        self.events = {}  # (block, thread) -> parallel lists: segments, names, phases
+
+    def add(self, name, block, thread, segment, phase):
+        """Add an event.
+
+        name: "arrive" or "pass_barrier".
+        phase: the key of the phase (barrier, number).
+        """
+        if len(phase[0]) > 2:  # other barriers have shorter keys
+            for column, value in zip(self.of(block, thread), (segment, name, phase)):
+                column.append(value)
+
+    def of(self, block, thread):
+        return self.events.setdefault((block, thread), ([], [], []))
+
+    def early_wait(self, one, other, site, other_site):
+        """Return the EarlyWait before access `one` (Row), or None.
+
+        other: the access before whose arrival the wait has passed.
+        """
+        segments, names, phases = self.of(one.block, one.thread)
+        before = [i for i in range(bisect_left(segments, one.segment)) if names[i] == "pass_barrier"]
+        later, others, theirs = self.of(other.block, other.thread)
+        for last in reversed(before):
+            barrier, phase = phases[last]
+            earlier = [phases[i] for i in before if i < last and phases[i][0] == barrier]
+            # Before its first write to a buffer, a thread may wait for the phase before the first one.
+            too_early = (barrier, phase) in earlier or phase < 0 and (earlier or site.kind == "load")
+            after = range(bisect_left(later, other.segment), len(later))
+            wanted = [theirs[i][1] for i in after if others[i] == "arrive" and theirs[i][0] == barrier]
+            if too_early and wanted and wanted[0] > phase:
+                return EarlyWait(barrier, phase, wanted[0], site, other_site)
+        return None
+
+
+def fix_of_early_wait(facts):
+    found = facts.early_wait
+    observed = (
+        f"phase {found.phase}, which had ended" if found.phase >= 0 else "the phase before the first one"
+    )
+    barrier = facts.extents.element(found.barrier[1])
+    return (
+        f"let the wait at the mbarrier {barrier} before line {found.site.line} test parity"
+        f" {found.wanted & 1}: it names phase {found.wanted}, in which the other thread arrives after line"
+        f" {found.other.line}; the wait tested parity {found.phase & 1}, which named {observed}"
+    )
