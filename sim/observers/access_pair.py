@@ -179,8 +179,7 @@ class AccessPair:
     def branch_of_calls(self):
         """The branch of a caller whose different arms contain the calls that lead to the two accesses, or
         None."""
-        calls = self.calls
-        return calls and calls.outline.branch(*calls.lines)
+        return self.calls and self.calls.branch
 
     @cached_property
     def mbarrier_arms(self):

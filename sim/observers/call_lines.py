@@ -33,6 +33,21 @@ class CallLines:
     calls: bool = False
     outline: object = None  # the Outline of the function
     lines: tuple[int, ...] = ()  # the lines of the first and of the second access
+    names: tuple[str | None, ...] = ()  # the names of the functions that contain the two accesses
+
+    @property
+    def branch(self):
+        """The branch whose different arms contain the two calls, or None."""
+        if self.low != self.high:
+            return self.outline.branch(*self.lines)
+        text, around = self.outline.lines[self.low], reversed(self.outline.path(self.low))
+        branches = (node for node in around if node.kind == "branch" and len(node.parts) == 2)
+        found = next((n for n in branches if all(arm.first <= self.low <= arm.last for arm in n.parts)), None)
+        arms = re.split(r"\belse\b", text)
+        if found is None or not self.calls or len(arms) != 2:
+            return None
+        in_arms = [[bool(calls_of(name, arm)) for arm in arms] for name in self.names]
+        return found if in_arms in ([[True, False], [False, True]], [[False, True], [True, False]]) else None
 
 
 def common_caller(sites, outlines, kernel, outline_of):
@@ -74,6 +89,7 @@ def common_caller(sites, outlines, kernel, outline_of):
                     all(calls_of(of, outline.lines[low]) for of in names),
                     outline,
                     tuple(lines),
+                    tuple(names),
                 )
             )
     return min(found, key=lambda lines: lines.low == lines.high, default=None)
@@ -191,7 +207,9 @@ def fix_between_functions(facts, every):
     if calls is None and None in facts.outlines:
         return f"{{barrier}} between the two accesses, {every}"
     if calls is None:
-        return f"{{barrier}} between the two accesses, in the function that leads to both, {every}"
+        return (
+            f"{{barrier}} between the two accesses, in a function that calls the functions of both, {every}"
+        )
     low, high, place = calls.low, calls.high, calls.place
     if low == high and calls.calls:
         return f"{{barrier}} between the two calls on line {low}{place}, {every}"

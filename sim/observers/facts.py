@@ -7,7 +7,7 @@ from functools import cached_property
 from sim.events import ATOMIC, LOAD, SITES, STORE
 from sim.observers import double_checks, exchanges, tickets
 from sim.observers.access_pair import AccessPair
-from sim.observers.call_lines import polling_line
+from sim.observers.call_lines import calls_of, polling_line
 from sim.observers.statements import (
     ATOMIC_CALL,
     ATOMIC_OPERATORS,
@@ -130,7 +130,11 @@ class Facts(AccessPair):
         """True if the condition of a branch or loop calls a function that reads the element, and the branch
         or loop calls another function that stores to the element."""
         calls = self.calls if self.actions == {STORE, LOAD} else None
-        if calls is None or tickets.HEADER.match(calls.outline.lines[calls.low].strip()) is None:
+        header = calls and calls.outline.lines[calls.low]
+        if calls is None or tickets.HEADER.match(header.strip()) is None:
+            return False
+        # The second access is the load.
+        if calls.calls and not calls_of(calls.names[1], " ".join(tickets.conjuncts(header))):
             return False
         return tickets.branch_with_header(calls.outline, calls.low, calls.high) is not None
 

@@ -175,6 +175,14 @@ CASES = {
         "    else empty",
         "    __syncthreads();\n    if (t >= 32) empty",
     ),
+    "arms that call on one line": (
+        ARMS_THAT_CALL.replace(";\n    else", "; else"),
+        "opposite arms",
+        "divide the branch at line 11 into two branches: first the arm whose access must come first, then"
+        " __syncthreads(), where every thread of the block reaches it, then the other arm",
+        "else empty",
+        "__syncthreads(); if (t >= 32) empty",
+    ),
     "early arrival of a ring": (
         RING.replace(READ + LEAVE, LEAVE + READ),
         "arms with an mbarrier",
@@ -210,7 +218,7 @@ CASES = {
         ONE_PHASE,
         "wait for the wrong parity",
         "let the wait at the mbarrier full[0] before line 25 test parity 0: it names phase 0, in which the"
-        " other thread arrives after line 21; the wait tested parity 1, which named the phase before the first",
+        " other thread arrives after line 21; the wait tested parity 1, which named the phase before the",
         "wait(full, 1)",
         "wait(full, 0)",
     ),
