@@ -12,6 +12,7 @@ argument, an option) and nothing has run, 3 if the simulator itself failed.
 """
 
 import argparse
+import os
 import re
 import sys
 import traceback
@@ -151,6 +152,8 @@ def main(given=None):
             present([diagnostics.of_error(error)], error, options)
             return 1
         present(diagnostics.of_report(report), report, options)
+    except BrokenPipeError:
+        raise
     except (SimulatorError, OSError, UnicodeDecodeError, MemoryError) as error:
         print(f"python -m sim: error: {format_error(error, options.file)}", file=sys.stderr)
         return 2
@@ -216,7 +219,13 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # a terminal may not support every character
     try:
-        sys.exit(main())
+        status = main()
+        sys.stdout.flush()
+        sys.exit(status)
+    except BrokenPipeError:  # the reader, such as `head`, has ended
+        # Python would report the unwritten rest of the output when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)  # the exit status of programs that SIGPIPE ends: 128 + 13
     except KeyboardInterrupt:
         print("python -m sim: interrupted; the kernel was not checked", file=sys.stderr)
         sys.exit(130)

@@ -166,3 +166,15 @@ def test_the_example_of_the_readme(tmp_path, monkeypatch):
     with pytest.raises(KernelBug) as caught:
         exec(lines, {})
     assert f"KernelBug: {caught.value}\n" == message
+
+
+@pytest.mark.parametrize(
+    "arguments", [["explain"], ["explain", "race-global"], [*BUG, "float32[128]", "float32[2]=0"]]
+)
+def test_a_reader_that_ends_early_is_no_error(arguments):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "sim", *arguments]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, "")
