@@ -31,10 +31,10 @@ def load_taps(taps, w, flipped):
 
 @cuda.jit(device=True)
 def convolve_strip(strip, place, tile, taps, i, j, c_q, c_k):
-    """strip[place + x] = Σ_ab taps[a, b] · tile[i + a, j + x + b] for x < STRIP.
+    """Set strip[place + x] to Σ_ab taps[a, b] · tile[i + a, j + x + b], for each x < STRIP.
 
-    Each number of the tile is loaded once a row, and used STRIP times from a window of registers that moves
-    on by GROUP columns.
+    For each row of taps, the thread loads each element of the tile once, into a window of registers, and uses
+    it for up to STRIP sums. The window then moves on by GROUP columns.
     """
     window = cuda.local.array(WINDOW, float32)
     for x in range(STRIP):
