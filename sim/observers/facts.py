@@ -21,6 +21,7 @@ from sim.observers.statements import (
     find_operation,
     find_step,
     mentions,
+    reads_only,
     with_plain_reads,
 )
 from sim.observers.words import CPP
@@ -261,9 +262,11 @@ class Facts(AccessPair):
     def plain_read_before_swap(self):
         """The plain read (a Site) of an element changed by a compare-and-swap loop, or None."""
         read, change = self.of_action(LOAD), self.of_action(ATOMIC)
-        if read is None or change is None or self.outline is None or not CAS.search(change.source):
+        if read is None or change is None or not CAS.search(change.source) or reads_only(change.source):
             return None
-        return read if self.outline.loop(change.line) else None
+        outline = self.outline_of(change)
+        repeats = outline and (outline.loop(change.line) or polling_line(change, outline))
+        return read if repeats else None
 
     @cached_property
     def spins_on(self):

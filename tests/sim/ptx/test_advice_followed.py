@@ -1,5 +1,6 @@
 """Tests that follow the advice about locks, exchanges, counters and maxima in CUDA C++ kernels."""
 
+import numpy as np
 import pytest
 
 from ptx.edited_texts import INDEX, Cases
@@ -499,6 +500,46 @@ do {
     " in inline PTX; CUDA C++ has no atomicAdd of 16-bit integers)",
     [("old = *s,", "old = atomicCAS(s, (unsigned short)0, (unsigned short)0),")],
     value_is(64),
+)
+
+# --- compare-and-swap loops ---------------------------------------------------------------------------------
+
+# The example of the section "Atomic Functions" of the CUDA C++ Programming Guide
+ADD_DOUBLE = """__device__ double add(double *address, double val) {
+    unsigned long long int *address_as_ull = (unsigned long long int *)address;
+    unsigned long long int old = *address_as_ull, assumed;
+    do {
+        assumed = old;
+        old = atomicCAS(address_as_ull, assumed,
+                        __double_as_longlong(val + __longlong_as_double(assumed)));
+    } while (assumed != old);
+    return __longlong_as_double(old);
+}
+"""
+
+
+def sum_of_doubles(x, out, n):
+    assert n[:2].view(np.float64)[0] == 64
+
+
+for first in ("atomicAdd(address_as_ull, 0ULL)", "*(volatile unsigned long long int *)address_as_ull"):
+    case(
+        f"first value by {first}",
+        (2, 32),
+        "add((double *)n, 1.0);\n",
+        "read the element on line 3 by an atomic (atomicAdd of 0), because the atomicCAS in the loop",
+        [("old = *address_as_ull", f"old = {first}")],
+        sum_of_doubles,
+        ADD_DOUBLE,
+    )
+case(
+    "swap in a function that the condition calls",
+    (2, 32),
+    "int old = n[0];\nwhile (!swap(n, old, old + 1)) old = n[0];\n",
+    "by an atomic (atomicAdd of 0), because the atomicCAS in the loop can change it",
+    [("old = n[0];", "old = atomicAdd(n, 0);")],
+    value_is(64),
+    "__device__ bool swap(int *p, int a, int b) { return atomicCAS(p, a, b) == a; }\n",
 )
 
 
