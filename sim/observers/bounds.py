@@ -16,7 +16,8 @@ from sim.events import (
     index_text,
     leading_name,
 )
-from sim.observers.statements import arguments, index_of, lines_of_value
+from sim.observers.index_origins import origins_of
+from sim.observers.statements import arguments, index_of
 from sim.observers.words import LOCAL_VARIABLE
 
 LOOSE = re.compile(r"[<>=?&|^]|\b(?:if|and|or|not)\b")  # operators with a lower precedence than a comparison
@@ -43,12 +44,17 @@ class Bounds(Observer):
             self.last[where] = self.finding(access, array, index, shape)
             return [self.last[where]]
 
+    def source_name(self, access, name):
+        """Return the name of the array on the source line. In a device function, the array is a parameter."""
+        site = access.site
+        # Compilers of CUDA C++ give a load the column at which its statement starts.
+        is_known = site is None or index_of(site, name) or site.file and site.kind == "load"
+        return name if is_known else leading_name(access) or name
+
     def find_origins(self, site, name):
-        """Return (lines, names) for the access at a Site: the numbers of the lines that compute its index,
-        and the names that the index and these lines use."""
-        outline, found = self.context.outline(site), index_of(site, name)
-        home = outline and outline.function(site.line)
-        return lines_of_value(outline.text(home), found[0]) if home and found else NO_ORIGINS
+        if site is None:
+            return NO_ORIGINS
+        return origins_of(site, name, self.context.outline, self.context.kernel)
 
     def width(self, access, array, name):
         """Return the number of array elements in the unit that an index on the source line counts: 4 for x[i]
@@ -95,7 +101,9 @@ class Bounds(Observer):
                 return self.unnamed_finding(access, array, *index)
         element, size = Element(array.name, index), " x ".join(map(str, shape)) or "a scalar's"
         name, called = names(access, array)
-        origins, names_used = self.origins(access.site, name) if access.site and name else NO_ORIGINS
+        origins, names_used = (
+            self.origins(access.site, self.source_name(access, name)) if name else NO_ORIGINS
+        )
         there = Element(name, index) if name else f"index {index_text(index)}"
         lowest = -1 if array.wraps else 0
         axis = next((axis for axis, (i, n) in enumerate(zip(index, shape)) if not lowest * n <= i < n), None)

@@ -109,10 +109,10 @@ def source_of(finding, roots):
 
 def flows_into(root, finding):
     read, use = root.accesses[0].site, finding.accesses[0].site
-    if read is None or use is None or read.function != use.function:
+    if read is None or use is None:
         return False
-    if read.line != use.line:
-        return read.line in finding.origins
+    if (read.function, read.line) != (use.function, use.line):
+        return (read.function, read.line) in finding.origins
     index = index_of(use, leading_name(finding.accesses[0]) or finding.array)
     return index is not None and 0 <= read.column - read.indent - index[1] < len(index[0])
 

@@ -42,9 +42,12 @@ def with_race(finding, races):
 
 def depends(finding, race):
     """Return whether the source computes the index of an access from an array on which threads race."""
-    function = finding.accesses[0].site.function
-    here = [access for access in race.accesses if access.site and access.site.function == function]
-    reads = any(access.what == "read" and access.site.line in finding.origins for access in here)
+    functions = {finding.accesses[0].site.function, *(function for function, _ in finding.origins)}
+    here = [access for access in race.accesses if access.site and access.site.function in functions]
+    reads = any(
+        access.what == "read" and (access.site.function, access.site.line) in finding.origins
+        for access in here
+    )
     return reads or bool(here) and race.array in finding.origin_names
 
 

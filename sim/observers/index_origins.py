@@ -1,0 +1,66 @@
+"""The source lines that compute the index of an access, also in the functions that pass it as an argument."""
+
+import re
+
+from sim.observers.call_lines import known_functions, name_of
+from sim.observers.statements import arguments, index_of, inside_brackets, lines_of_value
+
+MOST_CALLERS = 8  # the maximum number of functions whose lines are searched
+
+
+def origins_of(site, name, outline_of, kernel):
+    """Return (places, names) for the access at a Site to an array: the pairs (function in Sites, line) of the
+    lines that compute its index, and the names that the index and these lines use.
+
+    name: the name of the array in the source.
+    outline_of: a function that maps a Site to an Outline, or to None.
+    kernel: the name of the kernel.
+    """
+    outline, found = outline_of(site), index_of(site, name)
+    home = outline and outline.function(site.line)
+    if not home or not found:
+        return frozenset(), frozenset()
+    known = known_functions(site, (outline,), kernel, outline_of)
+    places, names = set(), set()
+    # (Outline, Node, name in Sites, name in calls, value) of the values whose lines are searched
+    waiting = [(outline, home, site.function, name_of(site, outline, home), found[0])]
+    searched = []
+    while waiting and len(searched) < MOST_CALLERS:
+        outline, home, function, called, value = waiting.pop()
+        searched.append(home)
+        lines, used = lines_of_value(outline.text(home), value)
+        places |= {(function, line) for line in lines}
+        names |= used
+        parameters = [parameter for parameter in parameters_of(outline, home, called) if parameter in used]
+        for caller in known if parameters else ():
+            if not any(caller[1] is node for node in searched):
+                waiting += passed_values(caller, called, parameters_of(outline, home, called), used)
+    return frozenset(places), frozenset(names)
+
+
+def passed_values(caller, called, parameters, used):
+    """Yield the entries of `origins_of` for the arguments that a function passes for the parameters in
+    `used`.
+
+    caller: (Outline, Node, name in Sites).
+    called: the name of the called function.
+    """
+    outline, home, function = caller
+    lines = outline.text(home)
+    text = "\n".join(line for _, line in lines)
+    own = re.match(r"\s*def\s+(\w+)", text) or re.search(r"(\w+)\s*\(", text)
+    begin = len(lines[0][1])
+    for call in re.finditer(rf"(?<![\w.]){re.escape(called)}\s*\(", text):
+        given = arguments(inside_brackets(text[call.end() - 1 :]))
+        values = [value for parameter, value in zip(parameters, given) if parameter in used]
+        if call.start() > begin and values:
+            yield outline, home, function, own and own[1], "; ".join(values)
+
+
+def parameters_of(outline, home, name):
+    """Return the names of the parameters of the function at a Node, in order."""
+    text = "\n".join(line for _, line in outline.text(home))
+    found = re.search(rf"\b{re.escape(name)}\s*\(", text) if name else None
+    parts = arguments(inside_brackets(text[found.end() - 1 :])) if found else []
+    named = (re.search(r"(\w+)\s*(?:\[[^\]]*\])?\s*(?:=.*)?$", part, re.S) for part in parts)
+    return [match[1] if match else "" for match in named]
