@@ -36,6 +36,8 @@ MANGLED = re.compile(
 )
 OPENING = "NILXJF"  # letters that begin a nested part, which the letter E ends
 
+MOVED = "an instruction that the compiler moved"  # the beginning of the text of a Site with such a line
+
 
 class Origin:
     """The source files of one module.
@@ -66,23 +68,45 @@ class Origin:
 
     def site(self, function, item, action):
         """Return the site number of an instruction. Its line is that of its .loc directive, or else the line
-        in the PTX itself."""
+        in the PTX itself.
+
+        Compilers give line 0 to an instruction that they moved, such as a load in both arms of a branch. Its
+        line is that of the nearest instruction before it.
+        """
         named = item and (action.startswith("atomic") or "nc" in item.names)
         at, opcode = item or function, item.opcode if named else ""
         ptx = LONG_GROUP.sub(r"{\1, ..., \2}", " ".join(self.text.lines[at.line - 1].split()))
         place = item and self.source_location(item.location)
+        moved = item and place is None and self.place_before(function, item)
+        if moved:
+            place, ptx = moved, f"{MOVED}: {ptx}"
         if place is None:
             name = f"{plain_name(function.name)}, PTX"
             return SITES.add(Site(action, name, at.line, 0, ptx, file=self.ptx_path, opcode=opcode))
         text, path = self.source_line(place.file, place.line), self.text.files.get(place.file, "?")
-        if not text.strip() and self.source_lines is None and not os.path.exists(path):
+        if moved or not text.strip() and self.source_lines is None and not os.path.exists(path):
             text = ptx
         name = os.path.basename(path)
         indent = len(text) - len(text.lstrip())
-        at = place.line, max(place.column - 1, 0), text.strip(), indent
+        at = place.line, 0 if moved else max(place.column - 1, 0), text.strip(), indent
         calls = self.calls(function).get((place.file, place.line, place.column), ())
         file = self.file_of(place.file, path)
         return SITES.add(Site(action, name, *at, file, opcode, tuple(sorted(calls))))
+
+    def place_before(self, function, item):
+        """Return the location of the nearest instruction with a line before an instruction with line 0.
+
+        Return None if there is none, or if the instruction has no .loc directive.
+        """
+        if item.location is None:
+            return None
+        found = None
+        for other in function.body or ():
+            if other is item:
+                return found
+            if isinstance(other, Instruction) and (place := self.source_location(other.location)):
+                found = place
+        return None
 
     def calls(self, function):
         """Return {(file, line, column) of an inlined instruction: the lines of the calls (Site.calls)}."""

@@ -6,7 +6,7 @@ They cover arrays that blocks exchange, named barriers, device functions, and ba
 import numpy as np
 import pytest
 
-from ptx.edited_texts import INDEX, Cases
+from ptx.edited_texts import HEADER, INDEX, Cases, launched
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -246,6 +246,33 @@ case(
     doubled(1),
     HALVES.replace("INLINE", ""),
 )
+
+# --- loads that the compiler moved --------------------------------------------------------------------------
+
+
+def fives(x, out, n):
+    assert list(out[:64]) == [5, 0] * 32
+
+
+case(
+    "load in both arms of a branch",
+    (1, 64),
+    "int t = threadIdx.x, v;\nif (x[t] & 1)\n    v = out[t + 1] * 2;\n"
+    "else\n    v = out[t + 1] + 5;\nout[t] = v;\n",
+    "__syncthreads() between the two lines, where every thread",
+    [("\nout[t] = v;", "\n__syncthreads();\nout[t] = v;")],
+    fives,
+)
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_load_that_the_compiler_moved_has_the_line_before_it(engine, tmp_path):
+    launch, functions, body, *_ = CASES["load in both arms of a branch"]
+    (finding,), _ = launched(f"{functions}{HEADER}{body}}}\n", launch, tmp_path / "k.cu", engine)
+    (moved,) = (access.site for access in finding.accesses if access.what == "read")
+    assert (moved.function, moved.line) == ("k.cu", 3)
+    assert moved.source.startswith("an instruction that the compiler moved: ld.global")
+
 
 # --- messages -----------------------------------------------------------------------------------------------
 
