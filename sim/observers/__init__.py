@@ -18,9 +18,12 @@ Read the files in this order:
     races          unordered accesses to the same byte by two threads; quick_test settles most epochs, cells
                    groups accesses by byte, pairs selects the pairs that race; copies checks accesses near
                    asynchronous copies, after the quick test in settled
-    advice         the cause and the likely fix of a race: a table of patterns over facts; access_pair,
-        call_lines, extents, statements, tickets, exchanges and plain_releases determine the facts, and
-        fixes, atomic_fixes and mbarrier_arms contain the sentences of the fixes
+    advice         the cause and the likely fix of a race: the first row of the table in advice_patterns whose
+        condition, often one of advice_conditions, fits the facts; access_pair, call_lines, extents,
+        statements, tickets, exchanges, double_checks, early_waits, critical_sections and plain_releases
+        determine the facts; fixes, atomic_fixes and mbarrier_arms contain the sentences of the fixes, and
+        atomic_types has a table of the types that each language has atomics for
+    racy_indices   indices that depend on a race; index_origins finds the lines that compute an index
     poison         findings that are consequences of an earlier finding
     words          the terms of findings in each kernel language
     epochs         the base class of the counters banks, coalescing and branches

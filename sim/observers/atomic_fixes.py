@@ -71,7 +71,10 @@ def fix_of_update(facts):
     if facts.operation and facts.update[0] != facts.update[2]:
         return fix_of_divided_update(facts)
     found = atomic_of_update(facts)
-    found = "{an_atomic}" if found == "{add}" else f"{'one atomic, ' * bool(facts.operation)}{found}"
+    if found == "{add}":
+        found = "{an_atomic}"
+    elif "in a loop" not in found:
+        found = f"one atomic, {found}"
     found += of_field(facts)
     return f"{found}, or let each thread write an element of its own, or let one thread do it for all" + lock
 

@@ -111,7 +111,7 @@ def replacement(facts, operation):
     if type_.kind == COMPLEX or language == TRITON:
         return f"a lock {without}"
     if type_.kind == INTEGER and language == CPP:
-        return f"cuda::atomic_ref {without}"
+        return f"cuda::atomic_ref{' in a loop' * (operation is None)} {without}"
     if type_.size < SMALLEST:
         return f"an atomic on elements of 32 bits {without}"
     if operation in ("exchange", "swap"):

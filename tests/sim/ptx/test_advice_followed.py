@@ -470,6 +470,22 @@ for kind, bits in (("unsigned short", 16), ("unsigned char", 8)):
         value_is(64),
         REF,
     )
+BYTE_REF = "cuda::atomic_ref<unsigned char, cuda::thread_scope_device> byte(*s);"
+case(
+    "four times x -> 3 x + 1 in a byte",
+    (2, 2),
+    "unsigned char *s = (unsigned char *)n;\ns[0] = s[0] * 3 + 1;\n",
+    "cuda::atomic_ref in a loop (CUDA C++ has no atomicCAS of 8-bit integers), or let each thread",
+    [
+        (
+            "s[0] = s[0] * 3 + 1;",
+            f"{BYTE_REF} unsigned char old = byte.load();\n"
+            "while (!byte.compare_exchange_weak(old, (unsigned char)(old * 3 + 1)));",
+        )
+    ],
+    value_is(40),
+    REF,
+)
 case(
     "sum of long long",
     (2, 32),
