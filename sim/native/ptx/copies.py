@@ -7,8 +7,8 @@ At its issue, a copy is checked like a load of the source and a store to the des
 of the destination get the flag FLIGHT. At its arrival, the block is marked for the interpreter if any thread
 may have accessed the destination, or changed the source, since the issue. Accesses to the destination change
 its shadow entries, so the entry of the last write must still be that of the issue, and there must be no entry
-of reads. Then the destination counts as written by the current thread, so accesses that no barrier separates
-from the wait are races.
+of reads. Then the destination counts as written by the current thread, and the source as read by it, so
+accesses that no barrier separates from the wait are marked too.
 
 A thread that ends before its copies have arrived leaves them in its ring. Their bytes never arrive, as in the
 interpreter. At the end of the block, they are checked as at an arrival.
@@ -19,7 +19,7 @@ import functools
 import numpy as np
 
 from sim.native.codegen.int64 import byte, int64_helper, set_byte, variant
-from sim.native.codegen.shadow import BARE, EPOCH_SHIFT, RACE, set_error, watch_store
+from sim.native.codegen.shadow import BARE, EPOCH_SHIFT, RACE, add_reader, set_error, watch_store
 from sim.native.ptx.memory import (
     BASE,
     HOST,
@@ -178,6 +178,17 @@ def check_copy(copy, state, entry):
 
 
 @int64_helper(inline=False)
+def note_reader(copy, state):
+    """Let the current thread count as a reader of the source of a copy. The copy can read it until the wait,
+    so a store that no barrier separates from the wait is marked."""
+    region = copy[FROM]
+    if region != 0 and region[WATCH] != BARE:
+        shadow, shift, offset = region[SHADOW], region[SHIFT], copy[FROM_AT]
+        for granule in range(offset >> shift, (offset + copy[BYTES] - 1 >> shift) + 1):
+            shadow[2 * granule + 1] = add_reader(shadow[2 * granule + 1], state, 1)
+
+
+@int64_helper(inline=False)
 def arrive(copy, state, entry):
     """Write the bytes of a copy, and check it. The parameters are those of `check_copy`."""
     check_copy(copy, state, entry)
@@ -209,6 +220,8 @@ def receive(table, thread, state, groups):
         copy = copy_at(ring, first + number)
         if copy[OF_GROUP] < ring[GROUP] - groups:
             arrive(copy, state, state.own_entry)
+            if copy[OWN] != state.own_entry:  # otherwise, the issue counts as this read
+                note_reader(copy, state)
             arrived = number + 1
     ring[FIRST] = first + arrived
     ring[COUNT] = count - arrived

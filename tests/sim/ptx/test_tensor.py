@@ -205,6 +205,10 @@ KEEP = "mad.wide.u32 %x4, %r1, 4, %x2; st.global.b32 [%x4], %d0;"
 OWN = f"ld.shared.b32 %d0, [%r3]; {KEEP}"
 OTHER = f"xor.b32 %r5, %r3, 16; ld.shared.b32 %d0, [%r5]; {KEEP}"
 SOURCE_OF_ANOTHER = "xor.b32 %r5, %r1, 1; mad.wide.u32 %x4, %r5, 16, %x1; st.global.b32 [%x4], %r1;"
+# The first thread copies, and waits after a barrier. Then, thread 16 writes the source of this copy.
+FIRST_COPIES = f"setp.ne.u32 %p2, %r1, 0; @%p2 bra SENT; {COPY}{COMMIT} SENT: {BARRIER}"
+FIRST_COPIES += f"@%p2 bra WAITED; {WAIT} WAITED:"
+STORES_LATER = "setp.ne.u32 %p3, %r1, 16; @%p3 bra OVER; st.global.b32 [%x1], %r1; OVER:"
 MATRIX = f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%d0, %d1, %d2, %d3}}, [%r3]; {KEEP}"
 
 
@@ -295,6 +299,11 @@ PLANTED = {
         "async-copy",
         PLACE + COPY + COMMIT + WAIT + BARRIER + SOURCE_OF_ANOTHER,
     ),
+    "source written after the wait of another": (
+        PLACE + FIRST_COPIES + STORES_LATER,
+        "async-copy",
+        PLACE + FIRST_COPIES + BARRIER + STORES_LATER,
+    ),
     "no barrier": (PLACE + COPY + COMMIT + WAIT + OTHER, "race-shared", PLACE + COPY + COMMIT + WAIT + OWN),
     "the tile used again": (
         PLACE + COPY + COMMIT + WAIT + BARRIER + OTHER + COPY + COMMIT + WAIT,
@@ -339,6 +348,7 @@ NIGHTLY = ["a lane missing in mma", "a lane missing in ldmatrix", "own copy, no 
 NIGHTLY += ["no wait, ldmatrix", "no commit", "misaligned source", "beyond the array", "written under way"]
 # compiled code checks copies by itself, and then the interpreter runs the marked blocks
 COMPILED = ["no wait", "misaligned row", "one group too many", "source written under way", "no barrier"]
+COMPILED += ["source written after the wait of another"]
 COMPILED += ["source written by another", "the tile used again", "two copies to one place"]
 COMPILED += ["read under way", "read by another under way"]
 
