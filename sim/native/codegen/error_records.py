@@ -2,8 +2,11 @@
 
 A check only sets an error flag. The function that logs an access calls `note_access` after the check. If the
 check has set a new flag, the access becomes a row of an array, which sim.native.run.error_records turns into
-a finding. Every access to one chosen address, the *trap*, also becomes a row. These rows identify the other
-access of a race.
+a finding. Every access that overlaps some chosen bytes, the *trap*, also becomes a row. These rows identify
+the other access of a race.
+
+In a PTX kernel, the start and the arrival of an asynchronous copy also become rows if the copy reads or
+writes bytes of the trap, or if the check of the arrival has set a new flag.
 """
 
 from sim.native.codegen.access_log import SIZE_SHIFT
@@ -19,20 +22,37 @@ ADDRESS_MASK = (1 << SIZE_SHIFT) - 1
 # POSITION  linear index of the block
 # FLAGS     the error flags that the access has set, which no earlier access of the block had set
 # VALUE     the bytes of the element after the access, at most eight
-# AXES      the number of dimensions of a refused access, or 0 for any other access. In later columns, the
-#           index of a refused access is followed by the array's shape.
-ENTRY, OWN, POSITION, FLAGS, VALUE, AXES = range(6)
+# AXES      the number of dimensions of a refused access, or 0 for any other row. In later columns, the index
+#           of a refused access is followed by the array's shape.
+# EVENT     ACCESS, or SENT or ARRIVED for the start or the arrival of a copy. For a copy, ENTRY describes the
+#           store to the destination, and the next two columns are:
+# ISSUED    shadow entry of the thread at the issue
+# SOURCE    address of the source, or 0 if the copy writes zeros
+ENTRY, OWN, POSITION, FLAGS, VALUE, EVENT, ISSUED, SOURCE, AXES = range(9)
 COLUMNS = AXES + 1 + 2 * MOST_AXES
+ACCESS, SENT, ARRIVED = range(3)
+
+
+@int64_helper
+def overlaps_trap(state, address, size):
+    """Return whether the trap contains any of the bytes."""
+    return address < state.trap_end and state.trap < address + size
+
+
+@int64_helper
+def is_trapped(state, entry):
+    """Return whether an access overlaps the trap. `entry` is its log entry."""
+    return overlaps_trap(state, entry & ADDRESS_MASK, 1 << (entry >> SIZE_SHIFT & 7))
 
 
 @int64_helper
 def note_access(state, entry, host):
-    """Record an access if its check has set a new error flag, or if it accesses the trap.
+    """Record an access if its check has set a new error flag, or if it overlaps the trap.
 
     host: the address of the element on the host.
     """
     # After a stop, threads leave their loops early, so error flags that are set later are meaningless.
-    if state.stopped == 0 and (state.errors != state.noted or entry & ADDRESS_MASK == state.trap):
+    if state.stopped == 0 and (state.errors != state.noted or is_trapped(state, entry)):
         record_access(state, entry, host)
 
 
@@ -51,9 +71,30 @@ def record_access(state, entry, host):
         for offset in range(min(1 << (entry >> SIZE_SHIFT & 7), 8)):
             value |= byte(host, offset) << 8 * offset
         row[VALUE] = value
-        # The rows now contain both accesses of the race, so no later access is needed.
-        if row[FLAGS] & (RACE | BLOCK_RACE) != 0 and entry & ADDRESS_MASK == state.trap:
-            state.stopped = OF_LAUNCH
+        stop_after_race(state, row, is_trapped(state, entry))
+    state.noted = state.errors
+
+
+@int64_helper
+def stop_after_race(state, row, trapped):
+    """Stop the launch if a row is about a race at the trap. The rows now contain both accesses of the race,
+    so no later access is needed."""
+    if trapped and row[FLAGS] & (RACE | BLOCK_RACE) != 0:
+        state.stopped = OF_LAUNCH
+
+
+@int64_helper(inline=False)
+def note_copy(state, event, entry, issued, source):
+    """Record the start or the arrival of a copy if its check has set a new error flag, or if the copy
+    overlaps the trap. The parameters are the columns of a row."""
+    size = 1 << (entry >> SIZE_SHIFT & 7)
+    trapped = is_trapped(state, entry) or overlaps_trap(state, source, size)
+    if state.stopped == 0 and state.split == 0 and (trapped or state.errors != state.noted):
+        row = append_row(state, entry)
+        row[EVENT] = event
+        row[ISSUED] = issued
+        row[SOURCE] = source
+        stop_after_race(state, row, trapped)
     state.noted = state.errors
 
 
@@ -65,6 +106,7 @@ def append_row(state, entry):
     row[OWN] = state.own_entry
     row[POSITION] = state.position
     row[FLAGS] = state.errors - state.noted  # `noted` is a subset of `errors`
+    row[EVENT] = ACCESS
     row[AXES] = 0
     state.record_count += 1
     return row

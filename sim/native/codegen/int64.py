@@ -83,9 +83,9 @@ class Function:
     def __init__(self, function, inline, suffix="", known=()):
         self.name, self.inline = function.__name__, inline
         self.symbol = f"{function.__module__}.{self.name}{suffix}"
-        self.function = function
+        self.function, self.known = function, dict(known)
         self.names, self.result = (
-            ChainMap(dict(known), function.__globals__),
+            ChainMap(self.known, function.__globals__),
             function.__annotations__.get("return"),
         )
         code = function.__code__

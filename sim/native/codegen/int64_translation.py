@@ -159,6 +159,10 @@ class Body(ast.NodeVisitor):
         self.builder.ret(structure)
 
     def visit_If(self, node):
+        name = node.test.id if isinstance(node.test, ast.Name) else None
+        if name in self.function.known:  # omit the branch that is never taken
+            self.run(node.body if self.function.known[name] else node.orelse)
+            return
         with self.builder.if_else(self.test(node.test)) as (then, otherwise):
             with then:
                 self.run(node.body)

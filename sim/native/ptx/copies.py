@@ -12,23 +12,38 @@ accesses that no barrier separates from the wait are marked too.
 
 A thread that ends before its copies have arrived leaves them in its ring. Their bytes never arrive, as in the
 interpreter. At the end of the block, they are checked as at an arrival.
+
+Code that records errors (sim.native.codegen.error_records) tests the flag FLIGHT before all accesses, because
+only the access itself has the site that a finding needs. It also records the starts and the arrivals of
+copies.
 """
 
 import functools
 
 import numpy as np
 
+from sim.native.codegen.access_log import SITE_SHIFT, SIZE_SHIFT
+from sim.native.codegen.error_records import (
+    ADDRESS_MASK,
+    ARRIVED,
+    SENT,
+    forget_errors,
+    note_access,
+    note_copy,
+)
 from sim.native.codegen.int64 import byte, int64_helper, set_byte, variant
-from sim.native.codegen.shadow import BARE, EPOCH_SHIFT, RACE, add_reader, set_error, watch_store
+from sim.native.codegen.shadow import BARE, EPOCH_SHIFT, RACE, SHARED, add_reader, set_error, watch_store
 from sim.native.ptx.memory import (
     BASE,
     HOST,
     PENDING,
+    SCRATCH,
     SHADOW,
     SHIFT,
     SITE_REGIONS,
     SIZE,
     WATCH,
+    ZEROS,
     make_locator,
     region_of,
     watch_ptx_load,
@@ -49,7 +64,8 @@ FIRST, COUNT, GROUP, HEADER = range(4)
 # FROM_AT   offset in bytes of the source in its region
 # BYTES     size of the copy
 # OWN       shadow entry of the thread at the issue
-OF_GROUP, TO, TO_AT, FROM, FROM_AT, BYTES, OWN, FIELDS = range(8)
+# SITE      index of the store to the destination in the kernel
+OF_GROUP, TO, TO_AT, FROM, FROM_AT, BYTES, OWN, SITE, FIELDS = range(9)
 RING = HEADER + CAPACITY * FIELDS
 
 
@@ -59,29 +75,35 @@ def make_rings(threads):
 
 
 @functools.cache
-def make_sender(size):
-    """Return the helper that starts a copy of `size` bytes. It has the parameters of `send` before `size`."""
+def make_sender(size, records):
+    """Return the helper that starts a copy of `size` bytes. It has the parameters of `send` before `size`.
+
+    records: whether errors are recorded.
+    """
     locators = {"write": make_locator(watch_store, size), "read": make_locator(watch_ptx_load, size)}
-    return variant(send, f"{size}", size=size, **locators)
+    return variant(send, f"{size}_{records:d}", size=size, records=records, **locators)
 
 
-def send(table, thread, state, to_site, to, from_site, source, valid, size, write, read):
+def send(table, thread, state, to_site, to, from_site, source, valid, size, records, write, read):
     """Start a copy.
 
     to_site, from_site: the indices of the accesses in the kernel.
     to, source: the simulated addresses.
     valid: the number of bytes to read from the source. If it is neither 0 nor `size`, the block is marked.
     size: the number of bytes of the copy. It is known at compile time, and so are the parameters below.
+    records: whether errors are recorded.
     write, read: the locators (sim.native.ptx.memory) of the destination and the source.
     """
     if valid != 0 and valid != size:
-        set_error(state, RACE)
+        mark_unsupported(state)
         return 0
     # An earlier copy in flight is visible only before the store replaces its shadow entries.
-    region = region_of(table, to, thread)
-    if region != 0:
-        check_no_flight(region, to - region[BASE], size, state)
+    check_no_flight(table, to, size, thread, state)
+    copied = 0
     write(table, to_site, to, thread, state)
+    if records:
+        copied = data_at(table, source, valid, thread)
+        note_access(state, entry_of(to_site, size, to), copied)
     to_region = table[SITE_REGIONS + to_site]
     to_at = to - to_region[BASE]
     if to_at < 0 or to_at > to_region[SIZE] - size:
@@ -90,25 +112,59 @@ def send(table, thread, state, to_site, to, from_site, source, valid, size, writ
     from_at = 0
     if valid == size:
         read(table, from_site, source, thread, state)
+        if records:
+            note_access(state, entry_of(from_site, size, source), copied)
         from_region = table[SITE_REGIONS + from_site]
         from_at = source - from_region[BASE]
         if from_at < 0 or from_at > from_region[SIZE] - size:
             return 0
     mark_flight(to_region, to_at, size, state)
-    append_copy(table[PENDING] + 8 * RING * thread, to_region, to_at, from_region, from_at, size, state)
+    ring = table[PENDING] + 8 * RING * thread
+    append_copy(ring, to_site, to_region, to_at, from_region, from_at, size, state)
+    if records:
+        note_event(copy_at(ring, ring[FIRST] + ring[COUNT] - 1), state, SENT)
     return 0
 
 
+@int64_helper(inline=False)
+def data_at(table, source, valid, thread):
+    """Return the address on the host of the data of a copy, for a record. It has `valid` bytes at the
+    simulated address `source`, or zeros."""
+    if valid == 0:
+        return table + 8 * ZEROS
+    region = region_of(table, source, thread)
+    if region == 0 or source - region[BASE] > region[SIZE] - valid:
+        return table[SCRATCH]
+    return region[HOST] + source - region[BASE]
+
+
 @int64_helper
-def append_copy(ring, to_region, to_at, from_region, from_at, size, state):
+def mark_unsupported(state):
+    """Mark the block for the interpreter, because compiled code does not support one of its copies. No access
+    is recorded as the reason."""
+    set_error(state, RACE)
+    forget_errors(state)
+
+
+@int64_helper
+def entry_of(site, size, address):
+    """Return the log entry of an access to 4, 8 or 16 bytes. An address that does not fit into an entry is
+    invalid, and so is the largest one that fits."""
+    fits = address if 0 <= address < ADDRESS_MASK else ADDRESS_MASK
+    return site << SITE_SHIFT | (size >> 3) + 2 << SIZE_SHIFT | fits
+
+
+@int64_helper
+def append_copy(ring, site, to_region, to_at, from_region, from_at, size, state):
     """Append a copy to the ring of its thread. Mark the block if the ring is full.
 
+    site: the index of the store to the destination in the kernel.
     to_region, from_region: the addresses of the regions of the destination and the source.
     to_at, from_at: the offsets in these regions.
     """
     if ring[COUNT] == CAPACITY:
-        set_error(state, RACE)
-        return
+        mark_unsupported(state)
+        ring[COUNT] -= 1  # the newest copy is forgotten
     copy = copy_at(ring, ring[FIRST] + ring[COUNT])
     copy[OF_GROUP] = ring[GROUP]
     copy[TO] = to_region
@@ -117,7 +173,18 @@ def append_copy(ring, to_region, to_at, from_region, from_at, size, state):
     copy[FROM_AT] = from_at
     copy[BYTES] = size
     copy[OWN] = state.own_entry
+    copy[SITE] = site
     ring[COUNT] += 1
+
+
+@int64_helper(inline=False)
+def note_event(copy, state, event):
+    """Record the start or the arrival of a copy. `event` is SENT or ARRIVED."""
+    from_region = copy[FROM]
+    source = from_region[BASE] + copy[FROM_AT] if from_region != 0 else 0
+    to_region = copy[TO]
+    entry = entry_of(copy[SITE], copy[BYTES], to_region[BASE] + copy[TO_AT])
+    note_copy(state, event, entry, copy[OWN], source)
 
 
 @int64_helper
@@ -141,14 +208,23 @@ def mark_flight(region, offset, size, state):
 
 
 @int64_helper(inline=False)
-def check_no_flight(region, offset, size, state):
+def check_no_flight(table, address, size, thread, state):
     """Mark the block if a copy of the block is in flight to these bytes."""
-    if region[WATCH] != BARE:
-        shadow, shift = region[SHADOW], region[SHIFT]
+    region = region_of(table, address, thread)
+    if region != 0 and region[WATCH] == SHARED:
+        shadow, shift, offset = region[SHADOW], region[SHIFT], address - region[BASE]
         for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
             before = shadow[2 * granule]
             if before & FLIGHT != 0 and before >> EPOCH_SHIFT >= state.block_start:
                 set_error(state, RACE)
+
+
+@int64_helper
+def check_flight(table, address, size, thread, state):
+    """Mark the block if an access conflicts with a copy in flight. Only code that records errors calls this
+    before each access."""
+    if table[PENDING] != 0:
+        check_no_flight(table, address, size, thread, state)
 
 
 @int64_helper
@@ -211,9 +287,11 @@ def commit(table, thread):
     ring[GROUP] += 1
 
 
-@int64_helper(inline=False)
-def receive(table, thread, state, groups):
-    """Wait until at most the newest `groups` groups of the thread are in flight."""
+def receive(table, thread, state, groups, records):
+    """Wait until at most the newest `groups` groups of the thread are in flight.
+
+    records: whether errors are recorded. It is known at compile time.
+    """
     ring = table[PENDING] + 8 * RING * thread
     first, count, arrived = ring[FIRST], ring[COUNT], 0
     for number in range(count):  # the groups are in ascending order
@@ -222,21 +300,33 @@ def receive(table, thread, state, groups):
             arrive(copy, state, state.own_entry)
             if copy[OWN] != state.own_entry:  # otherwise, the issue counts as this read
                 note_reader(copy, state)
+            if records:
+                note_event(copy, state, ARRIVED)
             arrived = number + 1
     ring[FIRST] = first + arrived
     ring[COUNT] = count - arrived
 
 
-@int64_helper(inline=False)
-def end_copies(table, threads, state):
-    """Check the copies that have not arrived at the end of a block, and remove them."""
+def end(table, threads, state, records):
+    """Check the copies that have not arrived at the end of a block, and remove them.
+
+    records: whether errors are recorded. It is known at compile time.
+    """
     for thread in range(threads):
         ring = table[PENDING] + 8 * RING * thread
         if state.stopped == 0:
             for number in range(ring[COUNT]):
                 copy = copy_at(ring, ring[FIRST] + number)
                 check_copy(copy, state, copy[OWN])
+                if records:
+                    state.own_entry = copy[OWN]  # the record names the thread of the copy
+                    note_event(copy, state, ARRIVED)
         ring[COUNT] = 0
+
+
+receivers = {records: variant(receive, f"{records:d}", records=records) for records in (False, True)}
+end_copies = variant(end, "copies", records=False)
+end_recorded_copies = variant(end, "recorded_copies", records=True)
 
 
 @int64_helper

@@ -93,7 +93,7 @@ class PtxAttempt(Attempt):
 
     @property
     def can_record(self):
-        return super().can_record and not self.is_asynchronous
+        return super().can_record and not self.has_mbarriers
 
     def homes(self):
         """Return (simulated address space, {}), because compiled code uses the simulated addresses."""
@@ -112,6 +112,10 @@ class PtxAttempt(Attempt):
         """Return the dtype of the elements that an access reads or writes."""
         return np.dtype(VIEWS[self.source.site_types[index]])
 
+    def is_copied(self, index):
+        """Return whether an access is the store of an asynchronous copy."""
+        return index in self.source.copied_sites
+
     def written_arrays(self):
         """Return the arguments that the kernel may write, and the variables of the module."""
         return super().written_arrays() + [a.root for a in self.variables if a.writable]
@@ -124,7 +128,7 @@ class PtxAttempt(Attempt):
         # A kernel can wait for copies although it sends none.
         operations = self.source.operations
         copies, phases = operations & COPY_OPERATIONS, operations & MBARRIER_OPERATIONS
-        self.is_asynchronous = bool(copies or phases)
+        self.has_mbarriers = bool(phases)
         if copies and self.is_cooperative:
             raise CannotLower("it has asynchronous copies and grid barriers")
         if phases and self.is_cooperative:

@@ -35,8 +35,9 @@ from sim.native.run.memory import mark_initial
 # SCRATCH       address of scratch bytes, to which invalid accesses are redirected
 # PENDING       address of the rings of asynchronous copies (sim.native.ptx.copies), or 0
 # MBARRIERS     address of the mbarriers (sim.native.ptx.mbarriers), or 0
+# ZEROS         first of two zeros
 # SITE_REGIONS  first of the cached regions, one per access site
-REGIONS, COUNT, SCRATCH, PENDING, MBARRIERS, SITE_REGIONS = 0, 1, 2, 3, 4, 8
+REGIONS, COUNT, SCRATCH, PENDING, MBARRIERS, ZEROS, SITE_REGIONS = 0, 1, 2, 3, 4, 5, 8
 # Fields of a region, in int64:
 # BASE     simulated address
 # SIZE     size in bytes, of one thread's copy if STRIDE is not 0

@@ -61,6 +61,7 @@ class Lowering(Program):
         self.calls, self.sync_points, self.ptx_types = {}, {}, {"go": "s64", "carry": "u32"}
         # the number in SITES and the PTX type of each memory access and block-wide barrier, by its index
         self.sites, self.site_types = [], []
+        self.copied_sites = set()  # the indices of the stores by asynchronous copies
         self.sync_sites = {}  # synchronisation point -> index of its site
         self.fetches = {}  # synchronisation point -> name of the function that loads its operands from memory
         self.local_positions = {}  # local variable -> index of its region in the table
@@ -168,10 +169,13 @@ class Lowering(Program):
         count: the number of elements.
         """
         site = self.number_access(action, ptx_type, space)
-        if self.records:
-            size = WIDTHS[ptx_type] // 8 * count
-            return self.add_call("recorded", size, site, operation, *arguments, site)
-        return self.add_call(operation, *arguments, site)
+        return self.add_call(*self.access_call(operation, ptx_type, count, site, *arguments))
+
+    def access_call(self, operation, ptx_type, count, site, *arguments):
+        """Return the call of an access to `count` elements: an operation of sim.native.ptx.runs, and its
+        arguments."""
+        recorded = ("recorded", WIDTHS[ptx_type] // 8 * count, site) if self.records else ()
+        return *recorded, operation, *arguments, site
 
     def add_unrecorded(self, *operation):
         """Return a new name for a call to an operation that can set error flags without an access."""
@@ -281,17 +285,16 @@ class Lowering(Program):
             return self.phase_call(name, reach)
         if name in COPY_SIZES:
             size = COPY_SIZES[name]
-            if self.records:
-                raise Missing
             ptx_type = f"u{min(8 * size, 64)}"
             sites = [
                 self.number_access(*of)
                 for of in (("store", ptx_type, "shared"), ("load", ptx_type, "global"))
             ]
-            return self.add_call("copy", size, *sites)
+            self.copied_sites.add(sites[0])
+            return self.add_call("copy", self.records, size, *sites)
         if name not in WAITS:
             raise Missing
-        return self.add_call(WAITS[name])
+        return self.add_call(WAITS[name], self.records)
 
     def phase_call(self, name, reach):
         """Return the name of the function for an instruction of an mbarrier in shared memory. Raise Missing
@@ -340,7 +343,8 @@ class Lowering(Program):
         self.sync_sites[name] = self.number_site("call")
         if space:
             site = self.number_access("load", "u32", space)
-            self.fetches[name] = self.add_call("row", 8 * len(results), space, site)
+            load = self.access_call("load", "u32", 4, site, "u32", space, 4)
+            self.fetches[name] = self.add_call("row", 8 * len(results), load)
         return name
 
 
@@ -370,8 +374,9 @@ def compile_kernel(kernel, records=False):
     decorator = f"@{made.module.constant('directly', f'direct({others})')}"
     ending = []
     if source.operations & COPY_OPERATIONS:
-        made.module.imports["end_copies"] = "sim.native.ptx.copies"
-        ending = ["end_copies(table, threads, state)"]
+        end = "end_recorded_copies" if records else "end_copies"
+        made.module.imports[end] = "sim.native.ptx.copies"
+        ending = [f"{end}(table, threads, state)"]
     around = ["reset_shared(table, state)"], ending
     text = kernel_text(made.module, name, made.parameters, split, decorator, *around)
     path = cache.path_of(name, text)

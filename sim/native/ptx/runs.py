@@ -17,7 +17,7 @@ from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.shadow import DIVERGED, UNWRITTEN, set_error, watch_atomic, watch_store
 from sim.native.codegen.synchronization import arrive_at_grid
 from sim.native.ptx import mbarriers
-from sim.native.ptx.copies import commit, make_sender, receive
+from sim.native.ptx.copies import check_flight, commit, make_sender, receivers
 from sim.native.ptx.evaluate import Evaluator, parse_expression
 from sim.native.ptx.memory import (
     is_undefined,
@@ -95,6 +95,7 @@ class RunCompiler(Evaluator):
     def __init__(self, context, builder, calls, machine):
         super().__init__(context, builder, {}, self.call)
         self.calls, self.machine = calls, machine
+        self.records = False  # whether the current access is recorded
         for name, (operation, *rest) in calls.items():
             if operation == "float":
                 ptx_type, bits = rest
@@ -127,6 +128,8 @@ class RunCompiler(Evaluator):
         size, (table, thread, state) = WIDTHS[ptx_type] // 8, self.machine
         address = self.add(self.to_integer(address), self.to_integer(WINDOWS.get(space, 0)))
         codes = table, I64(site), self.resize(address, 64), thread, state
+        if self.records and space in ("shared", "generic"):
+            self.call_helper(check_flight, table, codes[2], I64(size * count), thread, state)
         first = self.call_helper(make_locator(watched, size * count), *codes)
         self.located = codes[2], first  # for `do_recorded`: the generic address, and the one on the host
         addresses = [first, *(self.builder.add(first, I64(size * i)) for i in range(1, count))]
@@ -135,7 +138,9 @@ class RunCompiler(Evaluator):
 
     def do_recorded(self, size, site, operation, *given):
         """Emit an access to `size` bytes, and the record of an error."""
+        self.records = True
         value = getattr(self, f"do_{operation}")(*given)
+        self.records = False
         address, host = self.located
         # An address that does not fit into a record is invalid, and so is the largest one that fits.
         fits = self.builder.icmp_unsigned("<", address, I64(ADDRESS_MASK))
@@ -163,11 +168,14 @@ class RunCompiler(Evaluator):
         values = tuple(self.of_code(self.builder.load(pointer), ptx_type) for pointer in pointers)
         return values[0] if count == 1 else values
 
-    def do_row(self, lanes, space, site, address):
+    def do_row(self, lanes, load, address):
         """Emit the load of an operand for `ldmatrix`.
 
         The lanes below `lanes` load a row of four 32-bit values. The other lanes get zeros.
+
+        load: the operation that loads the row, and its arguments except for the address.
         """
+        operation, *given = load
         word, (_, thread, _) = ir.IntType(32), self.machine
         row = cgutils.alloca_once_value(self.builder, ir.Constant(ir.ArrayType(word, 4), None))
         pointers = [self.builder.gep(row, [word(0), word(i)]) for i in range(4)]
@@ -175,7 +183,7 @@ class RunCompiler(Evaluator):
             self.builder.store(word(0), pointer)
         lane = self.builder.and_(thread, I64(31))
         with self.builder.if_then(self.builder.icmp_signed("<", lane, I64(lanes))):
-            for pointer, value in zip(pointers, self.do_load("u32", space, 4, site, address)):
+            for pointer, value in zip(pointers, getattr(self, f"do_{operation}")(*given, address)):
                 self.builder.store(self.resize(value, 32), pointer)
         return tuple(self.of_code(self.builder.load(pointer), "u32") for pointer in pointers)
 
@@ -185,7 +193,7 @@ class RunCompiler(Evaluator):
         for pointer, value in zip(pointers, values):
             self.builder.store(self.code_of(value, ptx_type), pointer)
 
-    def do_copy(self, size, to_site, from_site, to_space, to, from_space, source, valid):
+    def do_copy(self, records, size, to_site, from_site, to_space, to, from_space, source, valid):
         """Emit an asynchronous copy of `size` bytes, of which it reads `valid` from the source."""
         addresses = [
             self.resize(self.add(self.to_integer(address), self.to_integer(WINDOWS.get(space, 0))), 64)
@@ -198,18 +206,18 @@ class RunCompiler(Evaluator):
             addresses[1],
             self.resize(self.to_integer(valid), 64),
         )
-        self.call_helper(make_sender(size), *self.machine, *codes)
+        self.call_helper(make_sender(size, records), *self.machine, *codes)
 
-    def do_commit(self):
+    def do_commit(self, records):
         self.call_helper(commit, *self.machine[:2])
 
-    def do_receive(self, groups):
+    def do_receive(self, records, groups):
         """Emit a wait until at most the newest `groups` groups are in flight."""
-        self.call_helper(receive, *self.machine, self.resize(self.to_integer(groups), 64))
+        self.call_helper(receivers[records], *self.machine, self.resize(self.to_integer(groups), 64))
 
-    def do_receive_all(self):
-        self.do_commit()
-        self.do_receive(0)
+    def do_receive_all(self, records):
+        self.do_commit(records)
+        self.do_receive(records, 0)
 
     # --- mbarriers (sim.native.ptx.mbarriers) ---------------------------------------------------------------
 

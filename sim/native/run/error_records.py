@@ -2,8 +2,8 @@
 
 The launch runs again in compiled code that knows the site of every access (sim.native.codegen.error_records),
 up to the first block with an error. This code records the accesses that set error flags. For a race, one more
-run records the earlier accesses to the same element. The observers then receive only the recorded accesses,
-and make the same findings as for an interpreted launch. An access that they accept causes no finding.
+run records the earlier accesses to the same bytes. The observers then receive only the recorded accesses, and
+make the same findings as for an interpreted launch. An access that they accept causes no finding.
 """
 
 from contextlib import suppress
@@ -11,10 +11,11 @@ from contextlib import suppress
 import numpy as np
 
 from sim.engine.cluster import Cluster, cluster_index
-from sim.events import LOAD, LOCAL, SHARED, SPACE_SHIFT, Batch
+from sim.events import LOAD, LOCAL, SHARED, SPACE_SHIFT, Batch, Copy, Moment
 from sim.isa.conversions import domain
 from sim.memory.array import array_at
 from sim.memory.declared import c_strides
+from sim.native.codegen.error_records import ACCESS, ARRIVED, SENT
 from sim.native.codegen.shadow import BLOCK_RACE, BOUNDS, DIVERGED, RACE, UNWRITTEN
 from sim.native.lower.module import CannotLower
 from sim.native.run.divergence import divergence_findings
@@ -58,20 +59,25 @@ def findings_of_block(attempt, position):
             rows = (row,) if row.address >> SPACE_SHIFT == LOCAL else same_epoch(run, row)
             findings += findings_of_accesses(run, rows, {"uninitialized-read"})
         if row.flags & (RACE | BLOCK_RACE):
-            pair = run.again(trap=row.address).pair_of(row)
-            findings += findings_of_accesses(run, pair, {"race-shared", "race-global"})
+            trapped = run.again(trap=row.trap)
+            races = findings_of_accesses(run, trapped.pair_of(row), {"race-shared", "race-global"})
+            findings += races or copy_findings(trapped, position)
     return findings or divergence_findings(run)
 
 
 def same_epoch(run, row):
     """Return the Rows of all accesses to the element of a Row by its block, in the same epoch."""
-    rows = run.again(trap=row.address).rows
+    rows = accesses_of_block(run.again(trap=row.trap), row.position)
     return [
         other
         for other in rows
-        if (other.position, other.address, other.epoch) == (row.position, row.address, row.epoch)
-        and other.axes is None
+        if other.event == ACCESS and other.epoch == row.epoch and other.overlaps(*row.trap)
     ]
+
+
+def accesses_of_block(run, position):
+    """Return the Rows of a block, except for refused accesses."""
+    return [row for row in run.rows if row.position == position and row.axes is None]
 
 
 def has_effect(run):
@@ -90,12 +96,18 @@ def findings_of_accesses(run, rows, kinds):
         context.announce("launch_started", context)
         for position in dict.fromkeys(row.position for row in rows):
             own = [row for row in rows if row.position == position]
-            block = grid.new_block(run.attempt.index_of(position))
-            Cluster(cluster_index(block.index, context.cluster), (block,))
+            block = begin_block(context, run, grid, position)
             context.thread = block.threads[own[0].thread]
             announce_accesses(context, run, block.index, own)
         context.announce("launch_finished", context)
     return [finding for finding in context.findings if finding.kind in kinds]
+
+
+def begin_block(context, run, grid, position):
+    """Return the block of the interpreter with this linear index."""
+    block = grid.new_block(run.attempt.index_of(position))
+    Cluster(cluster_index(block.index, context.cluster), (block,))
+    return block
 
 
 def announce_accesses(context, run, block, rows):
@@ -128,20 +140,93 @@ def announce_refused(context, run, row):
     context.refuse(number, WORDS[number & 3], accessed, tuple(index))
 
 
-def batch_of(context, run, block, rows):
-    """Return a Batch of the accesses of one block."""
-    segments = np.arange(context.logged, context.logged + len(rows))
+def batch_of(context, run, block, rows, epoch=0, segments=None):
+    """Return a Batch of the accesses of one block in one epoch.
+
+    segments: the segment of each access. By default, each access is a new segment.
+    """
+    positions = np.arange(context.logged, context.logged + len(rows))
+    segments = positions if segments is None else np.array(segments)
     context.logged += len(rows)
     sites = [run.number_of(row) for row in rows]
     columns = [row.thread for row in rows], sites, [row.address for row in rows], [row.size for row in rows]
     threads, numbers, addresses, sizes = map(np.array, columns, (np.int32, np.int32, np.int64, np.int32))
     values = [value_of(run, row) for row, site in zip(rows, sites) if site & 3 != LOAD]
-    return Batch(block, 0, threads, segments, segments, numbers, addresses, sizes, values)
+    return Batch(block, epoch, threads, segments, positions, numbers, addresses, sizes, values)
 
 
 def value_of(run, row):
     """Return the value of the element after an access. If the element has more than eight bytes, return its
-    first eight bytes as an integer."""
+    first eight bytes as an integer. Return the value of a copy as bytes."""
+    if not run.homes and run.attempt.is_copied(row.site):
+        return row.value.to_bytes(8, "little", signed=True)
     dtype = run.array_of(row)[1].dtype if run.homes else run.attempt.dtype_of_site(row.site)
     bits = np.array([row.value])
     return domain(bits.view(dtype)[0]) if dtype.itemsize == row.size <= 8 else row.value
+
+
+# --- asynchronous copies ------------------------------------------------------------------------------------
+
+
+def copy_findings(run, position):
+    """Return the findings about accesses to the source or the destination of a copy in flight.
+
+    All recorded accesses and copies of one block are passed to the observers, which know the order of an
+    access, the issue of a copy, and the wait for it.
+
+    run: a RecordedRun with a trap.
+    position: the linear index of the block.
+    """
+    rows = with_issues(accesses_of_block(run, position))
+    if all(row.event == ACCESS for row in rows):
+        return []
+    context, grid = run.prepared()
+    with np.errstate(all="ignore"):
+        context.announce("launch_started", context)
+        announce_copies(context, run, begin_block(context, run, grid, position), rows)
+        context.announce("launch_finished", context)
+    return [finding for finding in context.findings if finding.kind == "async-copy"]
+
+
+def with_issues(rows):
+    """Return Rows in which each arrival of a copy follows its issue. The array of rows can be too short to
+    contain the issue."""
+    issued = {(row.own, row.address) for row in rows if row.event == SENT}
+    lost = [row for row in rows if row.event == ARRIVED and (row.issued, row.address) not in issued]
+    return [row.as_issue() for row in lost] + rows
+
+
+def announce_copies(context, run, block, rows):
+    """Pass the accesses and copies of one block to the observers, with the barriers between them.
+
+    Each Row gets a segment of its own.
+    """
+    epoch, batch, copies, warps = 0, [], {}, {}
+    for segment, row in enumerate(rows):
+        if segment and row.epoch != rows[segment - 1].epoch:
+            end_epoch(context, run, block, epoch, batch)
+            context.announce("barrier_opened", block.index, epoch)
+            epoch, batch, warps = epoch + 1, [], {}
+        thread = context.thread = block.threads[row.thread]
+        if warps.setdefault(thread.warp, row.segment) != row.segment:
+            lanes = tuple(one.linear for one in block.threads if one.warp == thread.warp)
+            context.announce("warp_synchronized", block.index, lanes, segment - 1)
+            warps[thread.warp] = row.segment
+        at = Moment(block.index, epoch, row.thread, segment)
+        if row.event == SENT:
+            source = (row.source, row.size) if row.source else (None, 0)
+            copy = copies[row.own, row.address] = Copy(row.address, row.size, run.number_of(row), *source)
+            context.announce("copy_sent", at, copy)
+        elif row.event == ARRIVED:
+            context.announce("copies_received", at, [copies[row.issued, row.address]])
+        else:
+            batch.append((segment, row))
+    end_epoch(context, run, block, epoch, batch)
+    context.announce("block_ended", block.index, epoch)
+
+
+def end_epoch(context, run, block, epoch, batch):
+    """Pass the accesses of an epoch to the observers. `batch` is a list of (segment, Row)."""
+    if batch:
+        segments, rows = zip(*batch)
+        context.announce("accesses", batch_of(context, run, block.index, rows, epoch, segments))

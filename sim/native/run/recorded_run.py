@@ -3,6 +3,7 @@
 The format of the records is in sim.native.codegen.error_records.
 """
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -16,19 +17,25 @@ from sim.hooks import observer_class
 from sim.interpreted import Interpreted
 from sim.native.codegen.access_log import SITE_SHIFT, SIZE_SHIFT
 from sim.native.codegen.error_records import (
+    ACCESS,
     ADDRESS_MASK,
+    ARRIVED,
     AXES,
     COLUMNS,
     ENTRY,
+    EVENT,
     FLAGS,
+    ISSUED,
     MOST_AXES,
     OWN,
     POSITION,
     ROOM,
+    SENT,
+    SOURCE,
     VALUE,
 )
 from sim.native.codegen.int64 import CLOCKS_PER_SECOND
-from sim.native.codegen.shadow import BOUNDS, EPOCH_SHIFT, SEGMENT, THREAD, WARP
+from sim.native.codegen.shadow import BOUNDS, EPOCH_SHIFT, SEGMENT, SEGMENT_SHIFT, THREAD, WARP
 from sim.native.codegen.tiers import SECONDS
 from sim.native.lower.module import CannotLower
 from sim.observers import DEFAULT
@@ -39,7 +46,7 @@ RECORDED_SECONDS = 1.0  # CPU seconds for which a block runs after its first err
 
 
 class Row:
-    """One recorded access.
+    """One recorded access, or the start or the arrival of an asynchronous copy.
 
     columns: its columns (sim.native.codegen.error_records).
     address: the simulated address of the element, or of the array for a refused access.
@@ -50,6 +57,7 @@ class Row:
         self.address, self.own = address, columns[OWN]
         self.site, self.size = entry >> SITE_SHIFT, 1 << (entry >> SIZE_SHIFT & 7)
         self.position, self.flags, self.value = columns[POSITION], columns[FLAGS], columns[VALUE]
+        self.event, self.issued, self.source = columns[EVENT], columns[ISSUED], columns[SOURCE]
         # the index and the shape of a refused access, or None
         self.axes = (rest[:rank], rest[MOST_AXES : MOST_AXES + rank]) if rank else None
 
@@ -62,6 +70,27 @@ class Row:
     def epoch(self):
         """The epoch of the access, which no other block has."""
         return self.own >> EPOCH_SHIFT
+
+    @property
+    def segment(self):
+        """The number of synchronisations of the thread's warp before the access."""
+        return (self.own & SEGMENT) >> SEGMENT_SHIFT
+
+    def as_issue(self):
+        """Return the Row of the issue of the copy that arrives."""
+        issue = copy.copy(self)
+        issue.event, issue.own, issue.flags = SENT, self.issued, 0
+        return issue
+
+    @property
+    def trap(self):
+        """The range of bytes, as (address, size), whose accesses explain the error of this row."""
+        # Any conflict about the destination of a copy has set an error flag before the copy arrives.
+        return self.source if self.event == ARRIVED else self.address, self.size
+
+    def overlaps(self, address, size):
+        """Return whether the access overlaps a range of bytes."""
+        return self.address < address + size and address < self.address + self.size
 
     def is_unordered(self, earlier):
         """Return whether nothing orders this access and an earlier one."""
@@ -80,7 +109,7 @@ class RecordedRun:
 
     attempt: the Attempt whose launch runs again.
     position: the linear index of the block.
-    trap: the simulated address of an element whose accesses are recorded, or None.
+    trap: a range of bytes whose accesses are recorded, as (simulated address, size), or None.
     flipped: the bits to invert in the bytes that fill unwritten shared memory.
     side: the side that the run follows if threads disagree (sim.native.codegen.sides), or 0.
     last_barrier: the index of the barrier at which the block stops, among those after the disagreement.
@@ -106,7 +135,10 @@ class RecordedRun:
         self.homes = sorted((low, allocation.base) for low, allocation in homes.items())
         rows, self.state, self.position = np.zeros((ROOM, COLUMNS), np.int64), again.state, position
         state = self.state
-        state.records, state.trap = again.keep_alive(rows), 0 if trap is None else self.on_host(trap)
+        state.records = again.keep_alive(rows)
+        if trap is not None:
+            state.trap = self.on_host(trap[0])
+            state.trap_end = state.trap + trap[1]
         state.flipped, state.side, state.last_barrier = flipped, side, last_barrier
         state.absent_fill = absent_fill
         state.time_after_error = int(RECORDED_SECONDS * CLOCKS_PER_SECOND)
@@ -192,7 +224,8 @@ class RecordedRun:
 
         racing: the Row of the later access, from another run.
         """
-        rows = [row for row in self.rows if row.address == self.trap and row.axes is None]
+        rows = [row for row in self.rows if row.event == ACCESS and row.axes is None]
+        rows = [row for row in rows if row.overlaps(*self.trap)]
         is_later = [(row.own, row.flags & racing.flags) == (racing.own, racing.flags) for row in rows]
         if True not in is_later:
             return ()

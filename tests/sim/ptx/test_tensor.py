@@ -367,16 +367,6 @@ def test_planted_bugs_are_found_and_their_twins_are_clean(name, engine):
     assert kinds(twin, engine=engine)[0] == []
 
 
-def test_a_launch_with_copies_is_explained_once(monkeypatch):
-    # Compiled code cannot record the errors of copies, so the interpreter has no limit in its first run.
-    explain = pytest.importorskip("sim.native.run.explain")
-    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
-    runs, run = [], explain.explain_by_interpreter
-    monkeypatch.setattr(explain, "explain_by_interpreter", lambda *given: runs.append(given) or run(*given))
-    assert kinds(PLANTED["no wait"][0], engine="native")[0] == ["async-copy"]
-    assert len(runs) == 1
-
-
 def test_waited_copies_are_compiled():
     """Check copies of two groups, and copies that no thread awaits."""
     second = COPY.replace("[%r3]", "[%r3+512]")
