@@ -13,9 +13,10 @@ accesses that no barrier separates from the wait are marked too.
 A thread that ends before its copies have arrived leaves them in its ring. Their bytes never arrive, as in the
 interpreter. At the end of the block, they are checked as at an arrival.
 
-Code that records errors (sim.native.codegen.error_records) tests the flag FLIGHT before all accesses, because
-only the access itself has the site that a finding needs. It also records the starts and the arrivals of
-copies.
+Loads from shared memory also test the flag FLIGHT, so that an error in a long loop is known before the end of
+the block. Code that records errors (sim.native.codegen.error_records) tests the flag before all accesses,
+because only the access itself has the site that a finding needs. It also records the starts and the arrivals
+of copies.
 """
 
 import functools
@@ -32,7 +33,16 @@ from sim.native.codegen.error_records import (
     note_copy,
 )
 from sim.native.codegen.int64 import byte, int64_helper, set_byte, variant
-from sim.native.codegen.shadow import BARE, EPOCH_SHIFT, RACE, SHARED, add_reader, set_error, watch_store
+from sim.native.codegen.shadow import (
+    BARE,
+    EPOCH_SHIFT,
+    RACE,
+    SHARED,
+    add_reader,
+    set_error,
+    watch_load,
+    watch_store,
+)
 from sim.native.ptx.memory import (
     BASE,
     HOST,
@@ -225,6 +235,18 @@ def check_flight(table, address, size, thread, state):
     before each access."""
     if table[PENDING] != 0:
         check_no_flight(table, address, size, thread, state)
+
+
+@int64_helper
+def watch_tile_load(watch, shadow, flat, state):
+    """Check a load from shared memory in a kernel with asynchronous copies."""
+    if watch == SHARED:
+        before = shadow[2 * flat]
+        if before & FLIGHT != 0 and before >> EPOCH_SHIFT >= state.block_start:
+            set_error(state, RACE)
+        watch_load(SHARED, shadow, flat, state)
+    else:  # an invalid address in the window of shared memory
+        watch_ptx_load(watch, shadow, flat, state)
 
 
 @int64_helper

@@ -26,6 +26,7 @@ from sim.native.codegen.shadow import (
     set_error,
     watch_atomic,
     watch_load,
+    watch_store,
 )
 from sim.native.run.memory import mark_initial
 
@@ -134,10 +135,10 @@ def locate(table, site, address, thread, state, size, writes, width, check):
 def make_locator(watched, size):
     """Return the helper (table, site, address, thread, state) that returns the address on the host.
 
-    watched: the check of the access, which is one of LOADS, watch_store, watch_atomic or watch_packed_atomic.
+    watched: the check of the access, the helper of a load, watch_store, watch_atomic or watch_packed_atomic.
     size: the number of bytes of the access.
     """
-    name, writes = f"{watched.helper.name}_{size}", watched not in LOADS
+    name, writes = f"{watched.helper.name}_{size}", watched in WRITES
     element = {watch_atomic: size, watch_packed_atomic: size // 2}.get(watched)
     width = ATOMIC_SIZES.index(element) if element else -1
     check = variant(check_granules, name, size=size, watched=watched)
@@ -166,7 +167,7 @@ def watch_packed_atomic(watch, shadow, flat, state):
     watch_atomic(watch, shadow, flat, state)
 
 
-LOADS = watch_ptx_load, watch_read_only_load
+WRITES = watch_store, watch_atomic, watch_packed_atomic
 
 
 @int64_helper(inline=False)

@@ -21,7 +21,7 @@ from sim.ptx.program import Program
 from sim.ptx.regions import RESERVED, VIEWS
 from sim.ptx.shared_pointers import stores_shared_pointers
 from sim.ptx.special_registers import SPECIALS
-from sim.ptx.syntax import python_name
+from sim.ptx.syntax import Instruction, python_name
 from sim.ptx.warps import form_of
 
 COPY_SIZES = {f"cp_async_{size}": size for size in (4, 8, 16)}
@@ -67,6 +67,7 @@ class Lowering(Program):
         self.local_positions = {}  # local variable -> index of its region in the table
         self.narrowest = {"shared": 64, "local": 64}  # state space -> bits of its narrowest access
         self.atomic_widths = set()  # the widths of the kernel's atomics, in bits
+        self.sends_copies = any(map(is_copy, entry.body))
         if uses_phases(entry):
             entry = without_loops(entry)
         super().__init__(text, origin, entry, False, True)
@@ -187,8 +188,12 @@ class Lowering(Program):
 
     def load(self, ptx_type, space, count):
         """Return the name of a function that loads `count` elements."""
-        operation = "load_read_only" if "nc" in self.item.names else "load"
+        operation = "load_read_only" if "nc" in self.item.names else self.load_operation(space)
         return self.add_access(operation, "load", ptx_type, space, ptx_type, space, count, count=count)
+
+    def load_operation(self, space):
+        """Return the operation that loads from a state space."""
+        return "load_tile" if self.sends_copies and space == "shared" else "load"
 
     def store(self, ptx_type, space, count):
         """Return the name of a function that stores `count` elements."""
@@ -343,9 +348,14 @@ class Lowering(Program):
         self.sync_sites[name] = self.number_site("call")
         if space:
             site = self.number_access("load", "u32", space)
-            load = self.access_call("load", "u32", 4, site, "u32", space, 4)
+            load = self.access_call(self.load_operation(space), "u32", 4, site, "u32", space, 4)
             self.fetches[name] = self.add_call("row", 8 * len(results), load)
         return name
+
+
+def is_copy(item):
+    """Return whether an item of a function's body starts an asynchronous copy."""
+    return isinstance(item, Instruction) and item.opcode.startswith(("cp.async.ca.", "cp.async.cg."))
 
 
 def of_register(ptx_type):

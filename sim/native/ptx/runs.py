@@ -17,7 +17,7 @@ from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.shadow import DIVERGED, UNWRITTEN, set_error, watch_atomic, watch_store
 from sim.native.codegen.synchronization import arrive_at_grid
 from sim.native.ptx import mbarriers
-from sim.native.ptx.copies import check_flight, commit, make_sender, receivers
+from sim.native.ptx.copies import check_flight, commit, make_sender, receivers, watch_tile_load
 from sim.native.ptx.evaluate import Evaluator, parse_expression
 from sim.native.ptx.memory import (
     is_undefined,
@@ -157,6 +157,10 @@ class RunCompiler(Evaluator):
     def do_load(self, ptx_type, space, count, site, address):
         """Emit a load of `count` elements."""
         return self.load(watch_ptx_load, ptx_type, space, count, site, address)
+
+    def do_load_tile(self, ptx_type, space, count, site, address):
+        """Emit a load of `count` elements to which an asynchronous copy may be in flight."""
+        return self.load(watch_tile_load, ptx_type, space, count, site, address)
 
     def do_load_read_only(self, ptx_type, space, count, site, address):
         """Emit a load of `count` elements through the read-only cache."""

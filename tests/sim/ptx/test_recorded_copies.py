@@ -104,3 +104,15 @@ def test_a_store_to_the_source_before_the_copy_is_no_error(monkeypatch):
     monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
     report = report_of(HARMLESS, "native")
     assert not report.findings and explain.UNEXPLAINED not in report.notes
+
+
+def test_a_read_of_a_copy_in_flight_ends_a_long_loop(monkeypatch):
+    explained = []
+    monkeypatch.setattr("sim.native.run.launch.SECONDS_AFTER_ERROR", -1)
+    monkeypatch.setattr(
+        "sim.native.engine.explain", lambda attempt: explained.append(attempt) or attempt.outcome()
+    )
+    report_of(PLACE + COPY + COMMIT + OWN + loop("", 1 << 17) + WAIT, "native")
+    (attempt,) = explained
+    # The launch ends at the first poll. Without an error, 32 threads execute 1 << 17 iterations each.
+    assert attempt.while_limit - attempt.state.while_left < 1 << 17
