@@ -86,7 +86,8 @@ def slowness():
 
 
 class TakenOver(BaseException):
-    """Raised between the turns of two threads to abandon an interpreted run. It never leaves the engine.
+    """Raised between the turns of two threads, or in a loop of a thread, to abandon an interpreted run. It
+    never leaves the engine.
 
     attempt: the compiled launch (sim.native.run.launch.Attempt).
     """
@@ -185,6 +186,8 @@ class WatchedGrid(Grid):
         if self.may_be_compiled(launch):
             self.launch, self.before = with_own_observers(launch), Snapshot(self.arrays)
             self.enter_thread, self.scheduler.enter = self.scheduler.enter, self.enter
+            # The first turn of a thread can be a long loop. An endless loop needs no compiler.
+            self.context.loops.when_changed = self.decide
             self.counts = True  # whether this launch counts for later launches
 
     def run(self, *given):
@@ -265,6 +268,7 @@ class WatchedGrid(Grid):
         """Release the copies of memory, and let the scheduler enter threads as usual."""
         self.before = None
         self.next_reading = self.ended_before = inf
+        self.context.loops.when_changed = None
         vars(self.scheduler).pop("enter", None)
 
     def take_over(self):

@@ -56,6 +56,9 @@ class LoopLimits:
         # number of these examinations so far
         self.next_common_test, self.common_tests = inf, 0
         self.holds_blocks = False  # whether no further blocks start for the moment
+        # A function that is called after each comparison that has found a change, or None. It may raise an
+        # exception to end the run.
+        self.when_changed = None
         self.restart()
 
     def restart(self):
@@ -196,6 +199,8 @@ class LoopLimits:
             self.progress_check, self.steps, self.since = None, DEFAULT_STEPS, now
             self.steps_then = DEFAULT_STEPS
             self.patience = min(2 * self.patience, PATIENCE / 4)
+            if self.when_changed:
+                self.when_changed()
 
     def repeats_itself(self, site, frame):
         """Return whether the current thread begins two iterations of its loop with equal values of the
