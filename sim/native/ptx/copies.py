@@ -109,11 +109,9 @@ def send(table, thread, state, to_site, to, from_site, source, valid, size, reco
         return 0
     # An earlier copy in flight is visible only before the store replaces its shadow entries.
     check_no_flight(table, to, size, thread, state)
-    copied = 0
     write(table, to_site, to, thread, state)
     if records:
-        copied = data_at(table, source, valid, thread)
-        note_access(state, entry_of(to_site, size, to), copied)
+        note_part(table, thread, state, entry_of(to_site, size, to), source, valid)
     to_region = table[SITE_REGIONS + to_site]
     to_at = to - to_region[BASE]
     if to_at < 0 or to_at > to_region[SIZE] - size:
@@ -123,7 +121,7 @@ def send(table, thread, state, to_site, to, from_site, source, valid, size, reco
     if valid == size:
         read(table, from_site, source, thread, state)
         if records:
-            note_access(state, entry_of(from_site, size, source), copied)
+            note_part(table, thread, state, entry_of(from_site, size, source), source, valid)
         from_region = table[SITE_REGIONS + from_site]
         from_at = source - from_region[BASE]
         if from_at < 0 or from_at > from_region[SIZE] - size:
@@ -136,6 +134,17 @@ def send(table, thread, state, to_site, to, from_site, source, valid, size, reco
     return 0
 
 
+@int64_helper
+def note_part(table, thread, state, entry, source, valid):
+    """Record the load or the store of a copy if necessary.
+
+    entry: the log entry of this access.
+    source, valid: as in `send`.
+    """
+    if may_record(state):
+        note_access(state, entry, data_at(table, source, valid, thread))
+
+
 @int64_helper(inline=False)
 def data_at(table, source, valid, thread):
     """Return the address on the host of the data of a copy, for a record. It has `valid` bytes at the
@@ -146,6 +155,13 @@ def data_at(table, source, valid, thread):
     if region == 0 or source - region[BASE] > region[SIZE] - valid:
         return table[SCRATCH]
     return region[HOST] + source - region[BASE]
+
+
+@int64_helper
+def may_record(state):
+    """Return whether the current event may have to be recorded: a check has set a new error flag, or accesses
+    to some bytes are recorded."""
+    return state.errors != state.noted or state.trap_end != 0
 
 
 @int64_helper
@@ -187,9 +203,16 @@ def append_copy(ring, site, to_region, to_at, from_region, from_at, size, state)
     ring[COUNT] += 1
 
 
-@int64_helper(inline=False)
+@int64_helper
 def note_event(copy, state, event):
-    """Record the start or the arrival of a copy. `event` is SENT or ARRIVED."""
+    """Record the start or the arrival of a copy if necessary. `event` is SENT or ARRIVED."""
+    if may_record(state):
+        record_event(copy, state, event)
+
+
+@int64_helper(inline=False)
+def record_event(copy, state, event):
+    """Record the start or the arrival of a copy. The parameters are those of `note_event`."""
     from_region = copy[FROM]
     source = from_region[BASE] + copy[FROM_AT] if from_region != 0 else 0
     to_region = copy[TO]

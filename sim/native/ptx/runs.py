@@ -128,7 +128,7 @@ class RunCompiler(Evaluator):
         size, (table, thread, state) = WIDTHS[ptx_type] // 8, self.machine
         address = self.add(self.to_integer(address), self.to_integer(WINDOWS.get(space, 0)))
         codes = table, I64(site), self.resize(address, 64), thread, state
-        if self.records and space in ("shared", "generic"):
+        if self.records and watched is not watch_tile_load and space in ("shared", "generic"):
             self.call_helper(check_flight, table, codes[2], I64(size * count), thread, state)
         first = self.call_helper(make_locator(watched, size * count), *codes)
         self.located = codes[2], first  # for `do_recorded`: the generic address, and the one on the host
