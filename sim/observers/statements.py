@@ -11,6 +11,7 @@ CAS = re.compile(r"(?i)(?:cas|compare_and_swap)\s*\(\s*&?\s*(\w+)")
 EXCHANGE = re.compile(r"(?i)(?:exch|xchg)\w*\s*\(\s*&?\s*(\w+)")
 ATOMIC_CALL = re.compile(r"(?:atomic\.\w+|atomic\w*)\s*\(\s*&?\s*(\w+)")
 READING_ATOMIC = re.compile(r"(?:\bcuda\.)?\batomic\.(add|cas)\(|\batomic(Add|CAS)\(")
+READING_CALL = re.compile(rf"{READING_ATOMIC.pattern}|\btl\.load\(")
 FENCE = re.compile(r"threadfence(?:_system)?\s*\(")
 HEADER = re.compile(r"(?:\}?\s*else\b|(?:if|for|while)\s*(?=\())")
 LVALUE = re.compile(
@@ -278,13 +279,16 @@ def stored_variable(text):
 
 
 def with_plain_reads(text, target):
-    """Return a statement in which each atomic that only reads the element `target` is replaced by `target`.
+    """Return a statement in which each call that only reads the element `target` is replaced by `target`.
 
-    Such atomics are additions of 0 and compare-and-swaps of equal values: `cuda.atomic.cas(n, 0, 0, 0)`.
+    Such calls are Triton's loads, additions of 0, and compare-and-swaps of equal values:
+    `cuda.atomic.cas(n, 0, 0, 0)`.
     """
-    for call in READING_ATOMIC.finditer(text):
+    for call in READING_CALL.finditer(text):
         operands = arguments(inside_brackets(text[call.end() - 1 :]))
-        if element_read_by(call[1] or call[2], operands) == plain_name(target):
+        operation = call[1] or call[2]
+        read = element_read_by(operation, operands) if operation else operands[0]
+        if read == (plain_name(target) if operation else target):
             end = call.end() + closing_bracket(text[call.end() - 1 :])
             return text[: call.start()] + target + with_plain_reads(text[end:], target)
     return text

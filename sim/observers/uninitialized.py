@@ -415,7 +415,8 @@ class Uninitialized(OrderingObserver):
         element = self.context.space.element(address)
         memory, fix = MEMORY[address >> SPACE_SHIFT], FIX[address >> SPACE_SHIFT]
         subject = str(element)
-        if (rank := cluster_rank(address)) is not None:
+        rank = cluster_rank(address) if self.context.clustered else None
+        if rank is not None:
             subject += f" of block {index_text(self.context.cluster_blocks(access.block)[rank])}"
             fix = FIX_REMOTE
         if element.array == LOCAL_VARIABLE:

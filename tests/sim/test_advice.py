@@ -416,7 +416,7 @@ def test_a_comparison_is_no_assignment():
 @pytest.mark.parametrize(
     "store, read, operand",
     [
-        ("tl.store(w + i, tl.load(w + i, mask=m) + part, mask=m)", None, "tl.load(w + i, mask=m) + part"),
+        ("tl.store(w + i, tl.load(w + i, mask=m) + part, mask=m)", None, "w + i + part"),
         ("tl.store(y + c, so_far + part, mask=m)", "so_far = tl.load(y + c, mask=m)", "so_far + part"),
         ("atomic[0] = old > x ? old : x;", "int old = atomic[0];", "old > x ? old : x"),
         ("x[i] = min(a, b)", "a = x[i]", "min(a, b)"),
@@ -425,6 +425,13 @@ def test_a_comparison_is_no_assignment():
 def test_an_update_of_one_element(store, read, operand):
     facts = of_sources(store, read or store)
     assert facts.update[1].value == operand
+
+
+def test_an_addition_to_what_triton_loads_is_an_atomic_addition():
+    store = "tl.store(w + i, tl.load(w + i, mask=m) + part, mask=m)"
+    assert of_sources(store, store).operation == "+"
+    other = "tl.store(w + i, tl.load(w + j, mask=m) + part, mask=m)"
+    assert of_sources(other, other).operation is None
 
 
 def test_an_update_is_one_although_the_launch_ends_before_the_second_write():

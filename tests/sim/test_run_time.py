@@ -476,7 +476,7 @@ def test_reruns_have_a_limit_together(monkeypatch):
     monkeypatch.setattr(reruns, "MAX_SECONDS", -1)
     x = np.zeros(8 * THREADS, np.int32)
     report = simulate(reads_fresh_memory, on_finding="report")[8, THREADS](x, 0)
-    assert "only 3 of 5 initial values were tried" in " ".join(report.notes) and not report.errors
+    assert "only 4 of 6 initial values were tried" in " ".join(report.notes) and not report.errors
     head, out = np.zeros(1, np.int32), np.zeros(4, np.int32)
     report = simulate(takes_items_twice, on_finding="report")[1, 4](head, out)
     assert report.counters["schedules"] == 1 and report.errors
