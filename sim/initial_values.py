@@ -3,9 +3,9 @@
 import numpy as np
 
 # First the usual initial values of flags, states and keys, because loops that wait for them end soonest. Then
-# None, the value of the first run, which is NaN for floats: a product with 0 depends on its other factor only
-# if that is NaN or infinite. Then large positive and negative values.
-POISONS = 0, 1, -1, None, b"\x5a", b"\xda"
+# NaN (-1 as an integer): a product with 0 depends on its other factor only if that is NaN or infinite. Then
+# large positive and negative values.
+POISONS = 0, 1, -1, b"\xff", b"\x5a", b"\xda"
 TRIAL_POISONS = 0, -1  # two values that differ as integers and as floats
 LEAST_POISONS = 4  # number of values that must have the same effects before a read is only a warning
 MAX_COMPARISON_CONSTANTS = 8  # number of the kernel's comparison constants that are tried

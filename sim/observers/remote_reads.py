@@ -10,25 +10,20 @@ from sim.sites import cluster_rank, local_address
 
 @dataclass(eq=False)
 class RemoteRead:
-    """A load or an atomic in the shared memory of another block.
-
-    unwritten: the addresses, within the owner of the memory, of the bytes that nothing had written before
-        the epoch of the owner in which the read occurs.
-    """
+    """A load or an atomic of at least one unwritten byte in the shared memory of another block."""
 
     block: tuple[int, int, int]
     thread: int
     site: int
     address: int
     moment: Moment
-    unwritten: set[int]
 
 
 class RemoteReads:
-    """The reads of unwritten shared memory whose owner is another block. A part of Uninitialized.
+    """The accesses to the shared memory of other blocks. A part of Uninitialized.
 
-    Such a read is uninitialized if its bytes are not stored later, or only by a store that is ordered after
-    the read. An unordered store is reported as a race.
+    A read is uninitialized if its bytes are not stored later, or only by a store that is ordered after the
+    read. An unordered store is reported as a race.
     """
 
     def __init__(self, observer):
@@ -37,39 +32,47 @@ class RemoteReads:
         observer: the Uninitialized.
         """
         self.observer, self.context = observer, observer.context
-        self.reads = {}  # block that owns the memory -> {address of a byte: the undecided reads of the byte}
+        # block that owns the memory -> {offset of a byte: the undecided reads of the byte}
+        self.reads = {}
+        # block that owns the memory -> {offset of a byte: Moment of the first store by another block in the
+        # current epoch of the owner}
+        self.stores = {}
         self.certain = []  # the uninitialized reads
         self.ended = set()  # the blocks that have ended; ClusterAccesses reports later accesses to them
 
     def add(self, batch):
-        """Add the accesses of a batch to other blocks' shared memory, and mark the bytes that they write."""
+        """Add the accesses of a batch to other blocks' shared memory."""
         blocks, sets = self.context.cluster_blocks(batch.block), self.observer.sets(batch.site)
+        offsets = self.observer.shared_offsets(np.array([local_address(at) for at in batch.address.tolist()]))
         for i, is_set in enumerate(sets.tolist()):
-            address, size, site = int(batch.address[i]), int(batch.size[i]), int(batch.site[i])
-            owner, begin = blocks[cluster_rank(address)], local_address(address)
+            begin, size, site = int(offsets[i]), int(batch.size[i]), int(batch.site[i])
+            owner, moment = blocks[cluster_rank(int(batch.address[i]))], self.moment(batch, i)
             if owner in self.ended:
                 continue
-            mask = self.observer.mask_of(owner, begin, size)
+            stores = self.stores.setdefault(owner, {})
             if is_set:
-                self.store(owner, begin, size, self.moment(batch, i))
-            elif not mask.all():
-                unwritten = {begin + byte for byte in np.flatnonzero(~mask).tolist()}
-                thread = int(batch.thread[i])
-                read = RemoteRead(batch.block, thread, site, address, self.moment(batch, i), unwritten)
-                for byte in unwritten:
-                    self.reads.setdefault(owner, {}).setdefault(byte, []).append(read)
+                self.store(owner, begin, size, moment)
+            else:
+                written = self.observer.window(owner, begin + size)
+                thread, address = int(batch.thread[i]), int(batch.address[i])
+                read = RemoteRead(batch.block, thread, site, address, moment)
+                for byte in range(begin, begin + size):
+                    if not written[byte] and byte not in stores:
+                        self.reads.setdefault(owner, {}).setdefault(byte, []).append(read)
             if site & 3 != LOAD:
-                mask[:] = True
+                for byte in range(begin, begin + size):
+                    stores.setdefault(byte, moment)
 
-    def epoch_ended(self, owner, batches):
+    def decide_stored(self, owner, batches):
         """Decide about the reads of bytes that a block stored in the epoch that ends.
 
         batches: the accesses of this block in the epoch.
         """
         for batch in batches if self.reads.get(owner) else ():
-            stores = (batch.address >> SPACE_SHIFT == SHARED) & self.observer.sets(batch.site)
-            for i in np.flatnonzero(stores).tolist():
-                self.store(owner, int(batch.address[i]), int(batch.size[i]), self.moment(batch, i))
+            at = np.flatnonzero((batch.address >> SPACE_SHIFT == SHARED) & self.observer.sets(batch.site))
+            offsets = self.observer.shared_offsets(batch.address[at]).tolist()
+            for i, begin in zip(at.tolist(), offsets):
+                self.store(owner, begin, int(batch.size[i]), self.moment(batch, i))
 
     def store(self, owner, begin, size, moment):
         """Decide about the reads of bytes that are stored later: are they ordered before the store?"""
@@ -78,7 +81,17 @@ class RemoteReads:
             for read in reads.pop(byte, ()):
                 if self.observer.order.before(read.moment, moment):
                     self.certain.append(read)
-                read.unwritten.discard(byte)
+
+    def has_stored(self, owner, byte, moment):
+        """Return whether another block has stored a byte in the current epoch of its owner, and the access at
+        `moment` is not ordered before this store."""
+        first = self.stores.get(owner, {}).get(byte)
+        return first is not None and not self.observer.order.before(moment, first)
+
+    def mark_stored(self, owner):
+        """Mark the bytes that other blocks stored in the epoch of their owner, which has ended."""
+        if stores := self.stores.pop(owner, None):
+            self.observer.window(owner, max(stores) + 1)[list(stores)] = True
 
     def unset(self):
         """Return the uninitialized reads of the launch."""

@@ -96,13 +96,8 @@ class Uninitialized(OrderingObserver):
             batch = chosen(batch, ~far)
         super().accesses(batch)
 
-    def mask_of(self, block, address, size):
-        """Return the mask of the written bytes at an address in the shared memory of a block, as a view."""
-        offset = int(self.shared_offsets(np.array([address]))[0])
-        return self.window(block, offset + size)[offset : offset + size]
-
     def block_ended(self, block, epoch):
-        self.remote_reads.epoch_ended(block, self.epoch.get(block, ()))
+        self.remote_reads.decide_stored(block, self.epoch.get(block, ()))
         if self.loads_follow_stores(self.epoch.get(block, ())):
             self.epoch.pop(block, None)
         findings = super().block_ended(block, epoch)
@@ -128,7 +123,13 @@ class Uninitialized(OrderingObserver):
 
     def epoch_ended(self, block):
         batches = self.epoch.pop(block, ())
-        self.remote_reads.epoch_ended(block, batches)
+        self.remote_reads.decide_stored(block, batches)
+        findings = self.findings_of_epoch(block, batches)
+        self.remote_reads.mark_stored(block)
+        return findings
+
+    def findings_of_epoch(self, block, batches):
+        """Return the findings for the accesses of a block in an epoch, and mark the bytes that it stored."""
         if not batches or not (self.empty or self.has_shared() or self.context.copied_loads):
             return []
         names = "thread", "site", "address", "size", "segment", "position"
@@ -317,7 +318,7 @@ class Uninitialized(OrderingObserver):
 
     def launch_finished(self, context):
         for block, batches in self.epoch.items():  # blocks that have not ended, because of a deadlock
-            self.remote_reads.epoch_ended(block, batches)
+            self.remote_reads.decide_stored(block, batches)
         for read in self.remote_reads.unset():
             yield self.read(read.block, read.thread, read.site, read.address)
         for (_, access, address, use), count in self.local_reads.values():
@@ -396,8 +397,15 @@ class Uninitialized(OrderingObserver):
                 for j in stores.get(byte, ())
             )
 
+        is_shared = bool(len(site)) and int(part.address[0]) >> SPACE_SHIFT == SHARED
+        by_others = self.remote_reads.stores.get(part.block) if is_shared else None
+
+        def stored_by_other(i, byte):
+            return bool(by_others) and self.remote_reads.has_stored(part.block, byte, moment(i))
+
         def is_set(i, byte):
-            return 0 <= byte < len(written) and bool(written[byte]) or stored(i, byte)
+            is_written = 0 <= byte < len(written) and bool(written[byte])
+            return is_written or stored(i, byte) or stored_by_other(i, byte)
 
         return is_set
 

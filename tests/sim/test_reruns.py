@@ -164,6 +164,27 @@ def padded_product(a, b, out):
         out[0] = total
 
 
+@cuda.jit
+def masked_sum(x, out, n):
+    t = cuda.threadIdx.x
+    if t >= n:
+        return
+    total, distance = x[t], 16
+    while distance:
+        other = cuda.shfl_down_sync((1 << n) - 1, total, distance)
+        total += other * (1 if t + distance < n else 0)
+        distance //= 2
+    if t == 0:
+        out[0] = total
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_missing_lane_that_has_an_effect_only_if_its_value_is_nan(engine):
+    x, out = np.ones(20, np.float32), np.zeros(1, np.float32)
+    report = simulate(masked_sum, on_finding="report", engine=engine)[1, 32](x, out, 20)
+    assert [(f.kind, f.severity) for f in report.findings] == [("warp-divergence", "error")]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_unwritten_value_that_has_an_effect_only_if_it_is_nan(engine):
     arguments = np.ones(20, np.float32), np.ones(20, np.float32), np.zeros(1, np.float32)

@@ -93,6 +93,29 @@ def test_a_block_uses_what_the_other_block_has_not_written(use, launch):
     assert not report_of(right, engine=launch).findings
 
 
+# A block reads its tile. The other block stores there before the read, after it, or both.
+TILE_OF_BOTH = """
+    __shared__ int tile[32];
+    int t = threadIdx.x, *other = there(tile, rank() ^ 1);
+    meet();
+    BEFORE
+    meet();
+    int value = tile[t];
+    meet();
+    AFTER
+    meet();
+    y[32 * rank() + t] = value;
+"""
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_only_an_earlier_store_of_the_other_block_justifies_a_read(before, after):
+    body = TILE_OF_BOTH.replace("BEFORE", "other[t] = 1;" * before).replace("AFTER", "other[t] = 2;" * after)
+    kinds = [finding.kind for finding in report_of(body).findings]
+    assert kinds == ["uninitialized-read"] * (not before)
+
+
 def test_an_update_by_two_blocks_of_a_cluster_needs_an_atomic():
     body = (
         "    __shared__ int sum;\n    if (threadIdx.x == 0) sum = 0;\n    meet();\n"
