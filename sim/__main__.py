@@ -222,8 +222,8 @@ if __name__ == "__main__":
         status = main()
         sys.stdout.flush()
         sys.exit(status)
-    except BrokenPipeError:  # the reader, such as `head`, has ended
-        # Python would report the unwritten rest of the output when it exits.
+    except BrokenPipeError:  # the process that reads the output, such as `head`, has ended
+        # At exit, Python would flush the rest of the output, and report that this fails.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # the exit status of programs that SIGPIPE ends: 128 + 13
     except KeyboardInterrupt:

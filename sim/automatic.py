@@ -43,17 +43,17 @@ WORK, TURN = 1 << 20, 8
 # has ended, and when the number of turns has grown by 1 / READINGS or by READING_INTERVAL. An estimate from
 # less than LEAST_TIME seconds would contain the start of the launch.
 SECONDS, READINGS, READING_INTERVAL, LEAST_TIME = 1.0, 8, 1 << 7, 1 / 8
-# The numbers of seconds in this file refer to a machine on which `time_of_loop` returns LOOP_SECONDS.
+# Times in this file are CPU seconds of a reference machine, on which `time_of_loop` returns LOOP_SECONDS.
 LOOP_SECONDS = 105e-6
 # Factor by which a unit of work takes longer in a kernel with mbarriers. There, the observers order the
 # accesses by the arrivals and waits of single threads.
 MBARRIER_FACTOR = 8
-# The seconds to compile a short kernel, the further seconds for the first kernel that a process compiles, and
-# the number of instructions that take another second. These numbers were fitted to 11 kernels of
-# tests/sim/bench_launches.py, whose times are between 0.8 and 1.2 times the estimate.
+# The seconds to compile a short kernel, the additional seconds for the first kernel that a process compiles,
+# and the number of instructions that one more second compiles. These numbers were fitted to 11 kernels of
+# tests/sim/bench_launches.py. The measured times are between 0.8 and 1.2 times the estimate.
 COMPILE_SECONDS, FIRST_SECONDS, INSTRUCTIONS = 0.1, 0.2, 2900
-# The seconds to start a kernel that this process has already compiled. A wrong decision costs little then, so
-# an estimate from LEAST_RESTART_TIME seconds suffices.
+# The seconds to start a kernel that this process has already compiled. If such a kernel is restarted
+# unnecessarily, little time is lost, so an estimate from LEAST_RESTART_TIME seconds is good enough.
 RESTART_SECONDS, LEAST_RESTART_TIME = 1 / 16, 1 / 64
 # The maximum number of bytes to copy before a launch is the sum of a constant and of a number per thread.
 BYTES, BYTES_OF_THREAD = 1 << 20, 1 << 14
@@ -77,7 +77,7 @@ def time_of_loop():
 
 @cache
 def slowness():
-    """Return how many times as long this machine takes for Python code as the machine of the estimates.
+    """Return the time that this machine takes for Python code, as a multiple of the reference machine's time.
 
     On a slow machine, a launch and the compilation of its kernel both take longer. Without this factor, the
     kernel would be compiled too early on a slow machine, and too late on a fast one.
@@ -86,8 +86,8 @@ def slowness():
 
 
 class TakenOver(BaseException):
-    """Raised between the turns of two threads, or in a loop of a thread, to abandon an interpreted run. It
-    never leaves the engine.
+    """An exception that abandons an interpreted run. It is raised between the turns of two threads, or in a
+    loop of a thread, and never leaves the engine.
 
     attempt: the compiled launch (sim.native.run.launch.Attempt).
     """
@@ -186,7 +186,8 @@ class WatchedGrid(Grid):
         if self.may_be_compiled(launch):
             self.launch, self.before = with_own_observers(launch), Snapshot(self.arrays)
             self.enter_thread, self.scheduler.enter = self.scheduler.enter, self.enter
-            # The first turn of a thread can be a long loop. An endless loop needs no compiler.
+            # The first turn of a thread can be a long loop, so `decide` is also called within loops. It is
+            # called only if something changes, because the interpreter finds endless loops soon enough.
             self.context.loops.when_changed = self.decide
             self.counts = True  # whether this launch counts for later launches
 

@@ -1,9 +1,9 @@
 """A proof that searches of memory never end, such as the searches for a free slot in a full hash table.
 
-The comparison of threads (sim.progress) lets each thread return to an earlier state. With thousands of
-threads and slots, this takes longer than the time limit of a loop. Here, the threads complete each other's
-searches: if one thread has come from slot 3 to slot 4 without a change of memory, then so does every other
-thread at slot 3.
+The comparison of threads (sim.progress) runs until each thread has returned to an earlier state. With
+thousands of threads and slots, this takes longer than the time limit of a loop. This proof needs fewer
+iterations, because threads with the same state share them: if one thread has moved from slot 3 to slot 4,
+and memory has not changed, then every other thread at slot 3 moves to slot 4, too.
 """
 
 import numpy as np
@@ -11,24 +11,24 @@ import numpy as np
 from sim.idle_variables import original_name
 from sim.progress import comparable
 
-ABSENT = object()  # replaces a key that no value in memory equals
+ABSENT = object()  # replaces every key that differs from all values in memory
 
-MOST_STATES = 1 << 16  # the maximum number of states for which the iterations are recorded
+MOST_STATES = 1 << 16  # the maximum number of recorded states
 
 
 class EndlessSearch:
-    """A record of the iterations of threads, all of which are in searches (sim.frontend.searches).
+    """A record of the iterations of threads, while all of them are in searches (sim.frontend.searches).
 
     The record begins when each thread that can run is in a search. Threads do not return to a search that
     they have left. Therefore, if all of them are still there at the end of the record, and no atomic has
-    changed memory, then memory was the same all the time. The state at the start of an iteration determines
-    the state at the start of the next one. If an iteration has been recorded for each of these states,
-    then no thread can leave its search.
+    changed memory, then memory was constant during the record, and the state at the start of an iteration
+    determines the state at the start of the next one. If an iteration has been recorded for each of these
+    states, then no thread can leave its search.
     """
 
     def __init__(self, context):
         self.context = context
-        # whether the record may become a proof
+        # whether the record can still become a proof
         self.is_possible = not (context.asynchronous or context.clustered or context.mbarriers)
         self.begin()
 
@@ -83,8 +83,7 @@ class EndlessSearch:
         return self.values[view]
 
     def is_time(self):
-        """Return whether to examine all threads. Between two examinations, each thread starts an iteration on
-        average."""
+        """Return whether to examine all threads, which happens once in len(self.searching) iterations."""
         self.wait -= 1
         if self.wait > 0:
             return False
@@ -116,11 +115,11 @@ def place_of(frame, search):
 
 
 def state_of(site, frame, search, contents):
-    """Return the values that decide what an iteration does, as a value to compare. Return None if one of them
-    is an object of an unknown kind.
+    """Return the values that determine what an iteration does, as one tuple that can be compared. Return None
+    if one of them is an object of an unknown kind.
 
-    A key of the search that no value from memory equals is replaced by ABSENT: another such key would have
-    the same effect.
+    A key that differs from all values in memory is replaced by ABSENT, because all such keys have the same
+    effect.
 
     contents: a function that returns the set of values in an array.
     """
@@ -146,7 +145,7 @@ def state_of(site, frame, search, contents):
 def is_absent(key, places, values, contents):
     """Return whether a key certainly differs from all values that the loop compares with it.
 
-    places: the value of the key in `Search.keys`.
+    places: the pairs (array, variable) of the key in `Search.keys`.
     values: the thread's variables.
     """
     if type(key) is not int:
@@ -154,7 +153,7 @@ def is_absent(key, places, values, contents):
     arrays = [values.get(array) for array, _ in places]
     if not all(hasattr(array, "allocation") and array.dtype.kind in "iu" for array in arrays):
         return False
-    # Before its next assignment, a variable still contains a value that memory may no longer contain.
+    # A variable may contain an old value, which memory no longer contains, until the loop assigns it again.
     variables = {variable for _, variable in places}
     known = {value for name, value in values.items() if original_name(name) in variables}
     return key not in known and not any(key in contents(array) for array in arrays)

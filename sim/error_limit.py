@@ -55,7 +55,8 @@ class ErrorLimit:
         return is_late or self.is_error_overdue()
 
     def is_error_overdue(self):
-        """Return whether the launch has run for SECONDS_AFTER_ERROR since an error that counts."""
+        """Return whether the launch has run for SECONDS_AFTER_ERROR since its first error. A doubtful error
+        counts only after a trial has confirmed it."""
         time_of_error = self.error_time
         return time_of_error is not None and time.process_time() - time_of_error > SECONDS_AFTER_ERROR
 

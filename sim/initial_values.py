@@ -7,7 +7,7 @@ import numpy as np
 # large positive and negative values.
 POISONS = 0, 1, -1, b"\xff", b"\x5a", b"\xda"
 TRIAL_POISONS = 0, -1  # two values that differ as integers and as floats
-LEAST_POISONS = 4  # number of values that must have the same effects before a read is only a warning
+LEAST_POISONS = 4  # a read is only a warning if this many values have the same effects
 MAX_COMPARISON_CONSTANTS = 8  # number of the kernel's comparison constants that are tried
 MAX_ARGUMENT_VALUES = 8  # number of values from the arguments that are tried
 MAX_SEARCHED = 1 << 20  # number of elements of one array among which to look for values

@@ -43,7 +43,8 @@ from sim.observers import Pipeline
 from sim.reruns import ENDLESS, Reruns
 from sim.watched import watched
 
-# Reasons to stop a launch. The time limit applies if the interpreter examines a launch of compiled code.
+# Reasons to stop a launch. The time limit applies if the interpreter reruns a launch of compiled code to find
+# its errors.
 AFTER_ERROR, AFTER_LIMIT = "several seconds after its first error", "after the time limit of the interpreter"
 BUILTINS = vars(builtins) | builtin_functions.BUILTINS
 # Functions that replace Python's operators in rewritten code, by the name used there.
@@ -196,7 +197,7 @@ def run(fibers, grid, context, fiber):
 
 
 def format_ended_early(reason, ended, blocks):
-    """Return the note for a launch that was stopped when `ended` of its blocks had run to their end.
+    """Return the note for a launch that was stopped after `ended` of its blocks had ended.
 
     reason: AFTER_ERROR or AFTER_LIMIT.
     """

@@ -56,8 +56,8 @@ class LoopLimits:
         # number of these examinations so far
         self.next_common_test, self.common_tests = inf, 0
         self.holds_blocks = False  # whether no further blocks start for the moment
-        # A function that is called after each comparison that has found a change, or None. It may raise an
-        # exception to end the run.
+        # A function, or None. It is called whenever a comparison of the threads has found a change. It may
+        # raise an exception to end the run.
         self.when_changed = None
         self.restart()
 
@@ -65,7 +65,7 @@ class LoopLimits:
         """Reset the budgets for loop iterations and seconds, because a thread ended or another event shows
         progress."""
         self.steps = self.context.max_steps or DEFAULT_STEPS
-        # a ProgressCheck and an EndlessSearch while threads are being compared
+        # While threads are being compared: a ProgressCheck and an EndlessSearch. Otherwise, None.
         self.progress_check = self.search = None
         self.proof = ""  # a sentence that explains why it is certain that a loop is endless
         self.own_cycles = {}  # thread -> a Cycle of its own variables (see `repeats_itself`)

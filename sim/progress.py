@@ -195,9 +195,10 @@ class ProgressCheck:
     def may_advance(self):
         """Return whether the current thread or any runnable thread has not yet repeated a state.
 
-        A thread that a barrier has released keeps its `waits` until it runs, and a schedule may hold it back.
+        This includes a thread that a barrier has released but that has not run since. Such a thread still has
+        its `waits`.
         """
-        # If threads are plain calls, the current thread is the only one.
+        # If threads are plain calls, no block is live, so `advancing` yields no thread, not even the current.
         return self.context.thread not in self.repeating or any(True for _ in self.advancing())
 
     def advancing(self):
@@ -232,7 +233,8 @@ class ProgressCheck:
         return False
 
     def all_repeat(self):
-        """Return whether nothing changes, and no thread has left its cycle for code without ticks."""
+        """Return whether nothing visible has changed since construction. A thread that has left its cycle may
+        run code that never calls `tick`, so its variables are compared, too."""
         left = (thread for thread in self.advancing() if thread in self.cycles and thread.frame)
         return self.is_unchanged() and all(self.state(thread) == self.others.get(thread) for thread in left)
 

@@ -57,7 +57,7 @@ class Accesses(ast.NodeTransformer):
         self.counting = loops_to_count(source)
         # the result of sim.frontend.polling.deciding_variables, by loop and by the number of the loop's site
         self.deciding, self.deciding_at = {}, {}
-        # the same for the result of sim.frontend.searches.searches
+        # the result of sim.frontend.searches.searches, by loop and by the number of the loop's site
         self.searches, self.searches_at = {}, {}
         # number of an access site -> the type of the array's elements, and the variable or None
         self.elements = {}

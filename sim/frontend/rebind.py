@@ -108,7 +108,7 @@ class Code:
         self.loops_around_grid, self.common_loop = True, range(0)
         self.counts_iterations, self.as_generator, self.comparison_constants = False, None, set()
         self.accessed = set()  # numbers of the sites that access an element
-        self.elements, self.dynamic, self.deciding, self.searches = {}, set(), {}, {}  # see Accesses
+        self.elements, self.dynamic, self.deciding, self.searches = {}, set(), {}, {}  # as in Accesses
         if self.rewritten:
             self.comparison_constants = comparison_constants(function, source.tree)
             self.polls = can_poll(source.tree, parameters)

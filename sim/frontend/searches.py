@@ -1,8 +1,8 @@
 """Recognition of loops that search memory, such as the search for a free slot in a hash table.
 
 Such a loop repeats atomics and loads, and stores nothing before it ends. As long as no thread changes memory,
-a few local variables decide what each iteration does. Threads with equal values of these variables then do
-the same, whatever the values of their other variables are.
+a few local variables determine what each iteration does. Threads with equal values of these variables then do
+the same, whatever values their other variables have.
 """
 
 import ast
@@ -14,7 +14,7 @@ from sim.frontend.tree import all_nodes
 
 FENCE = "threadfence"
 SWAPS = {"atomic.cas", "atomic.compare_and_swap"}
-# Expressions that can fail, or take their value from memory or from the position of the thread.
+# Expressions that can raise an exception, or read memory or the thread's index.
 UNSAFE = (
     ast.Call,
     ast.Subscript,
@@ -32,12 +32,13 @@ UNSAFE = (
 class Search:
     """A loop that searches memory.
 
-    names: the variables that decide what an iteration does, as long as memory does not change.
-    keys: variable that the loop only compares for equality with values from memory -> the arrays that contain
-        these values, and the variables that the loop assigns them to.
-    lines: the lines at which a thread can wait for its turn without having left the loop.
-    around: the variables of the `for` loops around the loop. As long as a thread is in the same function and
-        these variables are unchanged, it has not left the loop and returned to it.
+    names: the variables that determine what an iteration does, as long as memory does not change.
+    keys: {key: pairs (array, variable)}. A key is a variable that the loop only compares for equality with
+        values from memory. Each pair names an array that contains such values, and the variable to which the
+        loop assigns them, or "".
+    lines: the lines at which a thread that waits for its turn is certainly still in the loop.
+    around: the variables of the `for` loops around the loop. If a thread leaves the loop and returns to it in
+        the same call of the function, one of these variables has changed.
     """
 
     names: frozenset
@@ -83,17 +84,17 @@ def search_of(loop, around):
         return None
     used = deciding_nodes(nodes, calls)
     if any(referent_of(node).name in INDICES for node in used if hasattr(node, "referent")):
-        return None  # the position of the thread decides, too
+        return None  # the iteration also depends on the thread's index
     variables = [node for node in used if is_name(node) and referent_of(node).role == VARIABLE]
     keys = compared_keys(nodes, variables)
-    # A thread can wait for its turn in these lines after it has left the loop.
+    # A thread that waits for its turn at one of these lines may already have left the loop.
     hidden = {line for part in left if has_calls(part) for line in range(part.lineno, part.end_lineno + 1)}
     lines = frozenset(range(loop.lineno, loop.end_lineno + 1)) - hidden
     return Search(frozenset({node.id for node in variables} - keys.keys()), keys, lines, around)
 
 
 def bodies(statements, nested=False):
-    """Yield (statements, whether a loop contains them) for a body of a loop, and for all bodies in it."""
+    """Yield (statements, whether an inner loop contains them) for the body of a loop and all blocks in it."""
     yield statements, nested
     for node in statements:
         inner = nested or isinstance(node, ast.While | ast.For)
@@ -112,8 +113,11 @@ def leaves(statements, nested):
 
 
 def is_allowed(node):
-    """Return whether a loop with this node can be a search: the node neither stores to memory nor has another
-    effect that depends on more than memory and variables."""
+    """Return whether a search may contain a node.
+
+    The node must not store to memory, except by an atomic, and its effect must depend only on memory and on
+    variables.
+    """
     has_else = bool(getattr(node, "orelse", None)) and isinstance(node, ast.While | ast.For)
     if has_else or isinstance(node, (*INDIRECT, ast.Assert, ast.Raise)):
         return False
@@ -132,7 +136,7 @@ def has_calls(part):
 
 
 def deciding_nodes(nodes, calls):
-    """Return the nodes of the expressions that decide what an iteration does, as long as memory does not
+    """Return the nodes of the expressions that determine what an iteration does, as long as memory does not
     change.
 
     nodes, calls: the nodes of the loop, and the calls among them.
@@ -159,7 +163,7 @@ def compared_keys(nodes, variables):
     """Return the `keys` of a Search.
 
     nodes: the nodes of the loop.
-    variables: the names among the nodes that decide what an iteration does.
+    variables: the Name nodes that determine what an iteration does.
     """
     changing, arrays = set().union(*(names for names, _ in assignments(nodes))), {}
     for node in nodes:
@@ -179,7 +183,7 @@ def compared_keys(nodes, variables):
 
 
 def compared_pairs(nodes):
-    """Yield (left side, right side), and the reverse, for the comparisons for equality among some nodes."""
+    """Yield (left side, right side) and the reverse for each test of equality among some nodes."""
     for node in nodes:
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             one, other = node.left, node.comparators[0]
@@ -190,7 +194,7 @@ def compared_pairs(nodes):
 
 
 def array_read(expression):
-    """Return the name of the array of which an expression is an element, or None."""
+    """Return the name of the array from which an expression reads an element, or None."""
     array = None
     if isinstance(expression, ast.Call) and expression.calls == ATOMIC:
         array = expression.args[0]
@@ -200,8 +204,8 @@ def array_read(expression):
 
 
 def is_fixed(expression, changing):
-    """Return whether an expression has the same value, or fails, in each iteration, as long as memory does
-    not change.
+    """Return whether an expression has the same value or raises the same exception in each iteration, as long
+    as memory does not change.
 
     changing: the variables that the loop assigns.
     """

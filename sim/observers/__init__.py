@@ -10,7 +10,7 @@ Read the files in this order:
     bounds         out-of-bounds accesses, and negative indices
     misuse         a launch without any effect, a value of the wrong type for an atomic
     uninitialized  reads of memory that was never written; written contains the masks of written bytes, and
-        remote_reads the reads of other blocks' shared memory
+                   remote_reads finds reads of other blocks' shared memory
     order          happens-before between threads; clocks has the vector clocks and their unions, phases the
                    clocks of barriers, and invalidation the order for kernels that invalidate mbarriers;
                    event_log passes events to orders that are computed on demand; ordering has the base class
@@ -19,19 +19,20 @@ Read the files in this order:
                    groups accesses by byte, pairs selects the pairs that race; copies checks accesses near
                    asynchronous copies, after the quick test in settled
     advice         the cause and the likely fix of a race: the first row of the table in advice_patterns whose
-        condition, often one of advice_conditions, fits the facts; access_pair, call_lines, extents,
-        statements, tickets, exchanges, double_checks, early_waits, critical_sections and plain_releases
-        determine the facts; fixes, atomic_fixes and mbarrier_arms contain the sentences of the fixes, and
-        atomic_types has a table of the types that each language has atomics for
+                   condition is true of the facts; advice_conditions has some of the conditions; access_pair,
+                   call_lines, extents, statements, tickets, exchanges, double_checks, early_waits,
+                   critical_sections and plain_releases determine the facts; fixes, atomic_fixes and
+                   mbarrier_arms contain the sentences of the fixes; atomic_types lists the element types for
+                   which each language has atomics
     racy_indices   indices that depend on a race; index_origins finds the lines that compute an index
     poison         findings that are consequences of an earlier finding
     words          the terms of findings in each kernel language
     epochs         the base class of the counters banks, coalescing and branches
     traffic        accesses and bytes by array, memory space and line
     async_proxy    bulk copies and wgmma: accesses before their end, missing proxy fences; async_findings has
-        the messages, async_units the state of memory, clusters checks accesses to other blocks of a cluster,
-        lifetimes checks that operations end before their blocks, and stages checks that phases end before
-        they expect bytes again
+                   the messages, async_units the state of memory, clusters checks accesses to other blocks of
+                   a cluster, lifetimes checks that operations end before their blocks, and stages checks that
+                   phases end before they expect bytes again
     trace          a recording of all events
     pipeline       a recording of bulk copies, wgmma and phases
 """

@@ -242,7 +242,7 @@ class AccessPair:
 
     @cached_property
     def scalar(self):
-        """The name of the memory if the source uses it as a variable of C++ and not as an array, or None.
+        """The name of the memory if the C++ source uses it as a variable and not as an array, else None.
 
         It is the array's name, or the name of a reference or member to which a statement assigns.
         """
@@ -278,7 +278,7 @@ class AccessPair:
             # A kernel in Python can store an integer to an array of floating-point values.
             return None if dtype is None and size >= SMALLEST else ElementType.of(dtype, size)
         value = next((row.value for row in (self.a, self.b) if row.value is not None), None)
-        if value is None:  # a compare-and-swap that has not written
+        if value is None:  # a compare-and-swap that has failed
             return ElementType.of(None, size) if "cas" in self.one.opcode + self.other.opcode else None
         return ElementType.of(np.asarray(value).dtype, size)
 
@@ -296,7 +296,8 @@ class AccessPair:
             found = ATOMIC_CALL.search(self.statement(site))
             return found and found[1]
         found = assignment(self.statement(site))
-        # `a[n++] = x`: the access may be to n. `a->n = x`: other pointers to the structure have other names.
+        # In `a[n++] = x`, the access may be to n. In `a->n = x`, the name is uncertain: other pointers to the
+        # structure have other names.
         if found and re.search(r"\+\+|--|->", found.target):
             return None
         if site.action == "store":

@@ -72,7 +72,7 @@ def needs_wait(facts):
 
 
 def is_in_phases(facts):
-    """Return whether blocks write data in one phase of the kernel that other blocks read in a later phase.
+    """Return whether blocks write data in one phase of the kernel, and other blocks read it in a later phase.
 
     The later phase is on a line below, or in the next iteration of a loop that contains a barrier.
     """
@@ -100,8 +100,8 @@ def is_in_kernel_with_grid_barrier(facts):
 
 
 def is_in_loop_with_grid_barrier(facts):
-    """Return whether blocks write data that other blocks read, on another line of the same loop, and the loop
-    contains a grid barrier."""
+    """Return whether a loop that contains a grid barrier writes data on one line, and other blocks read the
+    data on another line of the loop."""
     fits = facts.several_blocks and not facts.colliding and facts.actions == {STORE, LOAD}
     if not fits or facts.branch or facts.same_line or not facts.in_one_function or facts.loop is None:
         return False

@@ -59,7 +59,8 @@ def fix_of_lock(facts):
 
 def steps_of_lock(facts):
     (site,) = facts.outside_lock
-    # The accesses of a device function may be in a branch of its caller, which a barrier would have to leave.
+    # The caller of a device function may call it in a branch. The barrier would then have to be outside of
+    # this branch.
     if site.line < facts.lock[0] or site.function != facts.kernel:
         return ()
     release = facts.lock[1] + 1
@@ -89,8 +90,8 @@ def of_field(facts):
 
 
 def atomic_of_update(facts):
-    """Return the term for the atomics that perform the `update`, or the term for an addition if the source
-    does not show the update."""
+    """Return the term for the atomic that performs the `update`. If the source does not show the update,
+    return the term for an addition."""
     return atomic(facts, OPERATIONS.get(facts.operation) if facts.update else "add")
 
 

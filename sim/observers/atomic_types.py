@@ -10,10 +10,11 @@ from typing import NamedTuple
 from sim.observers.words import CPP, NUMBA, TRITON
 
 INTEGER, FLOAT, COMPLEX = "integer", "floating-point", "complex"
-KINDS = {"b": INTEGER, "i": INTEGER, "u": INTEGER, "f": FLOAT, "V": FLOAT, "c": COMPLEX}  # of numpy's kinds
+# kind of a numpy dtype -> kind of an ElementType
+KINDS = {"b": INTEGER, "i": INTEGER, "u": INTEGER, "f": FLOAT, "V": FLOAT, "c": COMPLEX}
 # Types are pairs (kind, size in bytes). The atomicAdd of bfloat16 values requires sm_80, and atomics of 16
 # bytes require sm_90. All other atomics exist on each GPU for which CUDA 13 can compile.
-SMALLEST = 4  # the smallest size with atomics for all operations
+SMALLEST = 4  # bytes; the smallest size of an element for which all operations have atomics
 INTEGERS = {(INTEGER, 4), (INTEGER, 8)}
 NUMBERS = INTEGERS | {(FLOAT, 4), (FLOAT, 8)}
 ATOMICS = {  # {language: {operation: types}}
@@ -52,7 +53,8 @@ ATOMICS = {  # {language: {operation: types}}
     },
 }
 OPERATIONS = {"+": "add", "-": "sub", "|": "or", "&": "and", "^": "xor", "min": "min", "max": "max"}
-UNSIGNED_ONLY = "add", "exchange", "swap"  # the C++ atomics that signed 64-bit integers lack
+# the atomics of CUDA C++ whose 64-bit version takes only unsigned integers
+UNSIGNED_ONLY = "add", "exchange", "swap"
 SIGNED_64 = re.compile(r"(?<!unsigned )\blong long\b(?! unsigned)|\bint64_t\b")
 SIGNED_NOTE = " (of unsigned long long: cast a pointer to long long)"
 
@@ -65,7 +67,7 @@ class ElementType(NamedTuple):
 
     @classmethod
     def of(cls, dtype, size):
-        """Return the type of an element of `size` bytes, or None if the dtype has several values.
+        """Return the type of an element of `size` bytes, or None if KINDS lacks the kind of its dtype.
 
         An unknown dtype (None) counts as an integer.
         """

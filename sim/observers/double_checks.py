@@ -1,7 +1,7 @@
 """Double-checked locks: a branch tests a flag without the lock, takes the lock, and tests the flag again.
 
-The flag tells threads that do not take the lock that data are ready. It can do so only if it is read and
-written by atomics, with fences between them and the accesses to the data.
+If the flag is set, threads read the data without taking the lock. This is correct only if atomics read and
+write the flag, and fences separate these atomics from the accesses to the data.
 """
 
 import re
@@ -32,8 +32,8 @@ class DoubleCheck:
 
 
 def find_double_check(facts):
-    """Return the DoubleCheck that contains the first access, if the other access is the first test or is made
-    without the lock after the branch. Return None otherwise."""
+    """Return the DoubleCheck that contains the first access, if the other access is the first test or comes
+    after the branch without the lock. Return None otherwise."""
     outline, site = facts.outlines[0], facts.one
     if outline is None or not facts.lock_atomics or site.action != "store":
         return None

@@ -1,8 +1,8 @@
 """Waits at mbarriers that pass too early, because they test the wrong parity.
 
 A test of parity p succeeds if the current phase has the other parity. A wait for a phase that ended long ago,
-or for the phase before the first one, therefore passes at once. The kernel means to wait for a phase in which
-another thread arrives after its access.
+or for the phase before the first one, therefore passes at once. The wait should instead be for the phase in
+which the other thread of the race arrives after its own access.
 """
 
 from bisect import bisect_left
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EarlyWait:
-    """A wait that passed before the phase for which it has to wait.
+    """A wait that passed before the phase for which it should have waited.
 
     phase: the number of the phase that the wait observed, or -1 for the phase before the first one.
     wanted: the number of the phase in which the other thread arrives after its access.
@@ -27,7 +27,10 @@ class EarlyWait:
 
 
 class MbarrierEvents:
-    """The arrivals and waits of each thread at mbarriers."""
+    """The arrivals and waits of each thread at mbarriers and cluster barriers.
+
+    Only waits at mbarriers can pass too early.
+    """
 
     def __init__(self):
         self.events = {}  # (block, thread) -> parallel lists: segments, names, phases
@@ -38,7 +41,7 @@ class MbarrierEvents:
         name: "arrive" or "pass_barrier".
         phase: the key of the phase (barrier, number).
         """
-        if len(phase[0]) > 2:  # other barriers have shorter keys
+        if len(phase[0]) > 2:  # an mbarrier or a cluster barrier; named barriers have shorter keys
             for column, value in zip(self.of(block, thread), (segment, name, phase)):
                 column.append(value)
 
@@ -48,7 +51,8 @@ class MbarrierEvents:
     def early_wait(self, one, other, site, other_site):
         """Return the EarlyWait before access `one` (Row), or None.
 
-        other: the access before whose arrival the wait has passed.
+        other: the access of the other thread. The wait passed before this thread arrived after the access.
+        site, other_site: the Sites of the two accesses.
         """
         segments, names, phases = self.of(one.block, one.thread)
         before = [i for i in range(bisect_left(segments, one.segment)) if names[i] == "pass_barrier"]
@@ -56,7 +60,7 @@ class MbarrierEvents:
         for last in reversed(before):
             barrier, phase = phases[last]
             earlier = [phases[i] for i in before if i < last and phases[i][0] == barrier]
-            # Before its first write to a buffer, a thread may wait for the phase before the first one.
+            # A wait for the phase before the first one is correct before the first write to a buffer.
             too_early = (barrier, phase) in earlier or phase < 0 and (earlier or site.kind == "load")
             after = range(bisect_left(later, other.segment), len(later))
             wanted = [theirs[i][1] for i in after if others[i] == "arrive" and theirs[i][0] == barrier]

@@ -35,7 +35,7 @@ class Extents:
         return self.space.element(address)
 
     def dtype(self, address):
-        """Return the dtype of the host's array at an address, or None if it is unknown or has fields."""
+        """Return the dtype of the host's array at an address, or None if there is none or it has fields."""
         found = self.space.find(address)
         arrays = [array for array in found.keep or () if isinstance(array, np.ndarray)]
         return arrays[0].dtype if arrays and arrays[0].dtype.names is None else None

@@ -67,14 +67,17 @@ class Facts(AccessPair):
         return None
 
     def reading_atomics(self, element):
-        """Return the Sites of the racing atomics that only read the byte, as an element with this text."""
+        """Return the Sites of the racing atomics that only read an element.
+
+        element: the text of the element in the source.
+        """
         sites = [SITES[number] for number in self.sites if self.action(number) == ATOMIC]
         texts = map(self.statement, sites)
         return [site for site, text in zip(sites, texts) if with_plain_reads(text, element) != text]
 
     @cached_property
     def operation(self):
-        """The operator of the `update`, "min" or "max" if a single atomic can perform it, else None."""
+        """The operation of the `update`: an operator, "min" or "max". None if no atomic can perform it."""
         if not self.update:
             return None
         line, found, read = self.update
@@ -134,7 +137,7 @@ class Facts(AccessPair):
         header = calls and calls.outline.lines[calls.low]
         if calls is None or tickets.HEADER.match(header.strip()) is None:
             return False
-        # The second access is the load.
+        # The condition reads the element, so the second access is the load.
         if calls.calls and not calls_of(calls.names[1], " ".join(tickets.conjuncts(header))):
             return False
         return tickets.branch_with_header(calls.outline, calls.low, calls.high) is not None

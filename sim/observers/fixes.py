@@ -158,9 +158,9 @@ def fix_of_barrier(facts):
 
 
 def fix_of_passed_barrier(facts, again):
-    """Return the fix for two lines with a barrier between them, which race nevertheless.
+    """Return the fix for two lines that race although a barrier separates them.
 
-    again: the clause that names the place for another barrier in a loop around the two lines.
+    again: the words that say where to insert one more barrier, if a loop contains the two lines.
     """
     apart = ""
     if facts.named and facts.callers > facts.named[1]:

@@ -1,4 +1,7 @@
-"""The source lines that compute the index of an access, also in the functions that pass it as an argument."""
+"""The source lines that compute the index of an access.
+
+If the index is an argument of a device function, these include lines of the function's callers.
+"""
 
 import re
 
@@ -9,9 +12,12 @@ MOST_CALLERS = 8  # the maximum number of functions whose lines are searched
 
 
 def origins_of(site, name, outline_of, kernel):
-    """Return (places, names) for the access at a Site to an array: the pairs (function in Sites, line) of the
-    lines that compute its index, and the names that the index and these lines use.
+    """Return (places, names) for the index of an access to an array.
 
+    The places are the pairs (function in Sites, line) of the lines that compute the index. The names are
+    those that the index and these lines use.
+
+    site: the Site of the access.
     name: the name of the array in the source.
     outline_of: a function that maps a Site to an Outline, or to None.
     kernel: the name of the kernel.
@@ -39,8 +45,9 @@ def origins_of(site, name, outline_of, kernel):
 
 
 def passed_values(caller, called, parameters, used):
-    """Yield the entries of `origins_of` for the arguments that a function passes for the parameters in
-    `used`.
+    """Yield an entry of `waiting` in `origins_of` for each call of a function.
+
+    The value of an entry consists of the arguments for the parameters in `used`.
 
     caller: (Outline, Node, name in Sites).
     called: the name of the called function.

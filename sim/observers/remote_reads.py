@@ -20,16 +20,16 @@ class RemoteRead:
 
 
 class RemoteReads:
-    """The accesses to the shared memory of other blocks. A part of Uninitialized.
+    """The accesses to the shared memory of other blocks. Uninitialized uses this class.
 
     A read is uninitialized if its bytes are not stored later, or only by a store that is ordered after the
     read. An unordered store is reported as a race.
     """
 
     def __init__(self, observer):
-        """Create the reads of a launch.
+        """Create a record without reads.
 
-        observer: the Uninitialized.
+        observer: the Uninitialized observer of the launch.
         """
         self.observer, self.context = observer, observer.context
         # block that owns the memory -> {offset of a byte: the undecided reads of the byte}
@@ -64,7 +64,7 @@ class RemoteReads:
                     stores.setdefault(byte, moment)
 
     def decide_stored(self, owner, batches):
-        """Decide about the reads of bytes that a block stored in the epoch that ends.
+        """Decide whether the reads of bytes that a block stored in the epoch that ends are uninitialized.
 
         batches: the accesses of this block in the epoch.
         """
@@ -75,7 +75,8 @@ class RemoteReads:
                 self.store(owner, begin, int(batch.size[i]), self.moment(batch, i))
 
     def store(self, owner, begin, size, moment):
-        """Decide about the reads of bytes that are stored later: are they ordered before the store?"""
+        """Decide whether earlier reads of the stored bytes are uninitialized. They are if they are
+        ordered before the store."""
         reads = self.reads.get(owner, {})
         for byte in range(begin, begin + size) if reads else ():
             for read in reads.pop(byte, ()):

@@ -309,7 +309,7 @@ def element_read_by(operation, operands):
 
 
 def plain_name(element):
-    """Return an element's text in which `*p` is written as `p[0]`, without parentheses around it."""
+    """Return the text of an element. Replace `*p` and `(*p)` by `p[0]`."""
     found = re.fullmatch(r"\(?\*\s*(\w+)\)?", element)
     return f"{found[1]}[0]" if found else element
 
@@ -340,7 +340,7 @@ def find_operation(value, name):
     rest = re.sub(r"\([^()]*\)|\[[^][]*\]", "", operand)
     if operator in "&|^":
         rest = re.sub(r"<<|>>", "", rest)
-    # The operand is the rest of the value only if no operator in it is evaluated after this one.
+    # In `n - a + b`, the rest `a + b` is not the operand, because `+` is evaluated after `-`.
     divided = LOOSER_THAN_SUM.search(rest) or operator == "-" and SUM.search(rest)
     return None if divided or not value[len(name) :].startswith(f" {operator} ") else (operator, operand)
 

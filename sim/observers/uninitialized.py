@@ -317,7 +317,7 @@ class Uninitialized(OrderingObserver):
         return not ordered and not any(address + byte in self.writers for byte in range(int(part.size[i])))
 
     def launch_finished(self, context):
-        for block, batches in self.epoch.items():  # blocks that have not ended, because of a deadlock
+        for block, batches in self.epoch.items():  # after a deadlock, some blocks have not ended
             self.remote_reads.decide_stored(block, batches)
         for read in self.remote_reads.unset():
             yield self.read(read.block, read.thread, read.site, read.address)

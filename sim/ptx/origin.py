@@ -36,7 +36,8 @@ MANGLED = re.compile(
 )
 OPENING = "NILXJF"  # letters that begin a nested part, which the letter E ends
 
-MOVED = "an instruction that the compiler moved"  # the beginning of the text of a Site with such a line
+# the beginning of the text of a Site whose line is that of the instruction before it
+MOVED = "an instruction that the compiler moved"
 
 
 class Origin:

@@ -74,7 +74,7 @@ def side(device, address, nbytes, wanted, role, name):
 def copy(device, destination, source, nbytes, kind, name, pending=False):
     """Copy bytes between host and device in any direction.
 
-    pending: whether the host continues before a copy from or to pinned or managed memory has ended.
+    pending: whether the call returns before a copy from or to pinned or managed memory has ended.
     """
     return copy_pieces(device, [(destination, source)], nbytes, kind, name, pending)
 
@@ -273,7 +273,7 @@ def set_rows(device, address, pitch, pattern, width, height, name, pending=False
     """Fill rows of device memory with a pattern of 1, 2 or 4 bytes.
 
     width: the number of patterns in a row.
-    pending: whether the host continues before pinned or managed memory has been filled.
+    pending: whether the call returns before pinned or managed memory has been filled.
     """
     nbytes = width * len(pattern)
     for row in range(height if nbytes else 0):

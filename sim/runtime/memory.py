@@ -5,8 +5,9 @@ process at that address, so the host reads and writes them through the same poin
 mapped: if the host dereferences their address, it receives a SIGSEGV, which `sim.runtime.process` reports.
 
 A mapped buffer ends close to the end of its last page, and the next page is not mapped. Accesses of the host
-beyond the buffer therefore raise a SIGSEGV, too, except in the few bytes between the two ends (its margin).
-The margin has fill values, from which stores of the host can be seen later.
+after the end of the buffer therefore raise a SIGSEGV, too, except in the few bytes between the two ends (its
+margin). The margin is filled with a constant, so that a later check finds stores of the host. Accesses before
+the buffer raise a SIGSEGV only if they are before its first page.
 """
 
 import ctypes
