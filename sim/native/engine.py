@@ -78,7 +78,8 @@ def run_again(attempt, while_limit):
 
 
 def in_fast_code(attempt):
-    """Return an Attempt after its `run`, or a new one in optimised code if quick code was too slow to end."""
+    """Return an Attempt that has run. If quick code was too slow to end, return one that has run optimised
+    code instead."""
     if not attempt.is_slow:
         return attempt
     attempt.optimise()

@@ -1,9 +1,9 @@
 """Arrays and records in compiled code.
 
 An array is a structure: the address of its data, a shape, strides, the address of its shadow memory, and the
-address of the launch state. sim.native.codegen.shadow defines how an access is checked. The structure lacks
-the members that follow from the array's type. A kernel passes dozens of arrays to hundreds of functions, and
-each member is an argument, which takes time to compile.
+address of the launch state. sim.native.codegen.shadow defines how an access is checked. The structure
+omits the members whose values follow from the array's type. A kernel passes dozens of arrays to hundreds of
+functions, and each member is an argument, which takes time to compile.
 
 Compiled code never owns memory. The launch keeps all memory alive, so no reference counting is needed.
 """

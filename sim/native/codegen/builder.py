@@ -58,8 +58,8 @@ class CertainBranch(Branch):
 
 
 class Builder(ir.IRBuilder):
-    """An IRBuilder for integers that wrap around on overflow, as on a GPU. It evaluates operations of integer
-    constants.
+    """An IRBuilder for integers that wrap around on overflow, as on a GPU. It computes the results
+    of operations on constants, instead of emitting the operations.
 
     Numba declares that signed sums and products do not overflow. LLVM would then remove the bounds check of
     an index that is computed by an overflowing product.
@@ -75,8 +75,8 @@ class Builder(ir.IRBuilder):
         return self.fold(operator.mul, a, b, 1) or super().mul(a, b, name)
 
     def fold(self, function, a, b, neutral):
-        """Return the result of an operation if both operands are constants, or if one is neutral, else
-        None."""
+        """Return the result of an operation if both operands are constants, or if one is the neutral element.
+        Return None otherwise."""
         right = constant_of(b)
         if right == neutral:
             return a
@@ -133,7 +133,7 @@ def member_type(llvm_type, path):
 
 
 def slot(builder, llvm_type):
-    """Allocate a stack slot in the entry block. Unlike the slots of Numba, it does not begin as 0."""
+    """Allocate a stack slot in the entry block. Unlike a slot that Numba allocates, it is not set to 0."""
     with builder.goto_entry_block():
         return builder.alloca(llvm_type)
 
@@ -146,8 +146,8 @@ def remove_unused(module):
     """Remove instructions without an effect from a module if no instruction uses their results. Also remove
     blocks that are never executed, and stack slots that are never read.
 
-    A fifth of the instructions are such. Most of them pack the arguments of a function into structures, of
-    which `Builder.extract_value` then needs only the members.
+    A fifth of the instructions are unused. Most of these pack the arguments of a function into structures,
+    from which `Builder.extract_value` then takes the members without an instruction.
     """
     for function in filter(lambda function: function.blocks, module.functions):
         remove_unreachable(function)
@@ -189,7 +189,7 @@ def remove_unreachable(function):
 
 
 def targets_of(terminator):
-    """Return the blocks that a terminator can continue with."""
+    """Return the blocks to which a terminator can branch."""
     cases = [block for _, block in terminator.cases] if isinstance(terminator, SwitchInstr) else []
     others = [terminator.default] if isinstance(terminator, SwitchInstr) else terminator.operands
     return [each for each in (*others, *cases) if isinstance(each, ir.Block)]

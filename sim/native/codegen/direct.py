@@ -224,7 +224,7 @@ class Body:
         self.run(statements)
 
     def branch(self, node, then, otherwise):
-        """Emit a conditional branch. `and` and `or` need no variable for their result."""
+        """Emit a conditional branch. Branch directly on the operands of `and`, `or` and `not`."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             self.branch(node.operand, otherwise, then)
         elif isinstance(node, ast.BoolOp):

@@ -1,9 +1,9 @@
-"""Records of the first error of each kind in a block, from compiled code that knows the site of every access.
+"""Compiled code that records the first error of each kind in a block.
 
-A check only sets an error flag. The function that logs an access calls `note_access` after the check. If the
-check has set a new flag, the access becomes a row of an array, which sim.native.run.error_records turns into
-a finding. Every access that overlaps some chosen bytes, the *trap*, also becomes a row. These rows identify
-the other access of a race.
+The code knows the site of every access. A check only sets an error flag. The function that logs an access
+calls `note_access` after the check. If the check has set a new flag, the access becomes a row of an array,
+which sim.native.run.error_records turns into a finding. Every access that overlaps some chosen bytes, the
+*trap*, also becomes a row. These rows identify the other access of a race.
 
 In a PTX kernel, the start and the arrival of an asynchronous copy also become rows if the copy reads or
 writes bytes of the trap, or if the check of the arrival has set a new flag.

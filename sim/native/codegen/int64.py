@@ -62,7 +62,7 @@ def make_intrinsic(function):
 
 def convert_result(context, builder, found, numba_type):
     """Convert the int64 results of a helper to its declared Numba type."""
-    if numba_type == boolean:  # Numba's cast has three blocks
+    if numba_type == boolean:  # one instruction; Numba's cast emits three basic blocks
         return builder.icmp_signed("!=", found, I64(0))
     if not isinstance(numba_type, types.BaseTuple):
         return context.cast(builder, found, int64, numba_type)

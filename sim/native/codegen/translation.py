@@ -116,7 +116,7 @@ class Translation(Body):
     def __init__(self, tree, inferred, context, builder, signature):
         self.tree, self.inferred, self.context, self.builder = tree, inferred, context, builder
         self.signature, self.cells, self.values, self.loops = signature, {}, {}, []
-        # `known` has the current values of variables with a stack slot. Reading one needs no load.
+        # `known` has the current values of variables with a stack slot, so that reads need no load.
         self.depth, self.known = 0, {}
 
     def emit(self, codes):
@@ -149,8 +149,8 @@ class Translation(Body):
             self.known.pop(name, None)
 
     def cell(self, name):
-        """Return the stack slot of a variable. It is allocated on first use, and begins as 0, which is the
-        value of a variable that the executed path has not assigned."""
+        """Return the stack slot of a variable. It is allocated on first use, and initialised to 0. This
+        is the value of a variable that the executed path has not assigned."""
         if name not in self.cells:
             numba_type = self.context.get_value_type(self.inferred.variables[name].numba_type)
             self.cells[name] = cgutils.alloca_once(self.builder, numba_type)
@@ -279,7 +279,7 @@ class Translation(Body):
             values[counter] = count, builder.sub(counter, counter.type(1))
         self.assign_name(node.target.id, (numba_type, position))
         self.run_loop(node.body, head, end)
-        # Only the block before the loop, and blocks of the loop, can continue with its head.
+        # Only the block before the loop and the blocks of the loop can branch to its head.
         for block in (before, *builder.function.blocks[new:]):
             if block.is_terminated and head in targets_of(block.terminator):
                 for phi, (at_first, later) in values.items():

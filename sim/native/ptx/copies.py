@@ -7,11 +7,11 @@ At its issue, a copy is checked like a load of the source and a store to the des
 of the destination get the flag FLIGHT. At its arrival, the block is marked for the interpreter if any thread
 may have accessed the destination, or changed the source, since the issue. Accesses to the destination change
 its shadow entries, so the entry of the last write must still be that of the issue, and there must be no entry
-of reads. Then the destination counts as written by the current thread, and the source as read by it, so
-accesses that no barrier separates from the wait are marked too.
+of reads. From then on, the destination counts as written by the current thread, and the source as read by it.
+Conflicting accesses are therefore marked, too, if no barrier separates them from the wait.
 
 A thread that ends before its copies have arrived leaves them in its ring. Their bytes never arrive, as in the
-interpreter. At the end of the block, they are checked as at an arrival.
+interpreter. At the end of the block, these copies are checked as at an arrival.
 
 Loads from shared memory also test the flag FLIGHT, so that an error in a long loop is known before the end of
 the block. Code that records errors (sim.native.codegen.error_records) tests the flag before all accesses,
@@ -147,8 +147,8 @@ def note_part(table, thread, state, entry, source, valid):
 
 @int64_helper(inline=False)
 def data_at(table, source, valid, thread):
-    """Return the address on the host of the data of a copy, for a record. It has `valid` bytes at the
-    simulated address `source`, or zeros."""
+    """Return the host address of the data that a copy writes: `valid` bytes at the simulated address
+    `source`, or zeros if `valid` is 0."""
     if valid == 0:
         return table + 8 * ZEROS
     region = region_of(table, source, thread)
@@ -159,15 +159,15 @@ def data_at(table, source, valid, thread):
 
 @int64_helper
 def may_record(state):
-    """Return whether the current event may have to be recorded: a check has set a new error flag, or accesses
-    to some bytes are recorded."""
+    """Return whether the current event may have to be recorded, because a check has set a new error flag, or
+    because the run has a trap."""
     return state.errors != state.noted or state.trap_end != 0
 
 
 @int64_helper
 def mark_unsupported(state):
-    """Mark the block for the interpreter, because compiled code does not support one of its copies. No access
-    is recorded as the reason."""
+    """Mark the block for the interpreter, because compiled code does not support one of its copies. Do not
+    record an access for this error flag."""
     set_error(state, RACE)
     forget_errors(state)
 
@@ -175,7 +175,7 @@ def mark_unsupported(state):
 @int64_helper
 def entry_of(site, size, address):
     """Return the log entry of an access to 4, 8 or 16 bytes. An address that does not fit into an entry is
-    invalid, and so is the largest one that fits."""
+    invalid. Replace it by the largest address that fits, which is also invalid."""
     fits = address if 0 <= address < ADDRESS_MASK else ADDRESS_MASK
     return site << SITE_SHIFT | (size >> 3) + 2 << SIZE_SHIFT | fits
 
@@ -190,7 +190,7 @@ def append_copy(ring, site, to_region, to_at, from_region, from_at, size, state)
     """
     if ring[COUNT] == CAPACITY:
         mark_unsupported(state)
-        ring[COUNT] -= 1  # the newest copy is forgotten
+        ring[COUNT] -= 1  # the new copy overwrites the newest one
     copy = copy_at(ring, ring[FIRST] + ring[COUNT])
     copy[OF_GROUP] = ring[GROUP]
     copy[TO] = to_region
@@ -254,8 +254,8 @@ def check_no_flight(table, address, size, thread, state):
 
 @int64_helper
 def check_flight(table, address, size, thread, state):
-    """Mark the block if an access conflicts with a copy in flight. Only code that records errors calls this
-    before each access."""
+    """Mark the block if a copy is in flight to the accessed bytes. Only code that records errors calls this
+    function, before each access."""
     if table[PENDING] != 0:
         check_no_flight(table, address, size, thread, state)
 
@@ -300,8 +300,8 @@ def check_copy(copy, state, entry):
 
 @int64_helper(inline=False)
 def note_reader(copy, state):
-    """Let the current thread count as a reader of the source of a copy. The copy can read it until the wait,
-    so a store that no barrier separates from the wait is marked."""
+    """Record the current thread as a reader of the source of a copy. The copy can read the source until the
+    wait, so a store to the source conflicts with the wait if no barrier separates them."""
     region = copy[FROM]
     if region != 0 and region[WATCH] != BARE:
         shadow, shift, offset = region[SHADOW], region[SHIFT], copy[FROM_AT]
@@ -343,7 +343,7 @@ def receive(table, thread, state, groups, records):
         copy = copy_at(ring, first + number)
         if copy[OF_GROUP] < ring[GROUP] - groups:
             arrive(copy, state, state.own_entry)
-            if copy[OWN] != state.own_entry:  # otherwise, the issue counts as this read
+            if copy[OWN] != state.own_entry:  # otherwise, the issue has recorded the same read
                 note_reader(copy, state)
             if records:
                 note_event(copy, state, ARRIVED)

@@ -36,7 +36,7 @@ from sim.native.run.memory import mark_initial
 # SCRATCH       address of scratch bytes, to which invalid accesses are redirected
 # PENDING       address of the rings of asynchronous copies (sim.native.ptx.copies), or 0
 # MBARRIERS     address of the mbarriers (sim.native.ptx.mbarriers), or 0
-# ZEROS         first of two zeros
+# ZEROS         16 bytes of zeros, the data of a copy that reads no source
 # SITE_REGIONS  first of the cached regions, one per access site
 REGIONS, COUNT, SCRATCH, PENDING, MBARRIERS, ZEROS, SITE_REGIONS = 0, 1, 2, 3, 4, 5, 8
 # Fields of a region, in int64:

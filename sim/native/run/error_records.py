@@ -3,7 +3,8 @@
 The launch runs again in compiled code that knows the site of every access (sim.native.codegen.error_records),
 up to the first block with an error. This code records the accesses that set error flags. For a race, one more
 run records the earlier accesses to the same bytes. The observers then receive only the recorded accesses, and
-make the same findings as for an interpreted launch. An access that they accept causes no finding.
+make the same findings as for an interpreted launch. If an observer finds no error in a recorded access, there
+is no finding.
 """
 
 from contextlib import suppress
@@ -171,8 +172,8 @@ def value_of(run, row):
 def copy_findings(run, position):
     """Return the findings about accesses to the source or the destination of a copy in flight.
 
-    All recorded accesses and copies of one block are passed to the observers, which know the order of an
-    access, the issue of a copy, and the wait for it.
+    Pass all recorded accesses and copies of one block to the observers, which determine the order of each
+    access, the issue of the copy, and the wait for it.
 
     run: a RecordedRun with a trap.
     position: the linear index of the block.
@@ -189,8 +190,8 @@ def copy_findings(run, position):
 
 
 def with_issues(rows):
-    """Return Rows in which each arrival of a copy follows its issue. The array of rows can be too short to
-    contain the issue."""
+    """Return Rows in which the issue of each copy comes before its arrival. Add the issues that are missing,
+    because later rows have overwritten them."""
     issued = {(row.own, row.address) for row in rows if row.event == SENT}
     lost = [row for row in rows if row.event == ARRIVED and (row.issued, row.address) not in issued]
     return [row.as_issue() for row in lost] + rows

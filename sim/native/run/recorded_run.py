@@ -85,7 +85,8 @@ class Row:
     @property
     def trap(self):
         """The range of bytes, as (address, size), whose accesses explain the error of this row."""
-        # Any conflict about the destination of a copy has set an error flag before the copy arrives.
+        # If a copy sets an error flag at its arrival, the conflict is at its source. A conflict at its
+        # destination has already set the flag before.
         return self.source if self.event == ARRIVED else self.address, self.size
 
     def overlaps(self, address, size):
@@ -102,7 +103,7 @@ class Row:
 
 
 class RecordedRun:
-    """A run of the blocks up to one at a linear index. It records accesses.
+    """A run of all blocks up to the one at a linear index, which records accesses.
 
     If the errors of this block do not depend on accesses of earlier blocks, the earlier blocks run in the
     code of the first run, which takes less time.
@@ -112,9 +113,9 @@ class RecordedRun:
     trap: a range of bytes whose accesses are recorded, as (simulated address, size), or None.
     flipped: the bits to invert in the bytes that fill unwritten shared memory.
     side: the side that the run follows if threads disagree (sim.native.codegen.sides), or 0.
-    last_barrier: the index of the barrier at which the block stops, among those after the disagreement.
-    absent_fill: 1 + the byte that fills the values of the threads of the other side, which count as returned;
-        or 0, if a warp operation waits for them.
+    last_barrier: the index of the barrier at which the block stops, counted from the disagreement.
+    absent_fill: 0 if warp operations wait for the threads of the other side. Otherwise, these threads count
+        as returned, and absent_fill is 1 + the byte that fills their values.
     checks: whether races and reads of unwritten memory are checked. A run that only follows a side takes less
         time without these checks. Without them, `flipped` has no effect.
     """
