@@ -114,7 +114,7 @@ def engines_of_launches(kernel, count, **options):
 
 
 def fix_estimate(monkeypatch):
-    """Let the estimate of the compile time not depend on the speed of the compiler."""
+    """Fix the estimate of the compile time, so that it does not depend on the speed of the compiler."""
     for name, value in (("COMPILE_SECONDS", 0.25), ("FIRST_SECONDS", 0.0), ("INSTRUCTIONS", 900)):
         monkeypatch.setattr(automatic, name, value)
 
@@ -249,7 +249,8 @@ def test_a_compiled_kernel_is_restarted_early(compiled, engine, monkeypatch):
     def kernel(x):
         x[cuda.grid(1)] += 1
 
-    # The only block does 3,200 units of work, which is less than an eighth of the work of a second.
+    # The only block does 3,200 units of work, between LEAST_RESTART_TIME and LEAST_TIME times the work of a
+    # second. This is enough for an estimate only if the kernel has been compiled.
     monkeypatch.setattr(automatic, "SECONDS", 1e9)
     monkeypatch.setattr(automatic, "taken_over", weakref.WeakSet([kernel] * compiled))
     monkeypatch.setitem(launch.ENGINES, "auto", partial(Automatic, launch.native_engine, work=30_000))

@@ -121,7 +121,7 @@ def test_a_table_with_a_free_slot_for_each_thread_has_no_finding(kernel, seed, e
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_last_thread_finds_the_last_free_slot(seed, early):
-    """Let 31 of 32 threads find their keys in a table with one free slot, before they arrive at this slot."""
+    """Let 31 of 32 threads find their keys in the table, so that one thread needs its only free slot."""
     table, keys, out = (
         np.full(SLOTS, 7, np.int32),
         np.arange(100, 132, dtype=np.int32),
@@ -171,7 +171,7 @@ def a_thread_works_after_its_search(table, flags, n):
 
 
 def a_thread_works_in_the_branch_that_ends_its_search(table, flags, n):
-    """Do the same in the branch that leaves the loop."""
+    """Let a thread find its key in the full table, and free all slots in the branch that leaves the loop."""
     i = cuda.grid(1)
     slot, key = table.size // 8 * i, 7 if i == 3 else i + 100
     while True:
@@ -221,7 +221,7 @@ def a_thread_searches_often(table, flags, n):
 
 
 def a_thread_enlarges_the_table(table, flags, n):
-    """Let the last thread permit the other threads to search in all slots, of which only the first 40 are full."""
+    """Let all threads search the first 40 slots, which are full, until the last thread permits all slots."""
     i = cuda.grid(1)
     if i == cuda.gridsize(1) - 1:
         work(table, n)
@@ -232,7 +232,7 @@ def a_thread_enlarges_the_table(table, flags, n):
 
 
 def a_thread_empties_a_slot(table, flags, n):
-    """Let each thread replace a number by 0, which only one thread finds, and search for this 0."""
+    """Let each thread search for a 0, and replace its own number by 0. Only the number of thread 3 occurs."""
     i = cuda.grid(1)
     slot, number = table.size // 8 * i, 7 if i == 3 else i + 100
     while table[slot] != 0:
@@ -241,7 +241,7 @@ def a_thread_empties_a_slot(table, flags, n):
 
 
 def threads_count_their_attempts(table, flags, n):
-    """Let the thread with the last attempt free all slots."""
+    """Count the attempts of all threads, and let the thread with attempt 20 * n free all slots."""
     i = cuda.grid(1)
     slot = i % table.size
     while cuda.atomic.cas(table, slot, 0, i + 1) != 0:
@@ -261,7 +261,7 @@ def threads_wait_for_their_turn(table, flags, n):
 
 
 def threads_search_at_different_positions(table, flags, n):
-    """Let each thread search its own part of the table, in which the thread before it frees a slot."""
+    """Let each thread search its own part of the table, in which the previous thread frees a slot."""
     i = cuda.grid(1)
     slot = 8 * i
     while cuda.atomic.cas(table, (cuda.blockIdx.x * 4 + cuda.threadIdx.x) * 64 + slot, 0, 9) != 0:
@@ -270,7 +270,7 @@ def threads_search_at_different_positions(table, flags, n):
 
 
 def threads_count_in_memory(table, flags, n):
-    """Let each thread free a slot after n attempts, which it counts without an atomic."""
+    """Let each thread free a slot after n attempts, and count these attempts by plain stores."""
     i = cuda.grid(1)
     slot = table.size // 8 * i
     while cuda.atomic.cas(table, slot, 0, 9) != 0:

@@ -657,7 +657,7 @@ def repeats_in_block_1(x, end):
 
 
 def test_an_endless_loop_in_a_compiled_block_does_not_count_as_a_late_error(monkeypatch):
-    """Find an endless loop in the second of three blocks. No error precedes it, and no time limit ends it."""
+    """Find an endless loop in the second of three blocks, before which no error and no time limit occurs."""
     monkeypatch.setattr(launch, "FIRST_LIMIT", 10_000)
     monkeypatch.setattr(launch, "FIRST_SECONDS", -1)
     x = np.zeros(3 * 32, np.int32)

@@ -123,8 +123,8 @@ BODIES = [
     return x
     """,
 ]
-# Loops whose number of iterations is a constant, or computed from variables, and variables whose values are known
-# in one block and unknown in another
+# Loops whose number of iterations is a constant or computed from variables, and variables whose values the
+# translator knows in one block and not in another
 BODIES += [
     """
     total, last = 0, -1
@@ -279,7 +279,8 @@ def test_loops_and_branches_need_neither_memory_nor_divisions(tmp_path, monkeypa
     compare(tmp_path, [body])
     (text,) = texts
     found = [name for name in ("srem", "sdiv", "xor", "mul") if f" {name} " in text]
-    # `total` is assigned on several paths, and begins as 0. The result of the function is stored as well.
+    # `total` is assigned on several paths, and its slot is initialised to 0. The result of the function is
+    # stored, too.
     assert not found and text.count("alloca i64") == 1 and text.count("store i64") == 4
 
 

@@ -1,5 +1,5 @@
-// Operations of a stream that use pinned or managed memory, and a host access. Arguments: the operation, and whether
-// the host waits before its access.
+// An operation of a stream that uses pinned or managed memory, and a host access to this memory.
+// Arguments: the number of the operation, and whether the host waits before its access.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,5 +1,7 @@
-"""Tests of errors about asynchronous copies (cp.async) that compiled code records, because the interpreter
-would reach them too late."""
+"""Tests of errors about asynchronous copies (cp.async) that compiled code records.
+
+The interpreter would reach these errors too late.
+"""
 
 import numpy as np
 import pytest
@@ -25,7 +27,8 @@ def not_in_last(code, count=5):
     return f"setp.eq.u32 %p1, %r6, {count - 1}; @%p1 bra SKIP; {code} SKIP:"
 
 
-# name -> (kernel, fixed twin). The array of recorded rows has room for 1,024 rows.
+# name -> (kernel, fixed twin). Loops of 3,000 iterations overflow the array of recorded rows, which has room
+# for 1,024 rows.
 LOOPS = {
     "a loop before the copy": (
         PLACE + loop(KEEP.replace("%d0", "%r6"), 3000) + COPY + COMMIT + OWN,
@@ -95,8 +98,8 @@ def test_correct_twins_are_compiled(name):
     assert report.notes == ("compiled",) and not report.findings
 
 
-# The thread stores to the source before it starts the copy. Compiled code marks the block, because the entry
-# of the store does not tell whether the copy came first.
+# The thread stores to the source before it starts the copy. Compiled code marks the block, because the shadow
+# entry of the store does not show that the store came first.
 HARMLESS = f"{PLACE}{STORE_SOURCE}{COPY}{COMMIT}{WAIT}{OWN}"
 
 
@@ -114,5 +117,6 @@ def test_a_read_of_a_copy_in_flight_ends_a_long_loop(monkeypatch):
     )
     report_of(PLACE + COPY + COMMIT + OWN + loop("", 1 << 17) + WAIT, "native")
     (attempt,) = explained
-    # The launch ends at the first poll. Without an error, 32 threads execute 1 << 17 iterations each.
+    # The launch ends when it first checks the time. Without an error, each of the 32 threads would execute
+    # 1 << 17 iterations.
     assert attempt.while_limit - attempt.state.while_left < 1 << 17

@@ -205,7 +205,8 @@ KEEP = "mad.wide.u32 %x4, %r1, 4, %x2; st.global.b32 [%x4], %d0;"
 OWN = f"ld.shared.b32 %d0, [%r3]; {KEEP}"
 OTHER = f"xor.b32 %r5, %r3, 16; ld.shared.b32 %d0, [%r5]; {KEEP}"
 SOURCE_OF_ANOTHER = "xor.b32 %r5, %r1, 1; mad.wide.u32 %x4, %r5, 16, %x1; st.global.b32 [%x4], %r1;"
-# The first thread copies, and waits after a barrier. Then, thread 16 writes the source of this copy.
+# The first thread starts a copy, and waits for it after a barrier. In STORES_LATER, thread 16 then writes the
+# source of this copy.
 FIRST_COPIES = f"setp.ne.u32 %p2, %r1, 0; @%p2 bra SENT; {COPY}{COMMIT} SENT: {BARRIER}"
 FIRST_COPIES += f"@%p2 bra WAITED; {WAIT} WAITED:"
 STORES_LATER = "setp.ne.u32 %p3, %r1, 16; @%p3 bra OVER; st.global.b32 [%x1], %r1; OVER:"

@@ -158,8 +158,8 @@ M:  add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 10000; @%p1 bra M;
 
 @pytest.mark.parametrize("exponent", [30, 38, 42])
 def test_a_thread_that_has_just_left_its_cycle_is_not_endless(exponent, monkeypatch):
-    """Leave a loop with 33 states when the clock has reached a time, and then count. The thread counts as
-    repeating for up to 64 iterations after it has last returned to a state."""
+    """Let the thread leave a loop with 33 states when the clock reaches a time, and then count to 10,000. The
+    simulator treats it as repeating for up to 64 iterations after it last returned to a state."""
     monkeypatch.setattr(module, "MAX_ITERATIONS", 50)
     y = np.zeros(1, np.uint32)
     kernel = load_ptx(LEAVES_ITS_CYCLE)["k"]
