@@ -10,6 +10,8 @@ from sim.ptx.regions import WINDOWS
 from sim.ptx.syntax import Symbol
 from sim.sites import RANK_SHIFT, cluster_rank, local_address
 
+NO_RANK = 15  # the rank bits of an address in a block that the cluster does not have
+
 
 def cluster_barrier(writer, item):
     """Emit barrier.cluster.arrive or barrier.cluster.wait."""
@@ -65,18 +67,37 @@ def mapa(writer, item):
 def map_rank(run, window, address, rank):
     """Return the address of the same byte in the shared memory of another block of the cluster.
 
+    NVRTC moves mapa out of branches, so a rank outside the cluster is an error only if its address is used
+    (`rank_error`).
+
     window: the base of the window of shared memory for a generic address, otherwise 0.
     """
     block = run.context.thread.block
-    if not 0 <= rank < len(block.cluster):
-        raise InvalidOperand(
-            f"mapa takes rank {rank} of a cluster of {plural(len(block.cluster), 'block')}",
-            f"The ranks of this cluster are 0 to {len(block.cluster) - 1}.",
-            "take the rank modulo %cluster_nctarank (cluster.num_blocks()), or launch larger clusters",
-        )
     local = local_address(address - window + WINDOWS["shared"])
-    shift = 0 if block.cluster[rank] is block else rank + 1 << RANK_SHIFT
+    if not 0 <= rank < len(block.cluster):
+        block.wrong_rank, shift = rank, NO_RANK << RANK_SHIFT
+    else:
+        shift = 0 if block.cluster[rank] is block else rank + 1 << RANK_SHIFT
     return local + shift - WINDOWS["shared"] + window
+
+
+def rank_error(block, address):
+    """Return the InvalidOperand for an access to the memory of a block that the cluster does not have.
+
+    Return None for other addresses.
+    """
+    rank = cluster_rank(address)
+    if (
+        rank is None
+        or block.home(address)[0] is not None
+        and (len(block.cluster) > 1 or not block.wrong_rank)
+    ):
+        return None
+    return InvalidOperand(
+        f"mapa takes rank {block.wrong_rank or rank} of a cluster of {plural(len(block.cluster), 'block')}",
+        f"The ranks of this cluster are 0 to {len(block.cluster) - 1}.",
+        "take the rank modulo %cluster_nctarank (cluster.num_blocks()), or launch larger clusters",
+    )
 
 
 def rank_of(run, address, window):

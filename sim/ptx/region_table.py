@@ -9,6 +9,7 @@ from sim.events import CONST, GLOBAL, LOCAL, SHARED, SPACE_SHIFT, Finding
 from sim.memory.alignment import Alignment
 from sim.memory.array import read_only_error
 from sim.memory.spaces import fresh_memory
+from sim.ptx.clusters import rank_error
 from sim.ptx.foreign import explain_address, is_null
 from sim.ptx.regions import GAP, WINDOWS, Frames, Region, whole_array
 
@@ -193,6 +194,9 @@ class RegionTable:
         """
         if self.shared_pointers.is_tagged(address):
             return self.shared_pointers.report(address, site, what)
+        if error := rank_error(self.context.thread.block, address):
+            error.site = site
+            raise error
         elsewhere = None if region else self.space.addresses.find(address)
         allocation = region.allocation if region else self.nearest(address)
         if elsewhere is not None or allocation is None:

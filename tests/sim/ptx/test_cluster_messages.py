@@ -169,6 +169,17 @@ def test_an_operand_out_of_range_is_a_finding(statement, right, words):
     assert kinds <= {"async-copy", "misuse"}
 
 
+def test_a_rank_outside_the_cluster_is_an_error_only_if_its_address_is_used():
+    """NVRTC moves such a mapa before the branch that excludes the block of rank 0."""
+    body = (
+        "    __shared__ int sum;\n    sum = 5;\n    int *before = there(&sum, rank() - 1);\n    meet();\n"
+        "    y[rank()] = rank() > 0 ? *before : 1;\n    meet();\n"
+    )
+    assert not report_of(body, threads=1).findings
+    finding, *_ = report_of(body.replace("rank() > 0 ? *before : 1", "*before"), threads=1).findings
+    assert finding.kind == "invalid-operand" and "mapa takes rank 4294967295" in finding.verdict
+
+
 def test_coordinates_must_fit_the_tensor_map():
     """Give a map of one dimension, and of three, to a copy with two coordinates."""
     (grid, threads), _, _ = corpus.LAUNCHES["box"]
