@@ -23,7 +23,7 @@ from sim.runtime.errors import (
     error_text,
 )
 from sim.runtime.handlers_memory import write_int, write_pointer
-from sim.runtime.host_bounds import report_overrun
+from sim.runtime.host_bounds import report_overruns
 from sim.runtime.properties import attribute_values, write_properties
 
 NON_BLOCKING = 1  # cudaStreamNonBlocking
@@ -83,7 +83,7 @@ def cudaDeviceReset(device):
     """Free all device memory."""
     device.streams.synchronize_all()
     for buffer in [b for b in device.memory.buffers.values() if b.kind != "symbol"]:
-        report_overrun(device, buffer)
+        report_overruns(device, buffer)
         device.memory.free(buffer, device.call)
     device.sticky = device.error = 0
     return SUCCESS

@@ -12,7 +12,7 @@ import struct
 import numpy as np
 
 from sim.runtime.errors import ALREADY_REGISTERED, INVALID_VALUE, MEMORY_ALLOCATION, NOT_REGISTERED, SUCCESS
-from sim.runtime.host_bounds import report_overrun
+from sim.runtime.host_bounds import report_overruns
 from sim.runtime.memory import DEVICE, LIMIT, MANAGED, PINNED, PITCH, SYMBOL, DeviceBuffer, OutOfDeviceMemory
 from sim.runtime.stream_operations import free_in_order, use_whole_buffer
 
@@ -81,7 +81,7 @@ def free(device, address, kinds, name):
         if name != "cudaFreeAsync":
             device.streams.synchronize_all()  # as a GPU does
         device.streams.forget(buffer.base, buffer.end)
-        report_overrun(device, buffer)
+        report_overruns(device, buffer)
         device.memory.free(buffer, device.call)
         return SUCCESS
     freed = device.memory.find_freed(address)

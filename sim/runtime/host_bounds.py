@@ -23,8 +23,9 @@ def report_fault(device: Device, buffer: DeviceBuffer, address: int, write: bool
     device.report(KIND, "error", f"the host {did} {address:#x}, {place} of {buffer}", FIX)
 
 
-def report_overrun(device: Device, buffer: DeviceBuffer) -> None:
-    """Report the bytes that the host has written after the end of a buffer, if there are any."""
-    if count := buffer.count_overrun():
-        verdict = f"the host has written up to {count:,} bytes after the end of {buffer}"
-        device.report(KIND, "error", verdict, FIX)
+def report_overruns(device: Device, buffer: DeviceBuffer) -> None:
+    """Report the bytes that the host has written next to a buffer, if there are any."""
+    for count, side in zip(buffer.count_overruns(), ("before the beginning", "after the end")):
+        if count:
+            verdict = f"the host has written up to {count:,} bytes {side} of {buffer}"
+            device.report(KIND, "error", verdict, FIX)

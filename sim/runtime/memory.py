@@ -4,10 +4,9 @@ The host and kernels use the same address of a buffer. Managed and pinned buffer
 process at that address, so the host reads and writes them through the same pointer. Other buffers are not
 mapped: if the host dereferences their address, it receives a SIGSEGV, which `sim.runtime.process` reports.
 
-A mapped buffer ends close to the end of its last page, and the next page is not mapped. Accesses of the host
-after the end of the buffer therefore raise a SIGSEGV, too, except in the few bytes between the two ends (its
-margin). The margin is filled with a constant, so that a later check finds stores of the host. Accesses before
-the buffer raise a SIGSEGV only if they are before its first page.
+A mapped buffer ends close to the end of its last page, and the pages around the buffer are not mapped.
+Accesses of the host outside the buffer therefore raise a SIGSEGV, too, except in the rest of its first and
+last page (its margins). The margins are filled with a constant, so that a later check finds stores of the host.
 """
 
 import ctypes
@@ -86,14 +85,26 @@ class DeviceBuffer:
         return self.kind in (MANAGED, PINNED) and self.root.ctypes.data == self.base
 
     @property
-    def margin(self) -> np.ndarray:
-        """The bytes between the end of a mapped buffer and the end of its last page, as uint8."""
-        return np.frombuffer((ctypes.c_char * (-self.end % mmap.PAGESIZE)).from_address(self.end), np.uint8)
+    def margins(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rest of the first page before a mapped buffer, and of the last page after it, as uint8."""
+        sizes = self.base % mmap.PAGESIZE, -self.end % mmap.PAGESIZE
+        starts = self.base - sizes[0], self.end
+        before, after = (
+            np.frombuffer((ctypes.c_char * size).from_address(start), np.uint8)
+            for start, size in zip(starts, sizes)
+        )
+        return before, after
 
-    def count_overrun(self) -> int:
-        """Return the number of bytes after the end, up to the last one that the host has changed."""
-        changed = np.flatnonzero(self.margin != INTEGER_POISON) if self.is_mapped else ()
-        return int(changed[-1]) + 1 if len(changed) else 0
+    def count_overruns(self) -> tuple[int, int]:
+        """Return how far before the beginning and after the end the host has changed bytes. Each number is a
+        distance in bytes, or 0."""
+        if not self.is_mapped:
+            return 0, 0
+        before, after = (np.flatnonzero(margin != INTEGER_POISON) for margin in self.margins)
+        return (
+            self.base % mmap.PAGESIZE - int(before[0]) if len(before) else 0,
+            int(after[-1]) + 1 if len(after) else 0,
+        )
 
     def mark_written(self, offset: int, nbytes: int) -> None:
         """Record that the host has written some bytes."""
@@ -155,7 +166,8 @@ class DeviceMemory:
             base, key = self.reserve(pages, mmap.PAGESIZE)
             base += pages - used
             buffer = DeviceBuffer(base, map_at(base, nbytes), kind, site)
-            buffer.margin[:] = INTEGER_POISON
+            for margin in buffer.margins:
+                margin[:] = INTEGER_POISON
         buffer.key = key
         self.add(buffer)
         return buffer

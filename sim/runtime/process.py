@@ -37,7 +37,7 @@ from sim.runtime.call_sites import UNKNOWN, CallSites, load_address
 from sim.runtime.device import Device, Options
 from sim.runtime.errors import NOT_SUPPORTED
 from sim.runtime.findings import FirstFinding, Log
-from sim.runtime.host_bounds import report_fault, report_overrun
+from sim.runtime.host_bounds import report_fault, report_overruns
 from sim.runtime.signatures import (
     BLAS,
     COPIES,
@@ -256,7 +256,7 @@ class Program:
         report_late_writes(device)
         for buffer in device.memory.buffers.values():
             device.call = buffer.site
-            report_overrun(device, buffer)
+            report_overruns(device, buffer)
         if not early and not device.sticky:
             report_leaks(device)
         report_unchecked(device)
