@@ -6,7 +6,8 @@ mapped: if the host dereferences their address, it receives a SIGSEGV, which `si
 
 A mapped buffer ends close to the end of its last page, and the pages around the buffer are not mapped.
 Accesses of the host outside the buffer therefore raise a SIGSEGV, too, except in the rest of its first and
-last page (its margins). The margins are filled with a constant, so that a later check finds stores of the host.
+last page (its margins). The margins are filled with a constant, so that a later check finds stores of the
+host.
 """
 
 import ctypes
