@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.events import LOAD, SHARED, SPACE_SHIFT, Moment
+from sim.events import ATOMIC, LOAD, SHARED, SPACE_SHIFT, Moment
 from sim.sites import cluster_rank, local_address
 
 
@@ -51,7 +51,7 @@ class RemoteReads:
                 continue
             stores = self.stores.setdefault(owner, {})
             if is_set:
-                self.store(owner, begin, size, moment)
+                self.store(owner, begin, size, moment, site)
             else:
                 written = self.observer.window(owner, begin + size)
                 thread, address = int(batch.thread[i]), int(batch.address[i])
@@ -72,15 +72,18 @@ class RemoteReads:
             at = np.flatnonzero((batch.address >> SPACE_SHIFT == SHARED) & self.observer.sets(batch.site))
             offsets = self.observer.shared_offsets(batch.address[at]).tolist()
             for i, begin in zip(at.tolist(), offsets):
-                self.store(owner, begin, int(batch.size[i]), self.moment(batch, i))
+                self.store(owner, begin, int(batch.size[i]), self.moment(batch, i), int(batch.site[i]))
 
-    def store(self, owner, begin, size, moment):
-        """Decide whether earlier reads of the stored bytes are uninitialized. They are if they are
-        ordered before the store."""
+    def store(self, owner, begin, size, moment, site):
+        """Decide whether earlier reads of the stored bytes are uninitialized.
+
+        They are if they are ordered before the store, or if both are atomic, because two atomics do not race.
+        """
         reads = self.reads.get(owner, {})
         for byte in range(begin, begin + size) if reads else ():
             for read in reads.pop(byte, ()):
-                if self.observer.order.before(read.moment, moment):
+                are_atomic = site & 3 == read.site & 3 == ATOMIC
+                if are_atomic or self.observer.order.before(read.moment, moment):
                     self.certain.append(read)
 
     def has_stored(self, owner, byte, moment):

@@ -376,7 +376,7 @@ class Uninitialized(OrderingObserver):
         stores: {offset of a byte: indices of the accesses that store it}.
         """
         written, site, thread = part.written, part.site, part.thread
-        writes = site & 3 != LOAD
+        writes, is_atomic = site & 3 != LOAD, site & 3 == ATOMIC
 
         def moment(i):
             block = self.orderer.number(part.block)
@@ -386,16 +386,19 @@ class Uninitialized(OrderingObserver):
             """Return whether a byte is stored before the load i.
 
             The store is either an earlier store by the same thread, or a store in this epoch by another
-            thread that is not ordered after the load.
+            thread that is not ordered after the load. Two atomics do not race, so an atomic store by another
+            thread counts only if it is ordered before an atomic load.
             """
             counts = sets if site[i] & 3 == ATOMIC else writes
             return any(
                 j < i
                 if thread[j] == thread[i]
-                else counts[j]
-                and not (i < j and self.order.active and self.order.before(moment(i), moment(j)))
+                else counts[j] and (is_before(j, i) if is_atomic[i] and is_atomic[j] else not is_before(i, j))
                 for j in stores.get(byte, ())
             )
+
+        def is_before(i, j):
+            return i < j and self.order.active and self.order.before(moment(i), moment(j))
 
         is_shared = bool(len(site)) and int(part.address[0]) >> SPACE_SHIFT == SHARED
         by_others = self.remote_reads.stores.get(part.block) if is_shared else None

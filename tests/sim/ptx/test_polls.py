@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ptx.test_cuda_cpp import module
-from sim import simulate
+from sim import load_ptx, simulate
+from sim.ptx.nvrtc import compile_ptx
 
 SOURCE = Path(__file__).with_name("programs") / "polls.cu"
 KERNELS = module("polls", SOURCE.parent)[1]
@@ -63,3 +64,26 @@ def test_a_poll_whose_first_iteration_is_before_the_loop(engine):
 @ENGINES
 def test_a_volatile_value_that_no_loop_waits_for_races(engine):
     assert look_back(engine, "unordered")[0] == ["race-global"]
+
+
+FLAG = """
+extern "C" __global__ void wait_for_flag(int* out) {{
+    __shared__ int value, flag;
+    {init}
+    if (threadIdx.x == {writer}) {{ value = 5; __threadfence_block(); atomicExch(&flag, 1); }}
+    if (threadIdx.x == {reader}) {{ while (atomicAdd(&flag, 0) == 0); __threadfence_block(); *out = value; }}
+}}
+"""
+INIT = "if (threadIdx.x == 0) flag = 0; __syncthreads();"
+
+
+@ENGINES
+@pytest.mark.parametrize(("writer", "reader"), [(0, 40), (40, 0)])
+@pytest.mark.parametrize("init", ["", INIT])
+def test_a_flag_in_shared_memory_needs_an_initial_value(engine, writer, reader, init):
+    """The store does not initialise the flag, because nothing orders it before the load."""
+    source = FLAG.format(init=init, writer=writer, reader=reader)
+    kernel = load_ptx(compile_ptx(source, "flag.cu"), source)["wait_for_flag"]
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 64](out := np.zeros(1, np.int32))
+    assert out[0] == 5
+    assert [f.kind for f in report.findings] == ([] if init else ["uninitialized-read"])
