@@ -10,6 +10,7 @@ cp.async.wait_all.
 
 import numpy as np
 
+from sim.isa.invalid import InvalidOperand
 from sim.isa.memory import memory_instruction
 
 
@@ -22,7 +23,11 @@ def cp_async(size):
 
     def semantics(memory, tile, index, source, source_index, valid):
         if not 0 <= valid <= size:
-            raise ValueError(f"cp_async_{size} takes 0 to {size} bytes of its source, got {valid}")
+            raise InvalidOperand(
+                f"cp.async copies {valid:,} bytes of its source to {size} bytes",
+                f"The number of bytes that it reads (src-size) is at least 0 and at most {size}.",
+                f"limit the number of remaining bytes on both sides: min(max(remaining, 0), {size})",
+            )
         # The simulator reads the source when the copy starts. A write to the source before the copy is
         # complete is a race, so `send` also needs the Spot of the source.
         read = memory.source(source, source_index, valid, size) if valid else None

@@ -239,6 +239,13 @@ def test_of_a_copy_that_takes_five_bytes_the_rest_is_zero():
     assert y.tolist() == [1, 2, 3, 4, 5] + [0] * 11
 
 
+@pytest.mark.parametrize("nbytes", [-4, 20])
+def test_a_copy_cannot_read_fewer_than_no_or_more_than_all_bytes(nbytes):
+    copy = f"mov.u32 %r4, {nbytes}; cp.async.cg.shared.global [%r3], [%x3], 16, %r4;"
+    found, _ = kinds(f"{PLACE}{copy}cp.async.wait_all;{OWN}")
+    assert found == ["invalid-operand"]
+
+
 MMA = (
     "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32"
     " {%f0, %f1, %f2, %f3}, {%a0, %a1}, {%b0}, {%e0, %e1, %e2, %e3};"
