@@ -81,7 +81,7 @@ INIT = "if (threadIdx.x == 0) flag = 0; __syncthreads();"
 @pytest.mark.parametrize(("writer", "reader"), [(0, 40), (40, 0)])
 @pytest.mark.parametrize("init", ["", INIT])
 def test_a_flag_in_shared_memory_needs_an_initial_value(engine, writer, reader, init):
-    """The store does not initialise the flag, because nothing orders it before the load."""
+    """Store the flag by an atomic. This does not initialise it, because nothing orders it before the load."""
     source = FLAG.format(init=init, writer=writer, reader=reader)
     kernel = load_ptx(compile_ptx(source, "flag.cu"), source)["wait_for_flag"]
     report = simulate(kernel, engine=engine, on_finding="report")[1, 64](out := np.zeros(1, np.int32))
