@@ -4,13 +4,15 @@ defines their semantics.
 Operands and results are arrays with one element per thread. The 32 consecutive elements of one warp are
 called a *row*.
 
-A lane is *present* if its thread has not returned. If an instruction takes a mask, all present lanes must
+A lane is *present* if its thread has not returned, and does not skip the current arm of a divergent branch
+(sim.native.codegen.branches). If an instruction takes a mask, all present lanes must
 pass the same mask, and the mask must include every present lane. An instruction declared with mask=ALL
 requires all 32 lanes. A block stops if one of its warps violates these rules. A read from an absent lane sets
 an error flag.
 """
 
 import functools
+from contextlib import nullcontext
 
 from llvmlite import ir
 from numba import int64, types
@@ -18,6 +20,7 @@ from numba.core import cgutils
 
 from sim.isa.table import ALL, FULL, GIVEN, Like
 from sim.native.codegen.arrays import Array, GuardedType
+from sim.native.codegen.branches import check_no_branch, check_participants
 from sim.native.codegen.int64 import int64_helper, set_byte
 from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.isa_functions import compiled_copy, resolve_call
@@ -55,8 +58,10 @@ def check_mask(state, warp, present, masks):
                 note_excluded(state, warp, present, masks)
                 diverge(state)
             first = mask
-    if state.split != 0 and first != -1:
-        note_missing(state, warp, first)
+    if first != -1:
+        check_participants(state, warp, present, first)
+        if state.split != 0:
+            note_missing(state, warp, first)
 
 
 @int64_helper(inline=False)
@@ -115,9 +120,14 @@ def fill_absent(state, present, row, size):
 @int64_helper
 def next_segment(state, warp):
     """Start a new segment of a warp. Accesses in the new segment are ordered after the warp's accesses in
-    earlier segments."""
-    # A shadow entry has 16 bits for the segment, so the counter wraps around.
-    state.segments[warp] = (state.segments[warp] + 1) & 0xFFFF
+    earlier segments.
+
+    In a divergent branch, only some lanes are ordered. The segment does not change there, so accesses of
+    these lanes may count as races, and the interpreter decides.
+    """
+    if state.inactive == 0:
+        # A shadow entry has 16 bits for the segment, so the counter wraps around.
+        state.segments[warp] = (state.segments[warp] + 1) & 0xFFFF
 
 
 # --- rows ---------------------------------------------------------------------------------------------------
@@ -166,15 +176,24 @@ class Warp:
         """Load the operand of the thread at index `first + lane`."""
         return thread_operand(self.context, self.builder, x, value, self.builder.add(first, lane))
 
-    def copy(self, source, target):
-        """Copy 32 values, and convert them to the target's type.
+    def copy(self, source, target, lanes=None):
+        """Copy the values of lanes, and convert them to the target's type.
 
         source, target: (Numba type, value, index of the first element).
+        lanes: the mask of the lanes, or None for all 32.
         """
-        source_type, (x, array, first) = element_type(source[0]), target
-        with cgutils.for_range(self.builder, I64(32)) as loop:
-            value = convert(self.context, self.builder, source_type, x.dtype, self.given(*source, loop.index))
-            Array(self.context, self.builder, x, array).store(self.builder.add(first, loop.index), value)
+        builder, source_type, (x, array, first) = self.builder, element_type(source[0]), target
+        with cgutils.for_range(builder, I64(32)) as loop, self.if_in(lanes, loop.index):
+            value = convert(self.context, builder, source_type, x.dtype, self.given(*source, loop.index))
+            Array(self.context, builder, x, array).store(builder.add(first, loop.index), value)
+
+    def if_in(self, lanes, lane):
+        """Return a context manager for code that runs if a lane is in a mask. None is the mask of all
+        lanes."""
+        if lanes is None:
+            return nullcontext()
+        bit = self.builder.and_(self.builder.lshr(lanes, lane), I64(1))
+        return self.builder.if_then(self.builder.icmp_unsigned("!=", bit, I64(0)))
 
     def check_mask(self, present, x, value):
         """Emit a call to `check_mask` for the masks passed by the lanes."""
@@ -215,12 +234,14 @@ class Warp:
 
 
 @functools.cache
-def lane_intrinsic(entry, has_results):
+def lane_intrinsic(entry, has_results, in_branch=False):
     """Return the intrinsic (state, warp, threads, mask, *operands, *results) that executes a warp instruction
     and stores its results. `mask` is omitted if the instruction takes none.
 
     has_results: whether the kernel uses any result. If not, the intrinsic has no parameters for results, and
         only performs the checks: an invalid mask is an error even if the value is unused.
+    in_branch: whether the instruction is in a divergent branch, and must not change the variables of lanes
+        that skip the branch. The semantics set the results of all 32 lanes.
     """
     # names of the intrinsic's parameters for the mask and the results
     masks, results = ["mask"] * (entry.mask == GIVEN), list(entry.results.items()) if has_results else []
@@ -248,9 +269,13 @@ def lane_intrinsic(entry, has_results):
             present = warp.call(present_lanes, number, threads)
             if masks:
                 warp.check_mask(present, given[3], values.pop(0))
+            else:
+                warp.call(check_no_branch, number, present)
             if entry.mask == ALL:
                 warp.call(check_all, present)
             arrays = [warp.row(*of) for of in zip(numba_types, operands, values)] if results else []
+            if in_branch:
+                arrays[count:] = map(warp.allocate_row, numba_types[count:])
             if emit_source:
                 warp.check_reads(present, emit_source, rows[:count], arrays)
             # Like `syncwarp`, the instruction orders the memory accesses of the warp.
@@ -258,10 +283,11 @@ def lane_intrinsic(entry, has_results):
                 warp.call(next_segment, number)
             if semantics:
                 semantics(context, builder, [present, *arrays])
-            # If the types differ, the row is a converted copy. Copy its results back to the array.
+            # If the row of a result is a copy, copy it back to the array.
             for numba_type, row, x, value in [*zip(numba_types, arrays, operands, values)][count:]:
-                if x.dtype != numba_type:
-                    warp.copy((row_type(numba_type), row, I64(0)), (x, value, warp.first))
+                if in_branch or x.dtype != numba_type:
+                    target = x, value, warp.first
+                    warp.copy((row_type(numba_type), row, I64(0)), target, present if in_branch else None)
             return context.get_dummy_value()
 
         return types.void(*given), code
@@ -303,5 +329,9 @@ def vote_intrinsic(entry):
 
 __getattr__ = make_getattr(
     __name__,
-    lambda entry, maker: vote_intrinsic(entry) if maker == "all" else lane_intrinsic(entry, maker == "warp"),
+    lambda entry, maker: (
+        vote_intrinsic(entry)
+        if maker == "all"
+        else lane_intrinsic(entry, maker != "unused", maker == "branch")
+    ),
 )

@@ -82,6 +82,11 @@ FIELD_SIZES = {
     "read_site": 1,  # index of the site of the warp operation, if errors are recorded
     "excluded": 1,  # 1 + index of the first thread of the block whose mask does not include itself, or 0
     "excluding_mask": 1,  # that mask
+    # The fields of sim.native.codegen.branches. Each element of `awaited` and `apart` belongs to one warp.
+    "inactive": 1,  # mask of the lanes of the current warp that skip the current arm of a branch
+    "awaits": 1,  # 1 if the block has awaited lanes
+    "awaited": WARPS,  # lanes that must return before they synchronise again
+    "apart": WARPS,  # lanes that have executed a warp operation in a divergent branch
     "log": 1,  # address of the access log (sim.native.codegen.access_log)
     "log_count": 1,  # number of entries, including entries that did not fit
     "log_room": 1,  # capacity of `log`, in entries
@@ -93,7 +98,8 @@ FIELD_SIZES = {
     # Epoch and segment at which each thread returned. Then, for each warp, the epoch and segment at which its
     # last thread returned.
     "returned_at": THREADS + WARPS,
-    # 1 for a thread that has returned, and sides.ABSENT for a thread that the run does not follow
+    # 1 for a thread that has returned, sides.ABSENT for a thread that the run does not follow, and
+    # branches.INACTIVE for a thread that skips the current arm of a branch
     "returned": THREADS,
 }
 

@@ -13,6 +13,7 @@ HOMES = (
     "sim.native.codegen.local_arrays",
     "sim.native.codegen.access_log",
     "sim.native.codegen.sides",
+    "sim.native.codegen.branches",
     "sim.native.codegen.atomics",
     "sim.native.codegen.half_operators",
     "sim.native.codegen.vectors",
@@ -54,6 +55,7 @@ def exported_functions():
 MAKERS = {
     "isa": "sim.native.codegen.isa_functions",
     "warp": "sim.native.codegen.lanes",
+    "branch": "sim.native.codegen.lanes",  # a warp instruction in a divergent branch
     "unused": "sim.native.codegen.lanes",  # a warp instruction without its results
     "all": "sim.native.codegen.lanes",  # a vote of all threads of a block
 }
@@ -73,7 +75,7 @@ def entries_by_text(count):
 
     count: the size of the instruction table. It is only a cache key, because a package may add instructions.
     """
-    of_warp = {in_text(name, maker): name for name in WARP_WIDE for maker in ("warp", "unused")}
+    of_warp = {in_text(name, maker): name for name in WARP_WIDE for maker in ("warp", "branch", "unused")}
     of_block = {in_text(name, "all"): name for name in BLOCK_WIDE}
     names = {in_text(name): name for name in INSTRUCTIONS} | of_warp | of_block
     return {text: INSTRUCTIONS[name] for text, name in names.items()}

@@ -60,8 +60,12 @@ def begin_block(state, threads, position, while_limit, for_limit):
     state.further_left = state.further_limit
     state.polled = 0
     state.for_left = for_limit
+    state.inactive = 0
+    state.awaits = 0
     for thread in range(threads):
         state.returned[thread] = 0
+        state.awaited[thread >> WARP_SHIFT] = 0
+        state.apart[thread >> WARP_SHIFT] = 0
 
 
 @int64_helper
@@ -83,6 +87,13 @@ def diverge(state):
     state.stopped = max(state.stopped, OF_BLOCK)
 
 
+@int64_helper
+def check_awaited(state):
+    """Stop the block if a warp operation waits for lanes that now wait, too (sim.native.codegen.branches)."""
+    if state.awaits:
+        diverge(state)
+
+
 @int64_helper(inline=False)
 def barrier(state) -> bool:
     """Pass a block-wide barrier. Return False if the block must stop.
@@ -93,6 +104,7 @@ def barrier(state) -> bool:
     if state.returned_count:
         state.missed_barrier = 1 if state.stopped == 0 else 0
         diverge(state)
+    check_awaited(state)
     state.epoch += 1
     state.unordered_epoch = state.epoch
     state.barriers += 1
@@ -154,6 +166,7 @@ def arrived_at_phase(state) -> bool:
 @int64_helper
 def wait_for_phase(state) -> bool:
     """Begin a wait of all threads of a block at mbarriers. Return False if the block must stop."""
+    check_awaited(state)
     state.passing_epoch = NOT_PASSING
     return state.stopped == 0
 

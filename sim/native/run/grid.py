@@ -30,6 +30,7 @@ class CompiledBlock:
 
     def __init__(self, attempt, position):
         self.attempt, self.state, self.fields, self.memory = attempt, attempt.state, None, ()
+        self.apart = []  # the field of the launch state with this name
         run = functools.partial(attempt.run_blocks, position, position + 1, attempt.spill_address())
         self.greenlet = greenlet(run)
 
@@ -46,6 +47,7 @@ class CompiledBlock:
                 np.copyto(array, contents)
             for name, value in zip(SAVED, self.fields):
                 setattr(state, name, value)
+            state.apart[:] = self.apart
             ctypes.memset(state.returned, 0, ctypes.sizeof(state.returned))
             state.returned_count = 0
             state.epoch += 1
@@ -53,6 +55,7 @@ class CompiledBlock:
         self.greenlet.switch()
         if not self.ended:
             self.fields = [getattr(state, name) for name in SAVED]
+            self.apart = state.apart[:]
             self.memory = [array.copy() for array in self.attempt.block_memory]
             self.attempt.block_errors[state.position] = state.errors
 

@@ -5,6 +5,7 @@ A block executes its regions one after another. Between two block-wide barriers,
 its own, which end at its synchronisation points (shuffles, votes, `syncwarp`). Control flow around a
 synchronisation point becomes control flow of the whole block or warp. To decide it, a region returns an exit
 code for each thread. If the codes differ, the threads have diverged, and the block stops with an error flag.
+Only at branches around operations with a mask may the lanes of a warp diverge (sim.native.split.branches).
 
 A variable whose live range crosses a region boundary is spilled to an array over threads (scalar expansion),
 unless the region can rematerialise it. Other CPU implementations of CUDA and OpenCL use the same method; see
@@ -23,10 +24,9 @@ from sim.native.lower.hoisting import find_sync_call, result_names
 from sim.native.lower.liveness import escaping_exits, names_assigned, names_read
 from sim.native.lower.loops import is_range
 from sim.native.lower.module import CannotLower
-from sim.native.split.regions import CODES, Regions, indent
+from sim.native.split.branches import Branches
+from sim.native.split.regions import BLOCK, CODES, THREAD, WARP, indent
 
-# Levels of synchronisation, in increasing order. A statement of a lower level can be part of a region.
-THREAD, WARP, BLOCK = range(3)
 # synchronising instruction -> its function in sim.native.codegen.synchronization, if it is no block barrier
 BARRIERS = {"this_grid": "grid_barrier"}
 BARRIERS |= {name: name for name in ("wait_for_phase", "passed_phase", "arrived_at_phase")}
@@ -52,7 +52,7 @@ def only_computes(statement):
     return is_constant or isinstance(statement, ast.Pass) or getattr(statement, "only_computes", False)
 
 
-class Fission(Regions):
+class Fission(Branches):
     """The regions of one kernel, and the code that runs them in loops over threads, as text.
 
     The constructor fills `functions` with the definitions of the regions, as lists of lines, and `lines` with
@@ -99,6 +99,7 @@ class Fission(Regions):
             joined = isinstance(statement, ast.If) and self.can_join(group, statement.test)
             lines += [] if joined else self.lower_section(group, at, depth)
             is_last = statement is statements[-1] and isinstance(statement, ast.If)
+            is_last = is_last and not self.can_diverge(statement, at)
             lines += self.lower_compound(
                 statement, at, depth, group if joined else [], test if is_last else None
             )
@@ -109,6 +110,8 @@ class Fission(Regions):
             return (lines + self.lower_section(group, at, depth)) or ["pass"]
         joined = group if self.can_join(group, test) else []
         lines += [] if joined else self.lower_section(group, at, depth)
+        if test in self.votes:
+            return lines + self.vote(test, joined)
         return lines + self.uniform_test(test, at, joined)[0]
 
     def lower_section(self, group, at, depth):
@@ -130,12 +133,14 @@ class Fission(Regions):
     def thread_loop(self, at):
         """Return the first lines of a loop over the threads of a block or warp.
 
-        The loop skips threads that have returned, and makes each remaining thread the current one.
+        The loop skips threads that have returned and inactive lanes, and makes each remaining thread the
+        current one.
         """
         iterable = "range(threads)" if at == BLOCK else "range(32 * warp, min(32 * warp + 32, threads))"
+        skips = self.ends or self.branches
         return [
             f"for thread in {iterable}:",
-            *(["    if has_returned(state, thread):", "        continue"] if self.ends else []),
+            *(["    if has_returned(state, thread):", "        continue"] if skips else []),
             "    threadIdx = start_thread(state, thread)",
             *(["    log_thread(state, thread)"] if self.module.logs else []),
         ]
@@ -202,6 +207,9 @@ class Fission(Regions):
             inner = min(depth, DEPTHS - 1)
             counts = [f"note_loop(state, {inner})"]
             check.append(f"note_iteration(state, {inner})")
+        if self.can_diverge(node, at):
+            lower = self.lower_branch if isinstance(node, ast.If) else self.lower_loop
+            return lower(node, depth, group, check)
         if isinstance(node, ast.If):
             before, test = self.uniform_test(node.test, at, group)
             branches = [self.lower_sequence(part, at, depth, following) for part in (node.body, node.orelse)]
@@ -229,6 +237,8 @@ class Fission(Regions):
             return [*before, *counts, f"for {counter} in {iteration}:", *indent(inner)]
         raise CannotLower(f"threads synchronise within a `{type(node).__name__.lower()}` statement")
 
+    # --- decisions ------------------------------------------------------------------------------------------
+
     def ends_in_group(self, statements, test, at):
         """Return whether a path through statements ends with a group that `can_join` a test.
 
@@ -237,7 +247,9 @@ class Fission(Regions):
         last = max((i for i, node in enumerate(statements) if sync_level(node) >= at), default=-1)
         if group := statements[last + 1 :]:
             return self.can_join(group, test)
-        branches = (statements[-1].body, statements[-1].orelse) if isinstance(statements[-1], ast.If) else ()
+        last = statements[-1]
+        is_joint = isinstance(last, ast.If) and not self.can_diverge(last, at)
+        branches = (last.body, last.orelse) if is_joint else ()
         return any(self.ends_in_group(branch, test, at) for branch in branches if branch)
 
     def uniform_test(self, test, at, group=()):
@@ -310,7 +322,8 @@ class Fission(Regions):
             takes_mask = INSTRUCTIONS[call.sync].mask == GIVEN
             lines += [f"note_warp(state, {call.site})"] if takes_mask else self.before_agreement()
         # If the kernel ignores the result, the "unused" form of the instruction only runs the checks.
-        name = in_text(call.sync, "warp" if results else "unused")
+        form = "branch" if self.branches and INSTRUCTIONS[call.sync].mask == GIVEN else "warp"
+        name = in_text(call.sync, form if results else "unused")
         return [*lines, f"{name}({', '.join(['state, warp, threads', *given])})"]
 
     def operand_text(self, node):

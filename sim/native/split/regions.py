@@ -15,6 +15,8 @@ from sim.native.lower.liveness import (
 from sim.native.lower.loops import LoopCounter
 from sim.native.split.rematerialize import Rematerializer
 
+# Levels of synchronisation, in increasing order. A statement of a lower level can be part of a region.
+THREAD, WARP, BLOCK = range(3)
 # exit statement -> exit code of a region (sim.native.codegen.synchronization)
 CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
 
