@@ -57,6 +57,21 @@ def left_before_a_barrier(o, n):
         cuda.syncthreads()
 
 
+@cuda.jit
+def branches_by_a_conditional_expression(o, n):
+    t = cuda.threadIdx.x
+    if t < 64 if n else t > 64:
+        cuda.syncthreads()
+    o[t] = t
+
+
+def test_a_conditional_expression_as_a_test_around_a_barrier():
+    report = simulate(branches_by_a_conditional_expression, engine="native")[1, 64](
+        np.zeros(64, np.float32), 1
+    )
+    assert report.notes == ("compiled",)
+
+
 @pytest.mark.parametrize("kernel", [left_by_all, left_by_warps, continued, left_before_a_barrier])
 def test_a_value_that_is_not_set_before_the_exit(kernel):
     values = []

@@ -4,7 +4,7 @@ import ast
 
 from sim.isa.table import GIVEN, INSTRUCTIONS, WARP_WIDE
 from sim.native.lower.liveness import escaping_exits
-from sim.native.split.regions import WARP, Regions, indent
+from sim.native.split.regions import WARP, Regions, indent, result_of_test
 
 
 def takes_mask(node):
@@ -45,7 +45,7 @@ class Branches(Regions):
 
         group: statements that each lane executes before the test.
         """
-        call = self.add_region([*group], result=f"1 if {ast.unparse(test)} else 0", expression=test)
+        call = self.add_region([*group], result=result_of_test(test), expression=test)
         votes = self.votes[test]
         return [f"{votes} = 0", *self.thread_loop(WARP), f"    {votes} = add_vote({votes}, {call}, thread)"]
 

@@ -25,7 +25,7 @@ from sim.native.lower.liveness import escaping_exits, names_assigned, names_read
 from sim.native.lower.loops import is_range
 from sim.native.lower.module import CannotLower
 from sim.native.split.branches import Branches
-from sim.native.split.regions import BLOCK, CODES, THREAD, WARP, indent
+from sim.native.split.regions import BLOCK, CODES, THREAD, WARP, indent, result_of_test
 
 # synchronising instruction -> its function in sim.native.codegen.synchronization, if it is no block barrier
 BARRIERS = {"this_grid": "grid_barrier"}
@@ -261,7 +261,7 @@ class Fission(Branches):
         """
         if self.is_uniform(test):
             return self.rematerialize(names_read(test)), ast.unparse(test)
-        call = self.add_region([*group], result=f"1 if {ast.unparse(test)} else 0", expression=test)
+        call = self.add_region([*group], result=result_of_test(test), expression=test)
         joined = f"    exit_code = {self.agreement(call, at)}"
         lines = [*self.before_agreement(), "exit_code = NO_THREAD", *self.thread_loop(at), joined]
         return lines, "is_true(state, exit_code)"

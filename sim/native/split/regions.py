@@ -172,6 +172,11 @@ def unparse_lines(statements):
     return ast.unparse(ast.fix_missing_locations(ast.Module(statements, []))).split("\n")
 
 
+def result_of_test(test):
+    """Return the text of an expression that is 1 if a test is true, and otherwise 0."""
+    return ast.unparse(ast.IfExp(test, ast.Constant(1), ast.Constant(0)))
+
+
 def certain_assignments(group):
     """Return variables that are assigned on every path to the end of the statements, and on every path to a
     `break` or `continue` of a loop around them."""
