@@ -134,6 +134,17 @@ def different_masks(x, n):
 
 
 @cuda.jit
+def different_masks_around_a_grid_barrier(x, n):
+    # Only lanes of the first block make a call before the barrier.
+    t = cuda.threadIdx.x
+    for i in range(2):
+        if t >= 16 if i == 0 and cuda.blockIdx.x == 0 else i == 1 and t < 16:
+            x[cuda.grid(1)] = cuda.ballot_sync(0xFFFF0000 if i == 0 else FULL, t & 1)
+        if i == 0:
+            cuda.cg.this_grid().sync()
+
+
+@cuda.jit
 def races_in_a_branch(x, n):
     # The lanes in the mask are ordered. Lane 16 is not in the mask, and lane 12 reads its value.
     shared = cuda.shared.array(64, int32)
@@ -193,6 +204,15 @@ def test_errors_in_branches(kernel):
     interpreted, _ = launched(kernel, "fibers")
     assert WRONG[kernel] in {finding.kind for finding in interpreted.findings}
     assert [str(finding) for finding in native.findings] == [str(finding) for finding in interpreted.findings]
+
+
+def test_masks_of_calls_around_a_grid_barrier():
+    found = []
+    for engine in ("native", "fibers"):
+        launch = simulate(different_masks_around_a_grid_barrier, engine=engine, on_finding="report")
+        found.append([str(finding) for finding in launch[2, 32](np.zeros(64, np.int32), 0).findings])
+    assert found[0] == found[1]
+    assert any("different masks" in text for text in found[0])
 
 
 def test_a_long_loop_around_a_branch_is_decided():
