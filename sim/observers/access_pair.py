@@ -67,6 +67,7 @@ class AccessPair:
     array: str | None  # name of the array in findings
     strong: dict[int, int] | None  # site of each strong load or store -> LOAD or STORE
     mbarrier_events: Any  # the MbarrierEvents of the launch, or None
+    copies: dict[int, Any]  # position of an access that is the store of an asynchronous copy -> its Flight
 
     # --- the two sites --------------------------------------------------------------------------------------
 

@@ -60,6 +60,13 @@ def is_pass_of_grid(facts):
     return facts.several_blocks and facts.colliding and facts.in_passes
 
 
+def is_copy_without_wait(facts):
+    """Return whether one access is the store of an asynchronous copy, and no wait for the copy precedes the
+    other access. If a barrier precedes the other access, the race is with a copy of another iteration."""
+    waits = facts.copy_waits
+    return waits and waits.is_missing and not fixes.has_barrier_between(facts)
+
+
 def needs_wait(facts):
     """Return whether a thread has to wait for a message from another thread.
 

@@ -15,6 +15,7 @@ from sim.observers import advice_conditions as conditions
 from sim.observers import atomic_fixes as atomics
 from sim.observers import double_checks, fixes
 from sim.observers.atomic_types import atomic, atomic_load
+from sim.observers.copies import END
 from sim.observers.early_waits import fix_of_early_wait
 from sim.observers.facts import Facts
 from sim.observers.mbarrier_arms import fix_of_mbarriers
@@ -278,13 +279,14 @@ PATTERNS = (
     Pattern("phases of blocks", conditions.is_in_phases, fixes.fix_of_phases, steps=fixes.steps_of_usual),
     Pattern("message", conditions.needs_wait, fixes.fix_of_waiting),
     Pattern("two blocks", lambda facts: facts.several_blocks, fixes.general_fix, steps=fixes.steps_of_usual),
-    Pattern("arms with an mbarrier", lambda facts: facts.mbarrier_arms, fix_of_mbarriers),
     Pattern(
-        "opposite arms",
-        lambda facts: facts.branch or facts.branch_of_calls,
-        fixes.fix_of_arms,
-        steps=fixes.steps_of_arms,
+        "copy without a wait",
+        conditions.is_copy_without_wait,
+        fixes.fix_of_copy,
+        lambda facts: f"Such a copy arrives at any time until {END[facts.copy_waits.is_tracked]}.",
     ),
+    Pattern("arms with an mbarrier", lambda facts: facts.mbarrier_arms, fix_of_mbarriers),
+    Pattern("opposite arms", fixes.is_in_arms, fixes.fix_of_arms, steps=fixes.steps_of_arms),
     Pattern(
         "one statement",
         conditions.is_in_one_statement,

@@ -26,6 +26,10 @@ LINE_SHIFT = 4
 # epoch.
 NEVER = math.inf
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
+WAIT = "let the thread that sent the copy commit it and wait for it (cp.async.wait_group)"
+# the end of a copy, by whether an mbarrier tracks the copy
+END = {False: "the thread that sent it waits for it", True: "the mbarrier's phase is complete"}
+WAIT_FOR_PHASE = "wait for the phase of the mbarrier that counts the copy (mbarrier.try_wait)"
 
 
 @dataclass(eq=False, slots=True)
@@ -51,6 +55,12 @@ class Flight:
         yield ByteRange(self.copy.address, self.copy.size, True)
         if self.copy.source is not None:
             yield ByteRange(self.copy.source, self.copy.read, False)
+
+    def is_sent_by(self, row, address):
+        """Return whether an access (a Row) can be the store of the copy to an address."""
+        begin, copy = self.begin, self.copy
+        same = (begin.block, begin.thread, copy.site) == (row.block, row.thread, row.site)
+        return same and row.segment <= begin.segment and 0 <= address - copy.address < copy.size
 
     def is_tracked(self):
         """Return whether an mbarrier tracks the copy."""
@@ -200,6 +210,7 @@ class Flights:
 
     def __init__(self, context):
         self.context, self.under_way = context, {}  # number of a block -> {id of a Copy: its Flight}
+        self.examined = {}  # {id of a Copy: its Flight} in the epoch that ended last
         # (segment, site) of a copy's issue -> the ends of its Flight; only with an async proxy
         self.ends = {}
 
@@ -223,6 +234,16 @@ class Flights:
             if id(copy) in flights:  # otherwise the copy was already complete
                 flights[id(copy)].ends.append(at)
 
+    def sent_by(self, row, address):
+        """Return the Flight of the copy whose store to an address is this access (a Row), or None.
+
+        The access belongs to the epoch that ended last, or to an epoch that has not ended.
+        """
+        flights = *self.under_way.get(row.block, {}).values(), *self.examined.values()
+        # The store is in the log before the issue of its copy.
+        sent = [flight for flight in flights if flight.is_sent_by(row, address)]
+        return min(sent, key=lambda flight: flight.begin.segment, default=None)
+
     def lines(self, block):
         """Return the numbers of the 16-byte lines to which copies in flight write."""
         flights = self.under_way.get(block, {}).values()
@@ -233,7 +254,7 @@ class Flights:
 
         rows: the Rows, or None if there were no accesses.
         """
-        flights = self.under_way.pop(block, {})
+        self.examined = flights = self.under_way.pop(block, {})
         if left := {key: flight for key, flight in flights.items() if not flight.is_over(order)}:
             self.under_way[block] = left
         if not flights or rows is None:
@@ -308,8 +329,7 @@ class Flights:
         sender = self.context.thread_index(begin.thread)
         sent = Access("sent", flight.index, sender, SITES[flight.copy.site])
         own, tracked = row.thread == begin.thread, flight.is_tracked()
-        until = "the mbarrier's phase is complete" if tracked else "the thread that sent it waits for it"
-        wait = "commit it and wait for it (cp.async.wait_group)" + (
+        wait = WAIT + (
             " before this line" if own else ", and synchronise all threads after that: cuda.syncthreads()"
         )
         direction, does = ("to", "arrives") if place.is_written else ("from", "reads")
@@ -320,8 +340,6 @@ class Flights:
             f" {direction} it may be under way",
             (reads, sent),
             *element,
-            reason=f"Such a copy {does} at any time until {until}.",
-            fix="wait for the phase of the mbarrier that counts the copy (mbarrier.try_wait) before this line"
-            if tracked
-            else f"let the thread that sent the copy {wait}",
+            reason=f"Such a copy {does} at any time until {END[tracked]}.",
+            fix=f"{WAIT_FOR_PHASE} before this line" if tracked else wait,
         )

@@ -8,6 +8,7 @@ from sim.events import ATOMIC, LOAD, SITES, STORE
 from sim.observers import double_checks, exchanges, tickets
 from sim.observers.access_pair import AccessPair
 from sim.observers.call_lines import calls_of, polling_line
+from sim.observers.copy_waits import find_copy_waits
 from sim.observers.statements import (
     ATOMIC_CALL,
     ATOMIC_OPERATORS,
@@ -116,6 +117,10 @@ class Facts(AccessPair):
         the accesses stores, else None."""
         fits = self.same_line and self.language == CPP and STORE in self.actions and self.colliding
         return find_step(self.one.source, self.scalar) if fits else None
+
+    @cached_property
+    def copy_waits(self):
+        return find_copy_waits(self)
 
     @cached_property
     def swapped(self):

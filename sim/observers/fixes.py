@@ -5,6 +5,7 @@ from sim.events import LOAD, STORE, Step
 from sim.findings import END_BEFORE_BARRIER
 from sim.observers.access_pair import NAMED_BARRIER
 from sim.observers.call_lines import fix_between_functions
+from sim.observers.copies import WAIT, WAIT_FOR_PHASE
 from sim.observers.statements import assignment, atomic_target
 from sim.observers.words import NUMBA, TRITON
 
@@ -137,6 +138,25 @@ def branch_advice(facts):
     return "; replace a return before it with a branch around the statements that the other threads execute"
 
 
+def between_lines(facts):
+    """Return the place of a barrier between the two lines. The barrier follows the wait for a copy."""
+    wait = facts.copy_waits and facts.copy_waits.between
+    return f"between lines {wait} and {facts.high}" if wait else "between the two lines"
+
+
+def fix_of_copy(facts):
+    """Return the fix for an asynchronous copy that no thread waits for before another thread's access."""
+    if facts.copy_waits.is_tracked:
+        site = facts.other if facts.a.position in facts.copies else facts.one
+        return f"{WAIT_FOR_PHASE} before {facts.line_of(site)}"
+    return f"{WAIT}; after this wait, {fix_of_arms(facts) if is_in_arms(facts) else fix_of_barrier(facts)}"
+
+
+def is_in_arms(facts):
+    """Return whether the two accesses are in different arms of a branch, or of a branch of a caller."""
+    return facts.branch or facts.branch_of_calls
+
+
 def fix_of_barrier(facts):
     low, high = facts.low, facts.high
     again = f"after line {high} and before the loop returns to line {low}"
@@ -153,8 +173,8 @@ def fix_of_barrier(facts):
             " of the branch"
         )
     if needs_two_barriers(facts):
-        return f"{{barrier}} between the two lines, and one more {again}, {EVERY}"
-    return f"{{barrier}} between the two lines, {EVERY}{branch_advice(facts)}"
+        return f"{{barrier}} {between_lines(facts)}, and one more {again}, {EVERY}"
+    return f"{{barrier}} {between_lines(facts)}, {EVERY}{branch_advice(facts)}"
 
 
 def fix_of_passed_barrier(facts, again):
@@ -188,6 +208,8 @@ def steps_of_barrier(facts):
     outline, low, high, loop = facts.outline, facts.low, facts.high, facts.loop
     if outline is None:
         return ()
+    if facts.copy_waits and facts.copy_waits.between:
+        low = facts.copy_waits.between
     last = loop and outline.part(loop, high)
     after = insertion_steps(facts, last, what) if last and outline.all_reach_end(last) else ()
     if facts.same_line or has_barrier_between(facts) or branch_in_loop(facts):

@@ -46,6 +46,7 @@ from sim.observers.read_only import ReadOnlyLoads
 from sim.observers.register_changes import RegisterChanges
 from sim.observers.replicas import is_replicated_store, replicated_loads
 
+COPY = "an asynchronous copy of "
 # The maximum number of racy cells examined per block, and between blocks. Beyond it, one cell per pattern is
 # examined, because a missing barrier in a loop causes the same races in each epoch.
 MAX_CELLS_PER_BLOCK = 512
@@ -349,12 +350,12 @@ class Races(OrderingObserver):
         if self.proxy and (finding := self.proxy.unordered(address, a, b)):
             return finding
         space = "shared" if address >> SPACE_SHIFT == SHARED else "global"
-        did, other_did = self.word(a.site), self.word(b.site)
-        by = "two threads" if did == other_did else f"one thread and {other_did} by another"
-        witnesses = self.witness(a), self.witness(b)
-        called = f"{element}{alias(witnesses[0], element.array)}"
-        verdict = f"{called} in {space} memory is {did} by {by}, and nothing orders the two"
         facts = self.facts(a, b, address, rows, equal, pairs, space)
+        copies = [row.position in facts.copies for row in (a, b)]
+        witnesses = tuple(self.witness(row, is_copy) for row, is_copy in zip((a, b), copies))
+        called = f"{element}{alias(witnesses[0], element.array)}"
+        done = done_by([self.word(row.site) for row in (a, b)], copies)
+        verdict = f"{called} in {space} memory is {done}, and nothing orders the two"
         reason, fix, structured = advice.of_race(facts)
         return Finding(
             f"race-{space}",
@@ -416,6 +417,7 @@ class Races(OrderingObserver):
             array=self.elements[address][0],
             strong=self.context.strong,
             mbarrier_events=self.mbarrier_events,
+            copies={row.position: copy for row in (a, b) if (copy := self.flights.sent_by(row, address))},
         )
 
     def divergences(self):
@@ -430,9 +432,10 @@ class Races(OrderingObserver):
         """Return the participle for an access: "read", "written" or "changed"."""
         return WORDS[self.context.strong.get(site, site & 3)]
 
-    def witness(self, row):
+    def witness(self, row, is_copy):
         thread = self.context.thread_index(row.thread)
-        return Access(self.word(row.site), self.names[row.block], thread, SITES[row.site], row.value)
+        did, value = ("sent", None) if is_copy else (self.word(row.site), row.value)
+        return Access(did, self.names[row.block], thread, SITES[row.site], value)
 
     def is_fenced(self, a):
         """Return whether the thread of an access executed a grid-wide fence before its next atomic."""
@@ -446,3 +449,19 @@ class Races(OrderingObserver):
             return False
         self.generous = self.generous or OnDemand(self.log, HappensBefore(generous=True))
         return self.generous.current().before(*sorted((a, b), key=lambda row: row.position))
+
+
+def done_by(words, copies):
+    """Return the part of a verdict that names the two accesses, such as "written by one thread and read by
+    another".
+
+    words: the participles for the two accesses.
+    copies: for each of them, whether it is the store of an asynchronous copy.
+    """
+    if words[0] != words[1]:
+        by = [COPY * is_copy for is_copy in copies]
+        other = f"another{' thread' * any(copies)}"
+        return f"{words[0]} by {by[0]}one thread and {words[1]} by {by[1]}{other}"
+    if all(copies):
+        return f"{words[0]} by asynchronous copies of two threads"
+    return f"{words[0]} by two threads{', one of them by an asynchronous copy' * any(copies)}"

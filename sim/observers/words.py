@@ -80,9 +80,13 @@ OF_LIBRARIES = {
         ),
         "reach barrier.cluster.arrive": "reach cluster.sync()",
     },
-    "::memcpy_async": {
-        "(cp.async.wait_group)": "(cooperative_groups::wait, or consumer_wait of the cuda::pipeline)"
+    "cooperative_groups/memcpy_async.h": {
+        "commit it and wait for it (cp.async.wait_group)": (
+            "wait for it (cooperative_groups::wait of its group)"
+        )
     },
+    "cuda/pipeline": {"(cp.async.wait_group)": "(producer_commit and consumer_wait of the cuda::pipeline)"},
+    "cuda_pipeline": {"(cp.async.wait_group)": "(__pipeline_commit and __pipeline_wait_prior(0))"},
     "cuda::barrier": {
         "(mbarrier.try_wait)": "(wait of the cuda::barrier)",
         "(mbarrier.try_wait.parity, with the parity of this phase)": "(wait of the cuda::barrier)",

@@ -407,6 +407,56 @@ def test_behind_the_wait_a_source_may_be_overwritten(engine):
     assert np.array_equal(out, 8 * np.arange(32) + 1)
 
 
+def read_by_another_without_a_wait(x, out):
+    tile = cuda.shared.array((32, 8), int16, alignment=16)
+    lane = cuda.threadIdx.x
+    cp_async_16(tile, (lane, 0), x, (lane, 0), 16)
+    cp_async_commit()
+    out[lane] = tile[31 - lane, 0]
+
+
+def read_by_another_after_the_wait(x, out):
+    tile = cuda.shared.array((32, 8), int16, alignment=16)
+    lane = cuda.threadIdx.x
+    cp_async_16(tile, (lane, 0), x, (lane, 0), 16)
+    cp_async_commit()
+    cp_async_wait_0()
+    out[lane] = tile[31 - lane, 0]
+
+
+def read_by_another_after_both(x, out):
+    tile = cuda.shared.array((32, 8), int16, alignment=16)
+    lane = cuda.threadIdx.x
+    cp_async_16(tile, (lane, 0), x, (lane, 0), 16)
+    cp_async_commit()
+    cp_async_wait_0()
+    cuda.syncthreads()
+    out[lane] = tile[31 - lane, 0]
+
+
+FIXES = {
+    read_by_another_without_a_wait: (
+        "let the thread that sent the copy commit it and wait for it (cp.async.wait_group); after this wait,"
+        " cuda.syncthreads() between the two lines"
+    ),
+    read_by_another_after_the_wait: "cuda.syncthreads() between lines 6 and 7",
+    read_by_another_after_both: None,
+}
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+@pytest.mark.parametrize("kernel", FIXES, ids=lambda kernel: kernel.__name__)
+def test_a_wait_precedes_the_barrier_that_orders_a_copy(kernel, engine):
+    x, out = np.arange(256, dtype=int16).reshape(32, 8), np.zeros(32, np.uint32)
+    findings = simulate(kernel, engine=engine, on_finding="report")[1, 32](x, out).findings
+    assert len(findings) == (FIXES[kernel] is not None)
+    for finding in findings:
+        assert finding.kind == "race-shared" and finding.fix.startswith(FIXES[kernel])
+        assert "by an asynchronous copy of one thread and read by another thread" in finding.verdict
+        # The step inserts the barrier after the wait.
+        assert [step.line for step in finding.advice.steps] == [6] * ("lines 6" in FIXES[kernel])
+
+
 def test_what_a_finding_says():
     x, out = np.arange(256, dtype=int16).reshape(32, 8), np.zeros(32, np.uint32)
     report = simulate(copied_without_a_wait, on_finding="report")[1, 32](x, out)

@@ -27,6 +27,7 @@ from sim.observers.copies import WORDS
 # the bytes of integers are 0xA5, and the bytes of floats are 0xFF.
 FLIPS = 0xFF, 0xA5, 0x5A
 REFUSED = {"out-of-bounds", "misaligned-address", "use-after-free"}  # kinds of findings about one access
+RACES = {"race-shared", "race-global"}
 RECORDED = BOUNDS | UNWRITTEN | RACE | BLOCK_RACE  # the flags of errors that an access causes
 
 
@@ -61,8 +62,9 @@ def findings_of_block(attempt, position):
             findings += findings_of_accesses(run, rows, {"uninitialized-read"})
         if row.flags & (RACE | BLOCK_RACE):
             trapped = run.again(trap=row.trap)
-            races = findings_of_accesses(run, trapped.pair_of(row), {"race-shared", "race-global"})
-            findings += races or copy_findings(trapped, position)
+            races = copy_findings(trapped, position, RACES)
+            races = races or findings_of_accesses(run, trapped.pair_of(row), RACES)
+            findings += races or copy_findings(trapped, position, {"async-copy"})
     return findings or divergence_findings(run)
 
 
@@ -159,7 +161,7 @@ def batch_of(context, run, block, rows, epoch=0, segments=None):
 def value_of(run, row):
     """Return the value of the element after an access. If the element has more than eight bytes, return its
     first eight bytes as an integer. Return the value of a copy as bytes."""
-    if not run.homes and run.attempt.is_copied(row.site):
+    if is_copied(run, row):
         return row.value.to_bytes(8, "little", signed=True)
     dtype = run.array_of(row)[1].dtype if run.homes else run.attempt.dtype_of_site(row.site)
     bits = np.array([row.value])
@@ -169,8 +171,14 @@ def value_of(run, row):
 # --- asynchronous copies ------------------------------------------------------------------------------------
 
 
-def copy_findings(run, position):
-    """Return the findings about accesses to the source or the destination of a copy in flight.
+def is_copied(run, row):
+    """Return whether an access is the store of an asynchronous copy."""
+    return not run.homes and run.attempt.is_copied(row.site)
+
+
+def copy_findings(run, position, kinds):
+    """Return the findings of these kinds about bytes that asynchronous copies read or write, or [] if no copy
+    does.
 
     Pass all recorded accesses and copies of one block to the observers, which determine the order of each
     access, the issue of the copy, and the wait for it.
@@ -178,7 +186,7 @@ def copy_findings(run, position):
     run: a RecordedRun with a trap.
     position: the linear index of the block.
     """
-    rows = with_issues(accesses_of_block(run, position))
+    rows = with_issues(run, accesses_of_block(run, position))
     if all(row.event == ACCESS for row in rows):
         return []
     context, grid = run.prepared()
@@ -186,15 +194,23 @@ def copy_findings(run, position):
         context.announce("launch_started", context)
         announce_copies(context, run, begin_block(context, run, grid, position), rows)
         context.announce("launch_finished", context)
-    return [finding for finding in context.findings if finding.kind == "async-copy"]
+    return [finding for finding in context.findings if finding.kind in kinds]
 
 
-def with_issues(rows):
-    """Return Rows in which the issue of each copy comes before its arrival. Add the issues that are missing,
-    because later rows have overwritten them."""
+def with_issues(run, rows):
+    """Return Rows in which each arrival of a copy follows its issue, and the issue follows the store.
+
+    The array of rows can be too short to contain the issue, and the run can end at the store.
+    """
     issued = {(row.own, row.address) for row in rows if row.event == SENT}
     lost = [row for row in rows if row.event == ARRIVED and (row.issued, row.address) not in issued]
-    return [row.as_issue() for row in lost] + rows
+    issued |= {(row.issued, row.address) for row in lost}
+    found = [row.as_issue(row.issued, row.source) for row in lost]
+    for row in rows:
+        found.append(row)
+        stores = row.event == ACCESS and is_copied(run, row)
+        found += [row.as_issue(row.own)] * (stores and (row.own, row.address) not in issued)
+    return found
 
 
 def announce_copies(context, run, block, rows):

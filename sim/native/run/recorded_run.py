@@ -76,10 +76,10 @@ class Row:
         """The number of synchronisations of the thread's warp before the access."""
         return (self.own & SEGMENT) >> SEGMENT_SHIFT
 
-    def as_issue(self):
-        """Return the Row of the issue of the copy that arrives."""
+    def as_issue(self, own, source=0):
+        """Return the Row of the issue of a copy, from the Row of its store or of its arrival."""
         issue = copy.copy(self)
-        issue.event, issue.own, issue.flags = SENT, self.issued, 0
+        issue.event, issue.own, issue.source, issue.flags = SENT, own, source, 0
         return issue
 
     @property

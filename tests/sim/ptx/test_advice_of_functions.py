@@ -136,7 +136,7 @@ extern "C" __global__ void kernel(const float *x, float *y) {
 
 @pytest.mark.parametrize(
     "inline, term",
-    [("", "(cooperative_groups::wait, or consumer_wait of"), ('asm("");', "(cp.async.wait_group)")],
+    [("", "(cooperative_groups::wait of its group)"), ('asm("");', "(cp.async.wait_group)")],
     ids=["library", "with PTX"],
 )
 def test_a_library_has_its_own_terms(inline, term, tmp_path):
