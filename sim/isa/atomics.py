@@ -5,9 +5,11 @@ Operands are converted to the element's type. Integers are passed as Python ints
 Every operation returns the old value, which PTX's `red` discards.
 
 Source: PTX ISA 9.7.13, "Parallel Synchronization and Communication Instructions" (atom, red); CUDA C++
-Programming Guide, "Atomic Functions"; Numba's documentation of nanmax, nanmin, cas and compare_and_swap.
+Programming Guide, "Atomic Functions"; Numba's documentation of nanmax, nanmin, cas and compare_and_swap;
+numba/cuda/cudadecl.py, for the dtypes.
 """
 
+import functools
 import operator
 from dataclasses import dataclass
 
@@ -15,6 +17,10 @@ from numpy import uint64
 
 from sim.isa.functions import SAME
 from sim.isa.table import THREAD, Entry, Touch
+
+INTEGERS = ("int32", "uint32", "int64", "uint64")
+NUMBERS = (*INTEGERS, "float32", "float64")
+UNSIGNED = ("uint32", "uint64")
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +31,8 @@ class Atomic(Entry):
     operands: the names of the operands after the element.
     overwrites: whether the new value is independent of the old one.
     tests: whether the operation stores only under a condition, and may leave the element unchanged.
-    indexed: whether a call passes an index after the array.
+    indexed: whether a call passes an index after the array. Without an index, the array has one dimension.
+    dtypes: the names of the dtypes of elements for which Numba compiles the function.
     native: the compiled form. By default, it is the semantics.
     """
 
@@ -33,8 +40,19 @@ class Atomic(Entry):
     overwrites: bool = False
     tests: bool = False
     indexed: bool = True
+    dtypes: tuple = INTEGERS
     native: object = SAME
     scope = THREAD
+
+
+@functools.cache
+def is_compiled(entry, dtype, dimensions):
+    """Return whether Numba compiles the function of an entry (Atomic) for an array.
+
+    dtype: its dtype, or Numba's type of its elements.
+    dimensions: the number of its dimensions.
+    """
+    return str(dtype) in entry.dtypes and (dimensions > 0 if entry.indexed else dimensions == 1)
 
 
 ENTRIES = {}  # name -> Atomic
@@ -109,19 +127,20 @@ def unsigned_decrement(old, value):
 
 WIDTHS = ("32", "64")
 SWAP = {"operands": ("expected", "value"), "tests": True}
-add_entry("add", operator.add, ("add.u32", "add.s32", "add.u64", "add.f16", "add.bf16", "add.f32", "add.f64"))
+ADDITIONS = ("add.u32", "add.s32", "add.u64", "add.f16", "add.bf16", "add.f32", "add.f64")
+add_entry("add", operator.add, ADDITIONS, dtypes=NUMBERS)
 # PTX has no atom.sub. Numba negates the operand of an atom.add.
-add_entry("sub", operator.sub)
+add_entry("sub", operator.sub, dtypes=NUMBERS)
 add_entry("and_", operator.and_, ("and.b32", "and.b64"))
 add_entry("or_", operator.or_, ("or.b32", "or.b64"))
 add_entry("xor", operator.xor, ("xor.b32", "xor.b64"))
 add_entry("exch", exchange, ("exch.b32", "exch.b64"), overwrites=True)
-add_entry("inc", increment, ("inc.u32",), native=unsigned_increment)
-add_entry("dec", decrement, ("dec.u32",), native=unsigned_decrement)
-add_entry("max", larger, [f"max.{sign}{width}" for sign in "su" for width in WIDTHS])
-add_entry("min", smaller, [f"min.{sign}{width}" for sign in "su" for width in WIDTHS])
+add_entry("inc", increment, ("inc.u32",), native=unsigned_increment, dtypes=UNSIGNED)
+add_entry("dec", decrement, ("dec.u32",), native=unsigned_decrement, dtypes=UNSIGNED)
+add_entry("max", larger, [f"max.{sign}{width}" for sign in "su" for width in WIDTHS], dtypes=NUMBERS)
+add_entry("min", smaller, [f"min.{sign}{width}" for sign in "su" for width in WIDTHS], dtypes=NUMBERS)
 # Numba's nanmax and nanmin have no PTX instruction of their own.
-add_entry("nanmax", larger_number)
-add_entry("nanmin", smaller_number)
+add_entry("nanmax", larger_number, dtypes=NUMBERS)
+add_entry("nanmin", smaller_number, dtypes=NUMBERS)
 add_entry("cas", compare_and_swap, ("cas.b16", "cas.b32", "cas.b64"), **SWAP)
 add_entry("compare_and_swap", compare_and_swap, indexed=False, **SWAP)

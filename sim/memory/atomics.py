@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from sim.isa.atomics import ENTRIES
+from sim.isa.atomics import ENTRIES, is_compiled
 from sim.isa.conversions import cast, domain
 from sim.isa.functions import to_operand
 from sim.memory.array import Array, read_only_error
@@ -77,6 +77,8 @@ class Atomic:
         element."""
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
+        if not is_compiled(entry, array.dtype, array.ndim):
+            raise rejected(entry, array)
         # Frame 0 is this method, and frame 1 is the generated wrapper, so frame 2 is the kernel.
         frame, thread = sys._getframe(2), self._context.thread
         site = self._context.sites.of_frame(frame, "atomic")
@@ -116,6 +118,17 @@ class Atomic:
             wrote = not entry.tests or bool(new != before)
             self._context.announce_ordering("atomic_done", array.address(place), wrote, "grid")
         return given
+
+
+def rejected(entry, array):
+    """Return the error for an array for which Numba does not compile an atomic."""
+    shape = "" if entry.indexed else " and one dimension"
+    given = f"{array.dtype} and {plural(array.ndim, 'dimension')}" if shape else f"{array.dtype}"
+    *others, last = entry.dtypes
+    return TypeError(
+        f"cuda.{entry.name} takes arrays of {', '.join(others)} or {last}{shape}; {array.name} has {given},"
+        " for which Numba does not compile it"
+    )
 
 
 def method(entry):

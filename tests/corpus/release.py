@@ -571,7 +571,7 @@ class LastBlockWithoutTheReset:
     }
 
     def arguments():
-        return np.ones(8), np.zeros(4), np.zeros(1, np.int32), np.zeros(1)
+        return np.ones(8), np.zeros(4), np.zeros(1, np.uint32), np.zeros(1)
 
     @cuda.jit
     def buggy(x, partial, tickets, out):

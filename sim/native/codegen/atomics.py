@@ -4,7 +4,7 @@ from llvmlite import ir
 from numba import int64, types
 from numba.core import cgutils
 
-from sim.isa.atomics import ENTRIES
+from sim.isa.atomics import ENTRIES, is_compiled
 from sim.isa.functions import SAME
 from sim.native.codegen.elements import is_element, locate_element
 from sim.native.codegen.int64_translation import I64
@@ -15,7 +15,7 @@ from sim.native.codegen.shadow import NARROWED, set_error, watch_atomic
 
 
 def atomic(entry):
-    """Return the intrinsic for an atomic operation. It accepts arrays of any element type.
+    """Return the intrinsic for an atomic operation.
 
     The emitted code is a plain load and a plain store. Compiled threads run one after another, so no other
     access can occur in between.
@@ -24,7 +24,7 @@ def atomic(entry):
 
     def typed(typing, x, *given):
         index = given[0] if entry.indexed else int64
-        if not is_element(x, index):
+        if not is_element(x, index) or not is_compiled(entry, x.dtype, x.ndim):
             return None
         change = resolve_call(typing, semantics, [x.dtype] * (1 + len(entry.operands)), x.dtype)
 
