@@ -23,6 +23,7 @@ class Step:
     - "widen": start the view `what` at byte `at`.
     - "separate": put each statement of `line` on a line of its own.
     - "atomic": replace the access at `line` by an atomic. For `what` "update", the read is at line `at`.
+      "swap loop": a loop around a compare-and-swap replaces an update for which there is no atomic.
       "store" and "read" replace a plain access; a read's text is `element`. "exchange" replaces the read of
       `element` at line `at`, and the store at `line` is removed. "cas", "min" and "max" replace the
       comparison with `element` at line `at`, and the store at `line` is removed. "ticket": the statement at

@@ -68,7 +68,6 @@ def steps_of_lock(facts):
 
 
 def fix_of_update(facts):
-    lock = ", or let all threads hold the same lock" if facts.synchronizes else ""
     if facts.operation and facts.update[0] != facts.update[2]:
         return fix_of_divided_update(facts)
     found = atomic_of_update(facts)
@@ -76,6 +75,9 @@ def fix_of_update(facts):
         found = "{an_atomic}"
     elif "in a loop" not in found:
         found = f"one atomic, {found}"
+    # Without an atomic for the operation, a lock is simpler than a loop.
+    lacks_atomic = facts.update and not facts.operation and not found.startswith("a lock")
+    lock = ", or let all threads hold the same lock" if facts.synchronizes or lacks_atomic else ""
     found += of_field(facts)
     return f"{found}, or let each thread write an element of its own, or let one thread do it for all" + lock
 
@@ -107,11 +109,16 @@ def fix_of_divided_update(facts):
 
 
 def steps_of_update(facts):
-    known = facts.operation and facts.language != TRITON
-    if not known or not exists(facts.language, OPERATIONS[facts.operation], facts.element_type):
+    if not facts.update or facts.language == TRITON:
         return ()
     line, _, read = facts.update
-    return (Step("atomic", facts.one.function, line, "update", read),)
+    what, operation = "update", OPERATIONS.get(facts.operation, "swap")
+    if not facts.operation:
+        what = "swap loop"
+        if line != read:
+            return ()
+    fits = exists(facts.language, operation, facts.element_type)
+    return (Step("atomic", facts.one.function, line, what, read),) if fits else ()
 
 
 def steps_of_first_value(facts):

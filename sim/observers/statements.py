@@ -31,6 +31,7 @@ SUM = re.compile(r"[+-]")
 STORE_OR_CALL = re.compile(r"\+\+|--|(?<![=!<>])=(?!=)|\w\s*\(")
 PLACE = r"\(?(\*\s*\w+|\w+\s*\[[^\[\]]+\])\)?"
 STEP = re.compile(rf"{PLACE}\s*(\+\+|--)|(\+\+|--)\s*{PLACE}")
+COMPARISON = re.compile(r"(?:^|!|=|(?<!<)<|(?<!>)>)$")  # the text before the = of a comparison
 OPERATORS = ("//", "<<", ">>", "**", *"+-*/|&^%")
 
 
@@ -258,7 +259,7 @@ def assignment(source):
     depth = 0
     for at, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
-        if depth == 0 and letter == "=" and text[at + 1 : at + 2] != "=" and text[at - 1 : at] not in "<>!":
+        if depth == 0 and letter == "=" and text[at + 1 : at + 2] != "=" and not COMPARISON.search(text[:at]):
             left = text[:at].rstrip()
             operator = next((o for o in OPERATORS if left.endswith(o)), "")
             left = left[: len(left) - len(operator)].rstrip()

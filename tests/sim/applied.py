@@ -287,6 +287,8 @@ def atomic(lines, step):
         left, sign, right = ("", "", lines[at]) if found is None else lines[at].partition("=")
         assert step.element in right
         return [*lines[:at], left + sign + right.replace(step.element, read), *lines[step.line :]]
+    if step.what == "swap loop":
+        return swap_loop(lines, step, found)
     if step.what == "exchange":
         return exchange(lines, step, found)
     array, index = atomic_target(found.target)
@@ -304,6 +306,25 @@ def atomic(lines, step):
     name, operand = operation(found, taken.target)
     call = f"{indent(lines[step.at - 1])}{taken.target} = cuda.atomic.{name}({array}, {index}, {operand})"
     return [*lines[: step.at - 1], call, *lines[step.at : at], *lines[step.line :]]
+
+
+def swap_loop(lines, step, found):
+    """Replace an update by a loop that computes the new value from the old one, and stores it by a
+    compare-and-swap."""
+    array, index = atomic_target(found.target)
+    seen, taken, space = f"seen_{step.line}", f"taken_{step.line}", indent(lines[step.line - 1])
+    value = f"{seen} {found.operator} ({found.value})"
+    if not found.operator:
+        value = found.value.replace(found.target, seen)
+    loop = [
+        f"{taken} = cuda.atomic.cas({array}, {index}, 0, 0)",
+        "while True:",
+        f"    {seen} = {taken}",
+        f"    {taken} = cuda.atomic.cas({array}, {index}, {seen}, {value})",
+        f"    if {taken} == {seen}:",
+        "        break",
+    ]
+    return [*lines[: step.line - 1], *(space + line for line in loop), *lines[step.line :]]
 
 
 def claim(lines, step, found):

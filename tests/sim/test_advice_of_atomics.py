@@ -363,6 +363,85 @@ def sum_read_by_a_swap(x, out, n):
     n[0] = cuda.atomic.cas(n, 0, 7, 7) + 1
 
 
+# --- updates without an atomic ------------------------------------------------------------------------------
+
+
+def result(value):
+    def check(x, out, n):
+        assert n[0] == value
+
+    return check
+
+
+SWAPS = (
+    "cuda.atomic.cas in a loop, or let each thread write an element of its own, or let one thread do it for"
+)
+LOCKED = "or let one thread do it for all, or let all threads hold the same lock"
+
+
+@case("update", (1, 32), SWAPS, result(1 << 16))
+def shifted_left(x, out, n):
+    t = cuda.threadIdx.x
+    if t == 0:
+        n[0] = 1
+    cuda.syncthreads()
+    n[0] <<= x[t] % 2
+
+
+@case("update", (1, 32), LOCKED, result(1 << 14))
+def shifted_right(x, out, n):
+    t = cuda.threadIdx.x
+    if t == 0:
+        n[0] = 1 << 30
+    cuda.syncthreads()
+    n[0] >>= x[t] % 2
+
+
+@case("update", (1, 32), SWAPS, result(1 << 16))
+def shifted_in_full(x, out, n):
+    t = cuda.threadIdx.x
+    if t == 0:
+        n[0] = 1
+    cuda.syncthreads()
+    n[0] = n[0] << x[t] % 2
+
+
+@case("update", (1, 32), LOCKED, result(1 << 16))
+def multiplied(x, out, n):
+    t = cuda.threadIdx.x
+    if t == 0:
+        n[0] = 1
+    cuda.syncthreads()
+    n[0] *= x[t] % 2 + 1
+
+
+@case("update", (1, 32), SWAPS, result(1 << 14))
+def divided(x, out, n):
+    t = cuda.threadIdx.x
+    if t == 0:
+        n[0] = 1 << 30
+    cuda.syncthreads()
+    n[0] /= x[t] % 2 + 1
+
+
+@case("update", (1, 32), SWAPS, result(1 << 14))
+def divided_without_fraction(x, out, n):
+    t = cuda.threadIdx.x
+    if t == 0:
+        n[0] = 1 << 30
+    cuda.syncthreads()
+    n[0] //= x[t] % 2 + 1
+
+
+@case("update", (1, 32), SWAPS, result(1000 % 32))
+def remainder(x, out, n):
+    t = cuda.threadIdx.x
+    if t == 0:
+        n[0] = 1000
+    cuda.syncthreads()
+    n[0] %= 32 << x[t] % 4
+
+
 # --- maxima -------------------------------------------------------------------------------------------------
 
 

@@ -456,6 +456,29 @@ case(
     ],
     value_is(40),
 )
+UPDATES = {  # operator -> (operand, first value, result of 32 threads)
+    "<<": ("threadIdx.x % 2", "1", 1 << 16),
+    ">>": ("threadIdx.x % 2", "1 << 30", 1 << 14),
+    "*": ("(1 + threadIdx.x % 2)", "1", 1 << 16),
+    "/": ("(1 + threadIdx.x % 2)", "1 << 30", 1 << 14),
+    "%": ("(32 << threadIdx.x % 4)", "1000", 1000 % 32),
+}
+for operator, (operand, first, result) in UPDATES.items():
+    case(
+        f"update by {operator}=",
+        (1, 32),
+        f"if (threadIdx.x == 0) n[0] = {first};\n__syncthreads();\nn[0] {operator}= {operand};\n",
+        "atomicCAS in a loop, or let each thread write an element of its own, or let one thread do it for"
+        " all, or let all threads hold the same lock",
+        [
+            (
+                f"n[0] {operator}= {operand};",
+                "int old = atomicAdd(n, 0), seen;\n"
+                f"do old = atomicCAS(n, seen = old, old {operator} (int){operand}); while (old != seen);",
+            )
+        ],
+        value_is(result),
+    )
 
 # --- types without an atomic --------------------------------------------------------------------------------
 
