@@ -19,7 +19,8 @@ def is_plain_release(facts):
 
 
 def is_plain_spin(facts):
-    return facts.spins_on and facts.spins_on.action == "load" and not facts.claim
+    is_claim = facts.claim or facts.claim_by_calls
+    return facts.spins_on and facts.spins_on.action == "load" and not is_claim
 
 
 def is_outside_lock(facts):

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from sim.events import Site
+from sim.observers.statements import assignment, mentions
 
 HEADER = re.compile(r"\b(?!__launch_bounds__|__attribute__|__declspec)(\w+)\s*\(")
 MOST_FUNCTIONS = 32  # the maximum number of Python functions in which calls are searched
@@ -172,20 +173,55 @@ def line_of_call(outline, caller, site, name):
     return lines.pop() if len(lines) == 1 else None
 
 
-def polling_line(site, outline):
-    """Return the line of the condition of a `while` loop that performs an access, directly or by a call.
-    Return None if there is none.
+def is_polled(site, outline_of, kernel):
+    """Return whether the condition of a `while` loop performs an access, directly or by a call.
 
-    outline: the Outline of the function at the Site, or None.
+    outline_of, kernel: see `common_caller`.
     """
+    outline = outline_of(site)
     if outline is None:
-        return None
+        return False
     lines = [site.line, *(line for chain in site.calls for line in chain)]
     home = outline.function(site.line)
     if site.file and not site.calls and home:
         name = name_of(site, outline, home)
         lines += [line for line, text in outline.lines.items() if line > home.last and calls_of(name, text)]
-    return next((line for line in lines if is_condition_of_loop(line, outline)), None)
+    if any(is_condition_of_loop(line, outline) for line in lines):
+        return True
+    return not site.file and home is not None and is_polled_by_calls(site, outline, kernel, outline_of)
+
+
+def is_polled_by_calls(site, outline, kernel, outline_of):
+    """Return whether a Python function returns the value of an access to the condition of a `while` loop,
+    directly or through other functions.
+
+    outline: the Outline of the function that contains the Site.
+    """
+    places, known = [(site.function, outline, site.line)], known_functions(site, (), kernel, outline_of)
+    for name, within, line in places:  # the loop appends to this list
+        if not returns_value_of(within, line):
+            continue
+        for caller_outline, caller, caller_name in known:
+            for at, text in caller_outline.text(caller):
+                if at == caller.first or not calls_of(name, text):
+                    continue
+                if is_condition_of_loop(at, caller_outline):
+                    return True
+                place = caller_name, caller_outline, at
+                places += [place] * (place not in places)
+    return False
+
+
+def returns_value_of(outline, line):
+    """Return whether a Python function returns a value from this line: by a `return` on the line, or of a
+    variable that the line assigns."""
+    found = assignment(outline.lines[line])
+    returned = [
+        text for _, text in outline.text(outline.function(line)) if text.lstrip().startswith("return")
+    ]
+    return outline.lines[line].lstrip().startswith("return") or bool(
+        found and not found.is_element and any(mentions(text, found.name) for text in returned)
+    )
 
 
 def is_condition_of_loop(line, outline):

@@ -7,7 +7,7 @@ from functools import cached_property
 from sim.events import ATOMIC, LOAD, SITES, STORE
 from sim.observers import double_checks, exchanges, tickets
 from sim.observers.access_pair import AccessPair
-from sim.observers.call_lines import calls_of, polling_line
+from sim.observers.call_lines import calls_of, is_polled
 from sim.observers.copy_waits import find_copy_waits
 from sim.observers.statements import (
     ATOMIC_CALL,
@@ -273,17 +273,19 @@ class Facts(AccessPair):
         if read is None or change is None or not CAS.search(change.source) or reads_only(change.source):
             return None
         outline = self.outline_of(change)
-        repeats = outline and (outline.loop(change.line) or polling_line(change, outline))
+        repeats = outline and (outline.loop(change.line) or self.is_polled(change))
         return read if repeats else None
 
     @cached_property
     def spins_on(self):
         """The access (a Site) in the condition of a loop that polls this element, or None."""
         for site in map(SITES.__getitem__, self.sites):
-            outline = self.outlines[0] if site.function == self.one.function else None
-            if site.action != "store" and polling_line(site, outline) and not self.is_in_body(site):
+            if site.action != "store" and self.is_polled(site) and not self.is_in_body(site):
                 return site
         return None
+
+    def is_polled(self, site):
+        return is_polled(site, self.outline_of, self.kernel)
 
     def is_in_body(self, site):
         """Return whether the access is in the body of a loop on one line, such as `while (p) p = p->next;`.

@@ -6,13 +6,13 @@ protect race too. The fix for all of these races is an atomic release.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from sim.events import ATOMIC, SITES, STORE, Site
-from sim.observers.call_lines import polling_line
+from sim.observers.call_lines import is_polled
 from sim.observers.statements import CAS, EXCHANGE, reads_only
 
 
@@ -34,10 +34,12 @@ class PlainReleases:
 
     rows: the accesses (Rows).
     outline: a function that maps a Site to its Outline, or to None.
+    kernel: the name of the kernel.
     """
 
     rows: Any
     outline: Callable[[Site], Any]
+    kernel: str
 
     @cached_property
     def atomics(self):
@@ -59,8 +61,11 @@ class PlainReleases:
         """Return whether an atomic can acquire a lock, or polls a flag in the header of a loop."""
         return takes_lock(site) or self.polls(site)
 
-    def polls(self, site):
-        return polling_line(site, self.outline(site)) is not None
+    @cached_property
+    def polls(self):
+        """A function that returns whether the condition of a `while` loop performs the access at a Site. It
+        caches its results, because the accesses of a loop are many and their Sites are few."""
+        return cache(lambda site: is_polled(site, self.outline, self.kernel))
 
     def find(self, a, b, address):
         """Return the Release that should order two accesses (Row) to an address, or None."""

@@ -267,7 +267,7 @@ class Races(OrderingObserver):
         cells, ordered = cells.select(racing), ordered[racing]
         collisions = Collisions(cells, ordered, self.order, block is not None, self.known_pairs)
         findings, self.extents = Cases(), Extents(rows, self.context.space)
-        self.plain_releases = PlainReleases(rows, self.context.outline)
+        self.plain_releases = PlainReleases(rows, self.context.outline, self.context.kernel)
         self.critical_sections = CriticalSections(rows, self.plain_releases.polls)
         # Beyond the limit, cells with known patterns are only counted.
         repeats = self.examined[block] >= MAX_CELLS_PER_BLOCK

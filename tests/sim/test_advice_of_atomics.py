@@ -587,3 +587,116 @@ def test_a_fence_in_the_opposite_arm_is_no_fence_of_the_writer():
     report = simulate(message_by_a_plain_flag, on_finding="report")[2, 1](*empty)
     patterns = {finding.array: finding.advice.pattern for finding in report.findings if finding.advice}
     assert patterns == {"data": "message", "flag": "spin by plain reads"}
+
+
+@cuda.jit(device=True)
+def ready(flag):
+    return flag[0]
+
+
+@cuda.jit(device=True)
+def ready_by_a_variable(flag):
+    seen = flag[0]
+    return seen == 1
+
+
+@cuda.jit(device=True)
+def ready_by_an_atomic(flag):
+    return cuda.atomic.add(flag, 0, 0) == 1
+
+
+@cuda.jit(device=True)
+def is_set(flag):
+    return ready_by_an_atomic(flag)
+
+
+@cuda.jit(device=True)
+def count_down(x):
+    x[1] -= 1
+    return x[1]
+
+
+@cuda.jit
+def poll_in_a_function(data, flag, out):
+    if cuda.blockIdx.x == 0:
+        data[0] = 7
+        cuda.threadfence()
+        flag[0] = 1
+    else:
+        cuda.threadfence()
+        cuda.atomic.exch(flag, 1, 1)  # lets the other block run
+        while ready(flag) == 0:
+            pass
+        out[0] = data[0]
+
+
+@cuda.jit
+def poll_by_a_variable_in_a_function(data, flag, out):
+    if cuda.blockIdx.x == 0:
+        data[0] = 7
+        cuda.threadfence()
+        flag[0] = 1
+    else:
+        cuda.threadfence()
+        cuda.atomic.exch(flag, 1, 1)  # lets the other block run
+        while not ready_by_a_variable(flag):
+            pass
+        out[0] = data[0]
+
+
+@cuda.jit
+def atomic_poll_in_a_function(data, flag, out):
+    if cuda.blockIdx.x == 0:
+        data[0] = 7
+        cuda.threadfence()
+        flag[0] = 1
+    else:
+        while not ready_by_an_atomic(flag):
+            pass
+        cuda.threadfence()
+        out[0] = data[0]
+
+
+@cuda.jit
+def atomic_poll_in_a_function_of_a_function(data, flag, out):
+    if cuda.blockIdx.x == 0:
+        data[0] = 7
+        cuda.threadfence()
+        flag[0] = 1
+    else:
+        while not is_set(flag):
+            pass
+        cuda.threadfence()
+        out[0] = data[0]
+
+
+@cuda.jit
+def work_in_a_function_of_a_loop(data, flag, out):
+    if cuda.blockIdx.x == 0:
+        flag[0] = 1
+    else:
+        data[1] = 3
+        while count_down(data):
+            out[0] += flag[0]
+
+
+POLLS = {
+    poll_in_a_function: "spin by plain reads",
+    poll_by_a_variable_in_a_function: "spin by plain reads",
+    atomic_poll_in_a_function: RELEASE,
+    atomic_poll_in_a_function_of_a_function: RELEASE,
+}
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native", "auto"])
+@pytest.mark.parametrize("kernel", POLLS, ids=lambda kernel: kernel.__name__)
+def test_a_function_in_the_condition_of_a_loop_polls(kernel, engine):
+    empty = [np.zeros(2, np.int32) for _ in range(3)]
+    findings = simulate(kernel, engine=engine, on_finding="report")[2, 1](*empty).findings
+    assert {f.advice.pattern for f in findings if f.array == "flag" and f.advice} == {POLLS[kernel]}
+
+
+def test_a_load_beside_a_function_in_the_condition_does_not_poll():
+    empty = [np.zeros(2, np.int32) for _ in range(3)]
+    findings = simulate(work_in_a_function_of_a_loop, on_finding="report")[2, 1](*empty).findings
+    assert {f.advice.pattern for f in findings if f.advice}.isdisjoint({"spin by plain reads", RELEASE})
