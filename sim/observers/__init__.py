@@ -16,12 +16,12 @@ Read the files in this order:
                    event_log passes events to orders that are computed on demand; ordering has the base class
                    of the observers that need the order
     races          unordered accesses to the same byte by two threads; quick_test settles most epochs, cells
-                   groups accesses by byte, pairs selects the pairs that race; copies checks accesses near
-                   asynchronous copies, after the quick test in settled
+                   groups accesses by byte, pairs selects the pairs that race, race_findings words the
+                   findings; copies checks accesses near asynchronous copies, after the quick test in settled
     advice         the cause and the likely fix of a race: the first row of the table in advice_patterns whose
                    condition is true of the facts; advice_conditions has some of the conditions; access_pair,
                    call_lines, extents, statements, tickets, exchanges, double_checks, early_waits,
-                   critical_sections and plain_releases determine the facts; fixes, atomic_fixes and
+                   copy_waits, critical_sections and plain_releases determine the facts; fixes, atomic_fixes and
                    mbarrier_arms contain the sentences of the fixes; atomic_types lists the element types for
                    which each language has atomics
     racy_indices   indices that depend on a race; index_origins finds the lines that compute an index

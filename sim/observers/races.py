@@ -20,33 +20,27 @@ from math import prod
 
 import numpy as np
 
-from sim.events import ATOMIC, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, alias
-from sim.observers import advice, advice_patterns
+from sim.events import ATOMIC, LOAD, STORE
 from sim.observers.async_proxy import FATAL, AsyncProxy
 from sim.observers.cells import ATOMIC_LOAD, MAX_CELLS, Rows, pick_evenly, racy_cells, sorted_distinct
 from sim.observers.clusters import ClusterAccesses
 from sim.observers.collisions import Cases, Collisions
-from sim.observers.copies import LINE_SHIFT, WORDS, Flights
-from sim.observers.critical_sections import CriticalSections
+from sim.observers.copies import LINE_SHIFT, Flights
 from sim.observers.early_waits import MbarrierEvents
-from sim.observers.event_log import OnDemand
-from sim.observers.extents import Extents
-from sim.observers.facts import Facts
 from sim.observers.global_accesses import GlobalAccesses
 from sim.observers.lifetimes import Performed
 from sim.observers.missed_phases import MissedPhases
-from sim.observers.order import GRID, HappensBefore
+from sim.observers.order import GRID
 from sim.observers.ordering import MAX_EVENTS, OrderingObserver
 from sim.observers.overlapping_views import OverlappingViews
-from sim.observers.pairs import both_store, closeness, common_barrier, stores_again, unordered_pairs
-from sim.observers.plain_releases import PlainReleases
+from sim.observers.pairs import unordered_pairs
 from sim.observers.probe import Probe
 from sim.observers.quick_test import may_share_cell
+from sim.observers.race_findings import RaceFindings
 from sim.observers.read_only import ReadOnlyLoads
 from sim.observers.register_changes import RegisterChanges
 from sim.observers.replicas import is_replicated_store, replicated_loads
 
-COPY = "an asynchronous copy of "
 # The maximum number of racy cells examined per block, and between blocks. Beyond it, one cell per pattern is
 # examined, because a missing barrier in a loop causes the same races in each epoch.
 MAX_CELLS_PER_BLOCK = 512
@@ -87,16 +81,10 @@ class Races(OrderingObserver):
         self.recorders = [self.proxy.record] if self.proxy else []
         if self.performed is not order:
             self.recorders.append(lambda name, *facts: getattr(self.performed, name)(*facts))
-        self.generous = None  # an OnDemand: the order if every atomic had a fence before it
-        # (block, thread) -> (segment, whether it is a grid-wide fence) of each recorded fence and atomic
-        self.fences = {}
-        self.meetings = {}  # (barrier, such as "syncthreads" or "grid.sync", function) -> its lines
+        self.findings = RaceFindings(self)
         self.global_accesses = GlobalAccesses()  # the accesses since the last grid barrier
         self.examined = Counter()  # block, or None between blocks -> number of racy cells examined
-        self.scanned, self.diverged = 0, []  # number of findings scanned; the findings about divergence
-        self.elements = {}  # address -> its Element
         self.known_pairs = {}  # see Collisions
-        self.best = {}  # (space, array, site, site) -> (rank, the finding with the lowest rank)
         self.repeated = {}  # (block, pattern) -> the findings for one cell with this pattern
 
     def grid_barrier_opened(self):
@@ -113,12 +101,7 @@ class Races(OrderingObserver):
 
     def collective(self, name, block, site):
         what = "syncthreads" if name.startswith("syncthreads") else name
-        self.add_meeting(what, site)
-
-    def add_meeting(self, what, site):
-        """Record the line of a barrier that opened, by its kind and function."""
-        place = SITES[site]
-        self.meetings.setdefault((what, place.function), set()).add(place.line)
+        self.findings.add_meeting(what, site)
 
     def copy_sent(self, at, copy):
         self.flights.add_copy(at, self.number(at.block), copy)
@@ -163,8 +146,7 @@ class Races(OrderingObserver):
             self.mbarrier_events.add(name, number, *facts[1:4])
         if name in ("release", "perform_atomic") and self.log.count <= MAX_EVENTS:
             _, thread, segment = facts[:3]
-            fence = name == "release" and facts[3] == GRID
-            self.fences.setdefault((number, thread), []).append((segment, fence))
+            self.findings.add_fence(number, thread, segment, name == "release" and facts[3] == GRID)
 
     def number(self, block):
         """Return the number of a block, in the order of first use."""
@@ -266,9 +248,8 @@ class Races(OrderingObserver):
         racing_pairs = [pair for pair in racing_pairs if pair is not None]
         cells, ordered = cells.select(racing), ordered[racing]
         collisions = Collisions(cells, ordered, self.order, block is not None, self.known_pairs)
-        findings, self.extents = Cases(), Extents(rows, self.context.space)
-        self.plain_releases = PlainReleases(rows, self.context.outline, self.context.kernel)
-        self.critical_sections = CriticalSections(rows, self.plain_releases.polls)
+        findings = Cases()
+        self.findings.begin_search(rows)
         # Beyond the limit, cells with known patterns are only counted.
         repeats = self.examined[block] >= MAX_CELLS_PER_BLOCK
         most = 1 if repeats else MAX_CELLS
@@ -315,153 +296,4 @@ class Races(OrderingObserver):
         )
         for sites in pairs:
             if not (equal and self.allow_equal_writes):
-                yield self.finding(collision, sites, equal)
-
-    # --- findings -------------------------------------------------------------------------------------------
-
-    def finding(self, collision, sites, equal):
-        """Return the finding for a racing pair of sites.
-
-        A report shows one finding per pair of sites, and its advice is expensive to compute. If a pair of
-        these sites that was found earlier takes precedence, return its finding again, as another occurrence.
-        """
-        address, near = collision.address, collision.pairs[sites][2]
-        if address not in self.elements:
-            self.elements[address] = self.context.space.element(address)
-        array, index = element = self.elements[address]
-        name = slice(None, None, -1 if sites[1] & 3 == STORE != sites[0] & 3 else 1)  # the writer first
-        key = address >> SPACE_SHIFT, array, *sites[name]
-        rank, best = (equal, near, index or ()), self.best.get(key)
-        if best is not None and best[0][:3] < rank:
-            return best[1]
-        a, b = collision.accesses(sites)[name]
-        rank = *rank, [self.place(row) for row in (a, b)]
-        if best is None or rank < best[0]:
-            rows, pairs = collision.rows, collision.pairs
-            best = rank, self.full_finding(address, element, a, b, rows, equal, pairs)
-            self.best[key] = best
-        return best[1]
-
-    def place(self, row):
-        """Return the block and thread of an access, as a sort key. Reports prefer the lowest one."""
-        return self.names[row.block][::-1], self.context.thread_index(row.thread)[::-1]
-
-    def full_finding(self, address, element, a, b, rows, equal, pairs):
-        if self.proxy and (finding := self.proxy.unordered(address, a, b)):
-            return finding
-        space = "shared" if address >> SPACE_SHIFT == SHARED else "global"
-        facts = self.facts(a, b, address, rows, equal, pairs, space)
-        copies = [row.position in facts.copies for row in (a, b)]
-        witnesses = tuple(self.witness(row, is_copy) for row, is_copy in zip((a, b), copies))
-        called = f"{element}{alias(witnesses[0], element.array)}"
-        done = done_by([self.word(row.site) for row in (a, b)], copies)
-        verdict = f"{called} in {space} memory is {done}, and nothing orders the two"
-        reason, fix, structured = advice.of_race(facts)
-        return Finding(
-            f"race-{space}",
-            "warning" if equal else "error",
-            verdict,
-            witnesses,
-            *element,
-            reason=reason,
-            fix=fix,
-            near=closeness(a, b),
-            advice=structured,
-            follows=structured.pattern in advice_patterns.DIVERGED and bool(self.divergences()),
-        )
-
-    def facts(self, a, b, address, rows, equal, pairs, space):
-        """Return the Facts about two accesses to a cell.
-
-        equal: whether both write the same value.
-        pairs: all pairs of sites that race on the cell.
-        """
-        lacks_fence = self.lacks_fence(a, b)
-        for site in self.context.grid_barriers:
-            self.add_meeting("grid.sync", site)
-        named = common_barrier(self.context.named_calls, self.names[a.block], a, b)
-        return Facts(
-            a,
-            b,
-            address,
-            equal=equal,
-            replaced=stores_again(rows, a) or stores_again(rows, b),
-            colliding=both_store(pairs),
-            sites=tuple(sorted({site for pair in pairs for site in pair})),
-            exceeds_scope=a.block != b.block
-            and not self.context.block_scoped.keys().isdisjoint((a.site, b.site)),
-            lacks_fence=lacks_fence,
-            one_lock=lacks_fence and self.critical_sections.have_one_lock(a, b),
-            lock_atomics=self.critical_sections.lock_atomics(a) if self.context.synchronizes else None,
-            relaxed=self.performed is not self.order and self.performed.orders(a, b),
-            fenced=self.is_fenced(a),
-            synchronizes=self.context.synchronizes,
-            meetings=self.meetings,
-            near=closeness(a, b),
-            named=named,
-            callers=self.context.callers_of_barrier(self.names[a.block], named),
-            outline_of=self.context.outline,
-            kernel=self.context.kernel,
-            language=self.context.language,
-            space=space,
-            extents=self.extents,
-            diverged=frozenset(
-                (access.site.function, line)
-                for finding in self.divergences()
-                if finding.kind == "barrier-divergence"
-                for access in finding.accesses
-                if access.site
-                for line in (access.site.line, *(line for chain in access.site.calls for line in chain))
-            ),
-            release=self.plain_releases.find(a, b, address) if self.context.synchronizes else None,
-            array=self.elements[address][0],
-            strong=self.context.strong,
-            mbarrier_events=self.mbarrier_events,
-            copies={row.position: copy for row in (a, b) if (copy := self.flights.sent_by(row, address))},
-        )
-
-    def divergences(self):
-        """Return all findings about divergence so far."""
-        # Scan only new findings, because a launch can have thousands of races.
-        new = self.context.findings[self.scanned :]
-        self.diverged += [finding for finding in new if finding.kind.endswith("-divergence")]
-        self.scanned += len(new)
-        return self.diverged
-
-    def word(self, site):
-        """Return the participle for an access: "read", "written" or "changed"."""
-        return WORDS[self.context.strong.get(site, site & 3)]
-
-    def witness(self, row, is_copy):
-        thread = self.context.thread_index(row.thread)
-        did, value = ("sent", None) if is_copy else (self.word(row.site), row.value)
-        return Access(did, self.names[row.block], thread, SITES[row.site], value)
-
-    def is_fenced(self, a):
-        """Return whether the thread of an access executed a grid-wide fence before its next atomic."""
-        own = self.fences.get((a.block, a.thread), ()) if self.context.synchronizes else ()
-        return next((fence for segment, fence in own if segment >= a.segment), False)
-
-    def lacks_fence(self, a, b):
-        """Return whether a fence before every atomic would order the two accesses. Return False unless the
-        launch synchronises through atomics."""
-        if self.log.count >= MAX_EVENTS or not self.context.synchronizes:
-            return False
-        self.generous = self.generous or OnDemand(self.log, HappensBefore(generous=True))
-        return self.generous.current().before(*sorted((a, b), key=lambda row: row.position))
-
-
-def done_by(words, copies):
-    """Return the part of a verdict that names the two accesses, such as "written by one thread and read by
-    another".
-
-    words: the participles for the two accesses.
-    copies: for each of them, whether it is the store of an asynchronous copy.
-    """
-    if words[0] != words[1]:
-        by = [COPY * is_copy for is_copy in copies]
-        other = f"another{' thread' * any(copies)}"
-        return f"{words[0]} by {by[0]}one thread and {words[1]} by {by[1]}{other}"
-    if all(copies):
-        return f"{words[0]} by asynchronous copies of two threads"
-    return f"{words[0]} by two threads{', one of them by an asynchronous copy' * any(copies)}"
+                yield self.findings.finding(collision, sites, equal)
