@@ -223,6 +223,12 @@ def add_loops():
         ("race after a loop, CUDA C++", "late_race", ("race-shared",)),
         ("shuffle in a branch, CUDA C++", "shuffle_in_a_branch", ("warp-divergence",)),
         ("copy not awaited, CUDA C++", "copy_not_awaited", ("async-copy", "race-shared")),
+        ("missing barrier in a loop, CUDA C++", "missing_barrier", ("race-shared",)),
+        (
+            "missing barrier after copies, CUDA C++",
+            "missing_barrier_of_copies",
+            ("async-copy", "race-shared"),
+        ),
         ("undefined variable, CUDA C++", "undefined_local", ("uninitialized-read",)),
     ):
         case(name, *kinds)(lambda random, kernel=kernel: loop(cuda(kernel)))

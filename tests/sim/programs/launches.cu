@@ -161,6 +161,36 @@ extern "C" __global__ void copy_not_awaited(const float *x, float *out, int step
     out[i] = total;
 }
 
+// In the last iteration but one, no barrier separates the loads from the stores of the next iteration.
+extern "C" __global__ void missing_barrier(const float *x, float *out, int steps) {
+    __shared__ float shared[256];
+    int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+    float total = 0;
+    for (int step = 0; step < steps; ++step) {
+        shared[t] = x[i];
+        __syncthreads();
+        total += shared[(t + 1) % 256];
+        if (step != steps - 2) __syncthreads();
+    }
+    out[i] = total;
+}
+
+// The kernel `missing_barrier` with asynchronous copies instead of stores.
+extern "C" __global__ void missing_barrier_of_copies(const float *x, float *out, int steps) {
+    __shared__ float shared[256];
+    int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+    float total = 0;
+    for (int step = 0; step < steps; ++step) {
+        __pipeline_memcpy_async(&shared[t], &x[i], 4);
+        __pipeline_commit();
+        __pipeline_wait_prior(0);
+        __syncthreads();
+        total += shared[(t + 1) % 256];
+        if (step != steps - 2) __syncthreads();
+    }
+    out[i] = total;
+}
+
 // The variable `factor` has no value if no iteration assigns it.
 extern "C" __global__ void undefined_local(const float *x, float *out, int steps) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
