@@ -21,9 +21,9 @@ Read the files in this order:
     advice         the cause and the likely fix of a race: the first row of the table in advice_patterns whose
                    condition is true of the facts; advice_conditions has some of the conditions; access_pair,
                    call_lines, extents, statements, tickets, exchanges, double_checks, early_waits,
-                   copy_waits, critical_sections and plain_releases determine the facts; fixes, atomic_fixes and
-                   mbarrier_arms contain the sentences of the fixes; atomic_types lists the element types for
-                   which each language has atomics
+                   copy_waits, critical_sections and plain_releases determine the facts; fixes, atomic_fixes
+                   and mbarrier_arms contain the sentences of the fixes; atomic_types lists the element types
+                   for which each language has atomics
     racy_indices   indices that depend on a race; index_origins finds the lines that compute an index
     poison         findings that are consequences of an earlier finding
     words          the terms of findings in each kernel language

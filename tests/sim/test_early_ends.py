@@ -156,7 +156,7 @@ def test_errors_in_long_blocks_are_recorded_by_optimised_code(monkeypatch):
     optimised = []
     monkeypatch.setattr(recorded_run, "SECONDS", 0.0)
     monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
-    monkeypatch.setattr(launch.Attempt, "optimise", lambda self: optimised.append(self.records))
+    monkeypatch.setattr(launch.Attempt, "optimise", lambda self: optimised.append(self.has_sides))
     simulate(waits_in_a_branch, engine="native", on_finding="report")[2, 32](np.zeros(64))
     assert optimised == [True, True]  # one run for each side
 

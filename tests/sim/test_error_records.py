@@ -338,6 +338,19 @@ def test_runs_that_follow_a_side_check_no_accesses(monkeypatch):
     assert report_of(meets_at_different_barriers, "native", 2).errors and checks == [False, False]
 
 
+def test_runs_that_follow_a_side_record_no_accesses(monkeypatch):
+    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
+    texts, run_blocks = [], RecordedRun.run_blocks
+
+    def noted(self):
+        texts.append(self.attempt.program.text)
+        run_blocks(self)
+
+    monkeypatch.setattr(RecordedRun, "run_blocks", noted)
+    assert report_of(meets_at_different_barriers, "native", 2).errors and len(texts) == 2
+    assert all("agree_on_side" in text and "with_site" not in text for text in texts)
+
+
 def test_the_interpreter_does_not_search_for_threads_that_disagree_late(monkeypatch):
     monkeypatch.setattr(explain, "SLOWDOWN", 10**9)
     monkeypatch.setattr(explain, "explain_by_interpreter", lambda *given: pytest.fail("interpreted"))

@@ -68,18 +68,18 @@ FIELD_SIZES = {
     "passed": 1,  # number of block-wide barriers that the side has reached since the first disagreement
     "last_barrier": 1,  # index of the barrier at which the block stops, counted like `passed`
     "unfinished": 1,  # 0 if the side has run to its end, or to a point where it waits
-    "barrier_site": 1,  # index of the site of the block's last barrier, if accesses are logged or recorded
+    "barrier_site": 1,  # index of the site of the block's last barrier, in code that can follow a side
     "barrier_depth": 1,  # number of loops around that barrier
     "iterations": DEPTHS,  # for each depth: number of iterations that the last loop around barriers has begun
     "barrier_sites": PASSED,  # indices of the sites of the first barriers that the side has reached
-    "warp_site": 1,  # index of the site of the last warp operation, if errors are recorded
+    "warp_site": 1,  # index of the site of the last warp operation, in code that can follow a side
     "waiting_warp": 1,  # number of the warp that waits for absent lanes
     "waiting_mask": 1,  # mask of its warp operation, or 0 if no warp waits for absent lanes
     # 1 + the byte that fills the values of absent lanes, whose threads then count as returned, or 0
     "absent_fill": 1,
     "reader": 1,  # 1 + index in its block of the first thread that reads from an absent lane, or 0
     "read_lane": 1,  # the lane from which it reads
-    "read_site": 1,  # index of the site of the warp operation, if errors are recorded
+    "read_site": 1,  # index of the site of the warp operation, in code that can follow a side
     "excluded": 1,  # 1 + index of the first thread of the block whose mask does not include itself, or 0
     "excluding_mask": 1,  # that mask
     # The fields of sim.native.codegen.branches. Each element of `awaited` and `apart` belongs to one warp.

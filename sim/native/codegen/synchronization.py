@@ -314,7 +314,7 @@ def poll_stop(state) -> bool:
         now = cpu_clock()
         if state.deadline == 0:
             # Most errors are found when a block ends. The time of this block counts, because the next block
-            # would take as long. It does not count in a run that records errors: such a run has to continue
+            # would take as long. It does not count in a RecordedRun: such a run has to continue
             # after each error, to find where threads wait.
             state.deadline = (now if state.records != 0 else state.call_began) + state.time_after_error
         if now > state.deadline:

@@ -86,6 +86,8 @@ class GeneratedModule:
 
     taken: the names already in use.
     logs: whether the generated code writes the access log.
+    has_sides: whether the generated code can follow one side of a disagreement (sim.native.codegen.sides).
+        Code that writes the access log can do so, too.
     prints: whether the kernel calls `print`.
     unset: a list of (site, variable) for the reads to which some path leads without an assignment.
     block_barrier: the name of the runtime function for a block-wide barrier.
@@ -93,8 +95,8 @@ class GeneratedModule:
 
     block_barrier = "barrier"
 
-    def __init__(self, taken, logs=False):
-        self.logs = self.records = logs
+    def __init__(self, taken, logs=False, has_sides=False):
+        self.logs, self.has_sides = logs, logs or has_sides
         self.constants = {}  # name of a constant -> its text
         self.imports = {}  # name of a runtime function -> the module that defines it
         self.devices = {}  # device function -> Device
@@ -161,7 +163,7 @@ class Module(GeneratedModule):
     dtypes: ((parameter, dtype), ...) for the array parameters whose dtype affects the generated text.
     """
 
-    def __init__(self, kernel, logs=False, dtypes=()):
+    def __init__(self, kernel, logs=False, dtypes=(), has_sides=False):
         self.kernel, self.dtypes = kernel, dict(dtypes)
         # `used` contains names from numba.cuda. `reachable` maps the kernel and its device functions to
         # Sources.
@@ -170,7 +172,7 @@ class Module(GeneratedModule):
         taken = {
             name for function, names in self.reachable.items() for name in (*names.local, function.__name__)
         }
-        super().__init__(taken | {names.tree.name for names in self.reachable.values()}, logs)
+        super().__init__(taken | {names.tree.name for names in self.reachable.values()}, logs, has_sides)
 
     def has_field(self, name):
         """Return whether an array argument has records with a field of this name."""

@@ -46,8 +46,8 @@ class PtxAttempt(Attempt):
         launch.function.check(launch)
         self.source, self.program = memoize(
             launch.function.function,
-            ("compiled", self.records),
-            lambda: compile_kernel(launch.function, self.records),
+            ("compiled", self.records, self.has_sides),
+            lambda: compile_kernel(launch.function, self.records, self.has_sides),
         )
         self.lay_out()
         self.used = self.source.used

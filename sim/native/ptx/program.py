@@ -364,16 +364,18 @@ def of_register(ptx_type):
     return ptx_type.replace("b", "u") if ptx_type[0] == "b" else ptx_type
 
 
-def compile_kernel(kernel, records=False):
+def compile_kernel(kernel, records=False, has_sides=False):
     """Return (Lowering, CompiledKernel) for a kernel loaded by load_ptx.
 
     records: whether compiled code records the accesses with errors.
+    has_sides: whether compiled code can follow one side of a disagreement. Code that records accesses can do
+        so, too.
 
     Raise CannotLower if the kernel has no compiled form, and LaunchError if it is invalid.
     """
     source = Lowering(kernel.module.text, kernel.module.origin, kernel.function, records)
     made = Statements(source)
-    made.module.records = records
+    made.module.has_sides = records or has_sides
     if source.grid_sync.arrivals:
         made.module.block_barrier = "barrier_after_arrival"
     name = made.module.stem(re.sub(r"\W", "_", kernel.__name__))

@@ -49,7 +49,7 @@ def recorded_findings(attempt):
 def findings_of_block(attempt, position):
     """Return the findings about the block at this linear index."""
     # The run follows a side only after the first disagreement, and ends where this side waits. If no access
-    # has set an error flag, the accesses need no checks, which take about half of the time.
+    # has set an error flag, the accesses need neither checks nor records, which take most of the time.
     checks = bool(attempt.block_errors[position] & RECORDED)
     run, findings = RecordedRun(attempt, position, side=1, last_barrier=0, checks=checks), []
     for row in run.rows:

@@ -60,13 +60,15 @@ class Attempt(Memory):
     `outcome` is final if `is_clean` is True. Otherwise, `sim.native.run.explain` reruns some of the blocks.
 
     records: whether compiled code records the accesses with errors (sim.native.run.error_records).
+    has_sides: whether compiled code can follow one side of a disagreement (sim.native.codegen.sides).
+        Code that records accesses can do so, too.
     """
 
     may_raise = True  # whether the kernel can raise Python exceptions
 
-    def __init__(self, launch, records=False):
+    def __init__(self, launch, records=False, has_sides=False):
         super().__init__(launch)
-        self.records = records
+        self.records, self.has_sides = records, has_sides
         self.observer_classes = set(map(observer_class, launch.observers))
         self.next = 0  # the linear index of the next block to run
         # the linear index of the block before which the launch ends, if it takes too long after an error
@@ -113,9 +115,8 @@ class Attempt(Memory):
         """Lower the kernel, determine which arrays it may write, and allocate shadow memory."""
         launch = self.launch
         self.arrays, numba_types = arrays_of(launch.arguments), tuple(map(argument_type, launch.arguments))
-        self.program = compiled_program(
-            launch.function, numba_types, self.records or is_logged(launch.observers)
-        )
+        logs = self.records or is_logged(launch.observers)
+        self.program = compiled_program(launch.function, numba_types, logs, self.has_sides)
         lowered = self.program.lowered
         self.used = lowered.module.used
         if lowered.module.prints:

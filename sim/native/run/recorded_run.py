@@ -116,8 +116,9 @@ class RecordedRun:
     last_barrier: the index of the barrier at which the block stops, counted from the disagreement.
     absent_fill: 0 if warp operations wait for the threads of the other side. Otherwise, these threads count
         as returned, and absent_fill is 1 + the byte that fills their values.
-    checks: whether races and reads of unwritten memory are checked. A run that only follows a side takes less
-        time without these checks. Without them, `flipped` has no effect.
+    checks: whether races and reads of unwritten memory are checked, and accesses with errors are recorded. A
+        run that only follows a side takes less time without checks and records. `flipped` and `trap` have no
+        effect in such a run.
     """
 
     def __init__(
@@ -129,7 +130,8 @@ class RecordedRun:
             observers=tuple(each for each in attempt.launch.observers if observer_class(each) in DEFAULT),
         )
         unwatched = replace(self.launch, observers=())
-        self.attempt = again = type(attempt)(self.launch if checks else unwatched, records=True)
+        launch, code = (self.launch, {"records": True}) if checks else (unwatched, {"has_sides": True})
+        self.attempt = again = type(attempt)(launch, **code)
         again.while_limit, again.seconds_per_block = attempt.most_iterations, attempt.seconds_per_block
         again.compile()
         self.space, homes = again.homes()

@@ -66,7 +66,7 @@ class Fission(Branches):
         self.sync_operands = set()
         # A return after the last synchronisation point affects no other thread.
         last = max((i for i, node in enumerate(self.statements) if sync_level(node) > THREAD), default=-1)
-        self.ends = module.records or has(ast.Module(self.statements[: last + 1], []), ast.Return)
+        self.ends = module.has_sides or has(ast.Module(self.statements[: last + 1], []), ast.Return)
         # The first pass finds the variables whose live range crosses a region boundary, and generates no
         # functions. The second spills these variables.
         self.lower_sequence(self.statements, BLOCK, 0)
@@ -171,14 +171,14 @@ class Fission(Branches):
 
         call: the text of the call of the region.
         """
-        if not self.module.records:
+        if not self.module.has_sides:
             return f"agree(state, exit_code, {call}, thread)"
         return f"agree_on_side(state, exit_code, {call}, thread, {'-1' if at == BLOCK else 'warp'})"
 
     def before_agreement(self):
-        """Return the statements to run before a decision that may depend on data. Only code that records
-        errors needs one."""
-        return ["end_side(state)"] if self.module.records else []
+        """Return the statements to run before a decision that may depend on data. Only code that can
+        follow a side needs one."""
+        return ["end_side(state)"] if self.module.has_sides else []
 
     def can_join(self, group, test):
         """Return whether one region can execute a group of statements and evaluate the test after them. This
@@ -202,7 +202,7 @@ class Fission(Branches):
         # barriers.
         check = ["if is_stopped(state):", f"    return{' END' if at == WARP else ''}"]
         counts = []
-        if self.module.records and at == BLOCK:
+        if self.module.has_sides and at == BLOCK:
             # All loops at depth DEPTHS - 1 or more share the last count.
             inner = min(depth, DEPTHS - 1)
             counts = [f"note_loop(state, {inner})"]
@@ -285,7 +285,7 @@ class Fission(Branches):
         given = ast.unparse(ast.Tuple(iteration.args, ast.Load()))
         call = self.add_region([], result=f"span({given})", expression=iteration)
         joined, start = f"    bounds = agree_span(state, bounds, {call})", "bounds[0]"
-        if self.module.records:
+        if self.module.has_sides:
             warp = "-1" if at == BLOCK else "warp"
             joined = f"    bounds = agree_on_span(state, bounds, {call}, thread, {warp})"
             if at == BLOCK and not has(ast.Module(loop.body, []), ast.Break, ast.Return):
@@ -307,7 +307,7 @@ class Fission(Branches):
         lines = self.rematerialize(names & self.uniform)
         if at == BLOCK:
             barrier = BARRIERS.get(call.sync, self.module.block_barrier)
-            if self.module.records and call.sync not in BARRIERS:
+            if self.module.has_sides and call.sync not in BARRIERS:
                 lines += [f"note_barrier(state, {call.site}, {depth})"]
             # After a divergence, the results of the barrier are those of some threads only.
             if given or call.sync in BARRIERS:
@@ -318,7 +318,7 @@ class Fission(Branches):
             return [*lines, f"{in_text(call.sync, 'all')}(threads, {', '.join(given)})"] if given else lines
         if self.module.logs:
             lines += [f"log_warp(state, {call.site}, warp, threads)"]
-        if self.module.records:
+        if self.module.has_sides:
             takes_mask = INSTRUCTIONS[call.sync].mask == GIVEN
             lines += [f"note_warp(state, {call.site})"] if takes_mask else self.before_agreement()
         # If the kernel ignores the result, the "unused" form of the instruction only runs the checks.

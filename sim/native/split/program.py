@@ -107,14 +107,15 @@ class CompiledKernel:
         return self.runs.setdefault(checks, TieredFunction(self.dispatcher))
 
 
-def lower_kernel(function, dtypes=(), logs=False):
+def lower_kernel(function, dtypes=(), logs=False, has_sides=False):
     """Return a kernel in its lowered form. Raise CannotLower if the kernel cannot be compiled.
 
     function: the Python function.
     dtypes: ((parameter, dtype), ...), from sim.native.split.specialize.dtypes_of.
     logs: whether to generate code that writes the access log.
+    has_sides: whether to generate code that can follow one side of a disagreement.
     """
-    module = Module(function, logs, dtypes)
+    module = Module(function, logs, dtypes, has_sides)
     if unavailable := interpreted_only(module.used):
         raise CannotLower(f"{unavailable[0]} has no compiled form")
     parameters, statements = Hoisting(module).kernel(function)
@@ -185,8 +186,8 @@ def name_shared(module, statements):
 def compile_kernel(lowered, name, numba_types):
     """Return the CompiledKernel for arguments of these Numba types, which are in the order of the parameters.
 
-    Text and machine code are cached on disk. The cache key consists of the text for one thread and of the
-    types, so fission runs only if the file is missing.
+    Text and machine code are cached on disk. The cache key consists of the text for one thread, the types,
+    and whether the code can follow a side, so fission runs only if the file is missing.
     """
     module, parameters = lowered.module, lowered.parameters
     name = module.stem(name)
@@ -198,7 +199,8 @@ def compile_kernel(lowered, name, numba_types):
         for d in module.declared.values()
     ]
     types_ = [str(numba_type) for numba_type in (*numba_types, *arrays, *declared)]
-    path = cache.path_of(name, repr((thread_text(module, name, parameters, lowered.statements), types_)))
+    whole = thread_text(module, name, parameters, lowered.statements), types_, module.has_sides
+    path = cache.path_of(name, repr(whole))
     text = cache.read(path)
     if text is None:
         given = [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *numba_types]

@@ -90,15 +90,16 @@ def source(kernel, *arguments):
         raise LaunchError(f"{function.__name__} cannot be compiled: {reason.message()}") from reason
 
 
-def compiled_program(function, numba_types, logs=False):
+def compiled_program(function, numba_types, logs=False, has_sides=False):
     """Return the CompiledKernel of a function for these argument types.
 
     logs: whether the compiled code writes the access log.
+    has_sides: whether the compiled code can follow one side of a disagreement.
     """
     dtypes = dtypes_of(function, numba_types)
     # The key contains the captured values: the kernel is lowered again if a global that it reads changes.
-    now = captured_values(function), dtypes, logs
-    lowered = memoize(function, now, lambda: lower_kernel(function, dtypes, logs))
+    now = captured_values(function), dtypes, logs, has_sides
+    lowered = memoize(function, now, lambda: lower_kernel(function, dtypes, logs, has_sides))
     return memoize(
         function, (now, numba_types), lambda: compile_kernel(lowered, function.__name__, numba_types)
     )
