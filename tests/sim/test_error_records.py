@@ -320,6 +320,69 @@ def test_the_interpreter_gets_less_time_for_blocks_that_take_long(monkeypatch, s
     assert (explain.UNEXPLAINED not in report.notes) == reached and report.errors
 
 
+@cuda.jit
+def races_on_an_odd_element(x):
+    tile = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    tile[t] = t + 5
+    x[cuda.grid(1)] = tile[1 if t == 2 else t]
+
+
+# In the next two kernels, a block has more accesses than the 1 << 15 recent events.
+@cuda.jit
+def races_late_in_a_loop(x):
+    tile = cuda.shared.array(64, int32)
+    t, total = cuda.threadIdx.x, 0
+    for i in range(400):
+        tile[t] = i
+        cuda.syncthreads()
+        total += tile[t ^ 1]
+        if i != 398:
+            cuda.syncthreads()
+    x[cuda.grid(1)] = total
+
+
+@cuda.jit
+def races_with_an_early_store(x):
+    tile = cuda.shared.array(64, int32)
+    t, total = cuda.threadIdx.x, 0
+    if t == 0:
+        tile[63] = 7
+    for _ in range(1000):
+        total += x[cuda.grid(1)]
+    if t == 63:
+        total += tile[63]
+    x[cuda.grid(1)] = total
+
+
+def messages_of(kernel):
+    return [finding.message for finding in report_of(kernel, "native", 2).findings]
+
+
+def without_recent_events(monkeypatch):
+    """Let a further recorded run find the earlier access of each race."""
+    monkeypatch.setattr(RecordedRun, "before_race", lambda run, racing: run.again(trap=racing.trap))
+
+
+RACES = races_in_shared, races_after_a_warp_barrier, races_between_blocks, races_with_an_atomic
+
+
+@pytest.mark.parametrize(
+    "kernel, saved_runs",
+    [
+        *((kernel, 1) for kernel in (*RACES, races_on_an_odd_element, races_late_in_a_loop)),
+        (races_with_an_early_store, 0),  # the store is no longer among the recent events
+    ],
+)
+def test_recent_events_give_the_findings_of_a_further_run(monkeypatch, kernel, saved_runs):
+    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
+    checks = checks_of_recorded_runs(monkeypatch)
+    messages, runs = messages_of(kernel), len(checks)
+    without_recent_events(monkeypatch)
+    assert messages and messages == messages_of(kernel)
+    assert len(checks) - runs == runs + saved_runs
+
+
 def checks_of_recorded_runs(monkeypatch):
     """Return a list that receives, for each recorded run, whether it checks races and unwritten memory."""
     found, begin = [], RecordedRun.__init__

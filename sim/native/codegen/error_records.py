@@ -5,6 +5,9 @@ calls `note_access` after the check. If the check has set a new flag, the access
 which sim.native.run.error_records turns into a finding. Every access that overlaps some chosen bytes, the
 *trap*, also becomes a row. These rows identify the other access of a race.
 
+In the first recorded run, a second array contains the most recent events before the first race. Often, the
+other access of the race is among them, so that no further run has to repeat a long loop.
+
 In a PTX kernel, the start and the arrival of an asynchronous copy also become rows if the copy reads or
 writes bytes of the trap, or if the check of the arrival has set a new flag.
 """
@@ -14,6 +17,7 @@ from sim.native.codegen.int64 import byte, int64_helper
 from sim.native.codegen.shadow import BLOCK_RACE, OF_LAUNCH, RACE
 
 ROOM = 1 << 10  # number of rows, a power of two; the newest rows overwrite the oldest
+RECENT = 1 << 15  # number of rows of the most recent events, a power of two
 MOST_AXES = 3  # the maximum number of dimensions of an array whose refused accesses are recorded
 ADDRESS_MASK = (1 << SIZE_SHIFT) - 1
 # Columns of a row:
@@ -30,6 +34,9 @@ ADDRESS_MASK = (1 << SIZE_SHIFT) - 1
 # SOURCE    address of the source, or 0 if the copy writes zeros
 ENTRY, OWN, POSITION, FLAGS, VALUE, EVENT, ISSUED, SOURCE, AXES = range(9)
 COLUMNS = AXES + 1 + 2 * MOST_AXES
+# A row of a recent event has only the columns before AXES. In a row of an access, SOURCE is the address of
+# the element on the host.
+RECENT_COLUMNS = AXES
 ACCESS, SENT, ARRIVED = range(3)
 
 
@@ -52,8 +59,27 @@ def note_access(state, entry, host):
     host: the address of the element on the host.
     """
     # After a stop, threads leave their loops early, so error flags that are set later are meaningless.
-    if state.stopped == 0 and (state.errors != state.noted or is_trapped(state, entry)):
-        record_access(state, entry, host)
+    if state.stopped == 0:
+        if state.errors != state.noted or is_trapped(state, entry):
+            record_access(state, entry, host)
+        if state.recent != 0:
+            row = append_recent(state, entry, ACCESS)
+            # The aligned word that contains the first byte never extends beyond the element's page.
+            word = host - (host & 7)
+            row[VALUE] = word[0] >> 8 * (host & 7)
+            row[SOURCE] = host
+
+
+@int64_helper
+def append_recent(state, entry, event):
+    """Append a row to the most recent events for the current thread, and return its address."""
+    row = state.recent + 8 * RECENT_COLUMNS * (state.recent_count & RECENT - 1)
+    row[ENTRY] = entry
+    row[OWN] = state.own_entry
+    row[POSITION] = state.position
+    row[EVENT] = event
+    state.recent_count += 1
+    return row
 
 
 @int64_helper
@@ -71,30 +97,37 @@ def record_access(state, entry, host):
         for offset in range(min(1 << (entry >> SIZE_SHIFT & 7), 8)):
             value |= byte(host, offset) << 8 * offset
         row[VALUE] = value
-        stop_after_race(state, row, is_trapped(state, entry))
+        end_after_race(state, row, is_trapped(state, entry))
     state.noted = state.errors
 
 
 @int64_helper
-def stop_after_race(state, row, trapped):
-    """Stop the launch if a row is about a race at the trap. The rows now contain both accesses of the race,
-    so no later access is needed."""
-    if trapped and row[FLAGS] & (RACE | BLOCK_RACE) != 0:
-        state.stopped = OF_LAUNCH
+def end_after_race(state, row, trapped):
+    """Store no further recent events if a row is about a race. If the race is at the trap, stop the launch.
+    The rows then contain both accesses of the race, so no later access is needed."""
+    if row[FLAGS] & (RACE | BLOCK_RACE) != 0:
+        state.recent = 0
+        if trapped:
+            state.stopped = OF_LAUNCH
 
 
 @int64_helper(inline=False)
 def note_copy(state, event, entry, issued, source):
-    """Record the start or the arrival of a copy if its check has set a new error flag, or if the copy
-    overlaps the trap. The parameters are the columns of a row."""
+    """Record the start or the arrival of a copy if its check has set a new error flag, if the copy overlaps
+    the trap, or if recent events are stored. The parameters are the columns of a row."""
     size = 1 << (entry >> SIZE_SHIFT & 7)
     trapped = is_trapped(state, entry) or overlaps_trap(state, source, size)
-    if state.stopped == 0 and state.split == 0 and (trapped or state.errors != state.noted):
-        row = append_row(state, entry)
-        row[EVENT] = event
-        row[ISSUED] = issued
-        row[SOURCE] = source
-        stop_after_race(state, row, trapped)
+    if state.stopped == 0 and state.split == 0:
+        if trapped or state.errors != state.noted:
+            row = append_row(state, entry)
+            row[EVENT] = event
+            row[ISSUED] = issued
+            row[SOURCE] = source
+            end_after_race(state, row, trapped)
+        if state.recent != 0:
+            recent = append_recent(state, entry, event)
+            recent[ISSUED] = issued
+            recent[SOURCE] = source
     state.noted = state.errors
 
 

@@ -53,7 +53,9 @@ FIELD_SIZES = {
     "noted": 1,  # the error flags of the current block that have been recorded
     "records": 1,  # address of the rows of sim.native.codegen.error_records, or 0
     "record_count": 1,  # number of rows recorded so far, including overwritten rows
-    "trap": 1,  # address (as in a log entry) of the bytes whose accesses are recorded, or 0
+    "recent": 1,  # address of the rows of the most recent events, or 0 if they are not stored
+    "recent_count": 1,  # number of events stored there so far, including overwritten ones
+    "trap": 1,  # address, as in a log entry, of the bytes whose accesses are recorded, or 0
     "trap_end": 1,  # end of these bytes, exclusive
     "flipped": 1,  # the bits to invert in the bytes that fill unwritten shared memory
     "missed_barrier": 1,  # 1 if threads of the block wait at a barrier, and others have returned

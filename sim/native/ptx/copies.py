@@ -159,9 +159,11 @@ def data_at(table, source, valid, thread):
 
 @int64_helper
 def may_record(state):
-    """Return whether the current event may have to be recorded, because a check has set a new error flag, or
-    because the run has a trap."""
-    return state.errors != state.noted or state.trap_end != 0
+    """Return whether the current event may have to be recorded.
+
+    This is so if a check has set a new error flag, if the run has a trap, or if recent events are stored.
+    """
+    return state.errors != state.noted or state.trap_end != 0 or state.recent != 0
 
 
 @int64_helper

@@ -1,10 +1,10 @@
 """Findings from compiled code, for errors that the interpreter takes too long to reach.
 
 The launch runs again in compiled code that knows the site of every access (sim.native.codegen.error_records),
-up to the first block with an error. This code records the accesses that set error flags. For a race, one more
-run records the earlier accesses to the same bytes. The observers then receive only the recorded accesses, and
-make the same findings as for an interpreted launch. If an observer finds no error in a recorded access, there
-is no finding.
+up to the first block with an error. This code records the accesses that set error flags. For a race, the
+earlier access is often among the most recent events, which this run stores. Otherwise, one more run records
+the earlier accesses to the same bytes. The observers then receive only the recorded accesses, and make the same
+findings as for an interpreted launch. If an observer finds no error in a recorded access, there is no finding.
 """
 
 from contextlib import suppress
@@ -61,11 +61,21 @@ def findings_of_block(attempt, position):
             rows = (row,) if row.address >> SPACE_SHIFT == LOCAL else same_epoch(run, row)
             findings += findings_of_accesses(run, rows, {"uninitialized-read"})
         if row.flags & (RACE | BLOCK_RACE):
-            trapped = run.again(trap=row.trap)
-            races = copy_findings(trapped, position, RACES)
-            races = races or findings_of_accesses(run, trapped.pair_of(row), RACES)
-            findings += races or copy_findings(trapped, position, {"async-copy"})
+            findings += race_findings(run.before_race(row), row) or race_findings(
+                run.again(trap=row.trap), row
+            )
     return findings or divergence_findings(run)
+
+
+def race_findings(run, row):
+    """Return the findings about a race, or [] if a RecordedRun lacks the earlier access.
+
+    run: a RecordedRun whose rows contain the accesses to the bytes of the race.
+    row: the Row of the later access.
+    """
+    races = copy_findings(run, row.position, RACES)
+    races = races or findings_of_accesses(run, run.pair_of(row), RACES)
+    return races or copy_findings(run, row.position, {"async-copy"})
 
 
 def same_epoch(run, row):

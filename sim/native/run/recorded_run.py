@@ -29,13 +29,24 @@ from sim.native.codegen.error_records import (
     MOST_AXES,
     OWN,
     POSITION,
+    RECENT,
+    RECENT_COLUMNS,
     ROOM,
     SENT,
     SOURCE,
     VALUE,
 )
 from sim.native.codegen.int64 import CLOCKS_PER_SECOND
-from sim.native.codegen.shadow import BOUNDS, EPOCH_SHIFT, SEGMENT, SEGMENT_SHIFT, THREAD, WARP
+from sim.native.codegen.shadow import (
+    BLOCK_RACE,
+    BOUNDS,
+    EPOCH_SHIFT,
+    RACE,
+    SEGMENT,
+    SEGMENT_SHIFT,
+    THREAD,
+    WARP,
+)
 from sim.native.codegen.tiers import SECONDS
 from sim.native.lower.module import CannotLower
 from sim.observers import DEFAULT
@@ -142,6 +153,9 @@ class RecordedRun:
         if trap is not None:
             state.trap = self.on_host(trap[0])
             state.trap_end = state.trap + trap[1]
+        self.recent = np.zeros((RECENT, RECENT_COLUMNS), np.int64)
+        if checks and trap is None and not flipped:
+            state.recent = again.keep_alive(self.recent)
         state.flipped, state.side, state.last_barrier = flipped, side, last_barrier
         state.absent_fill = absent_fill
         state.time_after_error = int(RECORDED_SECONDS * CLOCKS_PER_SECOND)
@@ -187,6 +201,49 @@ class RecordedRun:
     def again(self, **given):
         """Return a run of the same blocks. `given` are further arguments of the constructor."""
         return RecordedRun(self.original, self.position, checks=self.checks, **given)
+
+    def before_race(self, racing):
+        """Return a run whose rows are those that `again(trap=racing.trap)` would have, except for early ones.
+
+        The rows are empty if this run has not stored the events before the race.
+
+        racing: the Row of the later access of the race.
+        """
+        found = copy.copy(self)
+        found.trap, found.rows = racing.trap, []
+        races = [row for row in self.rows if row.flags & (RACE | BLOCK_RACE)]
+        # Before an overwritten row, there may have been another race, which has ended the storage of events.
+        if races[0] is racing and self.state.record_count <= ROOM:
+            found.rows = [*map(self.row_of, self.recent_events(racing)), racing]
+        return found
+
+    def recent_events(self, racing):
+        """Return the rows of `recent` with the events at the bytes of a race, in order.
+
+        Events of an epoch whose first events have been overwritten are left out.
+        """
+        count = self.state.recent_count
+        rows = self.recent[np.arange(max(0, count - RECENT), count) % RECENT]
+        if count > RECENT:
+            epochs = rows[:, OWN] >> EPOCH_SHIFT
+            rows = rows[epochs != epochs[0]]
+        entries, sources, low = rows[:, ENTRY], rows[:, SOURCE], self.on_host(racing.trap[0])
+        addresses, sizes = entries & ADDRESS_MASK, 1 << (entries >> SIZE_SHIFT & 7)
+        end, is_copy = low + racing.trap[1], rows[:, EVENT] != ACCESS
+        touches = (addresses < end) & (low < addresses + sizes)
+        touches |= is_copy & (sources < end) & (low < sources + sizes)
+        # The word that contains the first byte of an element that is not aligned lacks other bytes of it.
+        is_cut = touches & ~is_copy & ((sources & 7) + np.minimum(sizes, 8) > 8)
+        return [] if is_cut.any() else rows[touches]
+
+    def row_of(self, event):
+        """Return the Row of an event in `recent`."""
+        columns = [*event.tolist(), *[0] * (COLUMNS - RECENT_COLUMNS)]
+        size = 1 << (columns[ENTRY] >> SIZE_SHIFT & 7)
+        if columns[EVENT] == ACCESS:
+            columns[SOURCE] = 0
+            columns[VALUE] &= (1 << 8 * size) - 1 if size < 8 else -1
+        return Row(columns, self.simulated(columns[ENTRY] & ADDRESS_MASK))
 
     def prepared(self):
         """Return a new (Context, Grid) of the interpreter for the launch, with new observers."""

@@ -3,11 +3,14 @@
 The interpreter would reach these errors too late.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ptx.test_tensor import COMMIT, COPY, KEEP, NIGHTLY, OTHER, OWN, PLACE, PLANTED, WAIT, kernel
 from sim import simulate
+from test_error_records import without_recent_events
 
 explain = pytest.importorskip("sim.native.run.explain")
 BARRIER, HALF = "bar.sync 0;", COPY.replace("[%r3]", "[%r3+512]")
@@ -90,6 +93,15 @@ def test_compiled_code_describes_errors_about_copies(monkeypatch, name):
     report = report_of(BUGS[name], "native")
     assert {*map(facts, report.findings)} <= {*map(facts, expected.findings)}
     assert report.errors and explain.UNEXPLAINED in report.notes
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_recent_events_give_the_findings_of_a_further_run(monkeypatch, name):
+    # The counts of findings may differ: a further run records at most 1,024 events.
+    monkeypatch.setattr(explain, "EXPLAIN_SECONDS", -1)
+    found = [replace(each, count=0) for each in report_of(LOOPS[name][0], "native").findings]
+    without_recent_events(monkeypatch)
+    assert found == [replace(each, count=0) for each in report_of(LOOPS[name][0], "native").findings]
 
 
 @pytest.mark.parametrize("name", LOOPS)
