@@ -3,8 +3,9 @@
 The launch runs again in compiled code that knows the site of every access (sim.native.codegen.error_records),
 up to the first block with an error. This code records the accesses that set error flags. For a race, the
 earlier access is often among the most recent events, which this run stores. Otherwise, one more run records
-the earlier accesses to the same bytes. The observers then receive only the recorded accesses, and make the same
-findings as for an interpreted launch. If an observer finds no error in a recorded access, there is no finding.
+the earlier accesses to the same bytes. The observers then receive only the recorded accesses, and make the
+same findings as for an interpreted launch. If an observer finds no error in a recorded access, there is no
+finding.
 """
 
 from contextlib import suppress
