@@ -34,7 +34,7 @@ class Branches(Regions):
         return (
             at == WARP
             and isinstance(node, (ast.If, ast.While))
-            and not self.module.records
+            and not self.module.has_sides
             and not escaping_exits([*node.body, *node.orelse])
             and not self.is_uniform(node.test)
             and takes_mask(node)
