@@ -740,6 +740,38 @@ def test_a_second_process_runs_a_function_that_calls_itself(tmp_path):
         assert done == "[ 48. 144.] ('compiled',)"
 
 
+TWICE = """
+import sys
+import numpy as np
+from numba import cuda
+from sim import simulate
+from sim.observers import DEFAULT
+
+@cuda.jit
+def kernel(x, out):
+    cuda.syncthreads()
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = x[i] * 2
+
+for name in sys.argv[1:]:
+    out = np.zeros(40)
+    observers = DEFAULT if name == "checked" else ()
+    simulate(kernel, engine="native", observers=observers)[2, 32](np.arange(40.0), out)
+    print(out.sum())
+"""
+
+
+def test_code_from_the_cache_is_not_mixed_with_new_code_of_the_same_kernel(tmp_path):
+    """Compile the launch without observers in one process, and then load it after the launch with observers.
+    The second process once called functions of the other launch, and crashed."""
+    (tmp_path / "twice.py").write_text(TWICE)
+    for names in (["bare"], ["checked", "bare"]):
+        code = f"import sys; sys.argv[1:] = {names}; import twice"
+        done = run(code, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+        assert done.split() == ["1560.0"] * len(names)
+
+
 def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(again, few):
     launched, kept = again
     assert kept.stat().st_mode & 0o777 == 0o700

@@ -24,6 +24,7 @@ from sim.native.codegen.arrays import Array, GuardedType
 from sim.native.codegen.builder import Builder, constant_of, slot
 from sim.native.codegen.int64_translation import COMPARISONS, I1, I64, OPERATORS, emit_boolop
 from sim.native.codegen.linking import intrinsic_of
+from sim.private_files import digest
 
 TYPES = {"bool": boolean, "float32": float32, "float64": float64}
 
@@ -72,10 +73,19 @@ class Function:
             Body(self, typing, context, builder, signature).emit(codes)
 
         def code(context, builder, signature, codes):
-            symbol = f"{self.function.__module__}.{self.function.__name__}"
+            symbol = symbol_of(f"{self.function.__module__}.{self.function.__name__}", given)
             return call_emitted(context, builder, symbol, signature, codes, emit, raises=False)
 
         return (int64 if returns else types.none)(*given), code
+
+
+def symbol_of(name, given):
+    """Return the name in LLVM code of a function for arguments of these Numba types.
+
+    The linker keeps one definition of a name. Machine code from the disk cache may come from several
+    processes, so a counter of the process would not make the name unique.
+    """
+    return f"{name}.{digest(repr(given).encode())[:16]}"
 
 
 def call_emitted(context, builder, symbol, signature, codes, emit, *attributes, raises=True):

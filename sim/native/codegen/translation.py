@@ -13,7 +13,7 @@ from numba import boolean, types
 from numba.core import cgutils, typing
 
 from sim.native.codegen.builder import constant_of, slot, targets_of
-from sim.native.codegen.direct import Body, call_emitted, functions_of
+from sim.native.codegen.direct import Body, call_emitted, functions_of, symbol_of
 from sim.native.codegen.int64_translation import I1, I64, emit_boolop
 from sim.native.codegen.linking import compiled, inline_always, intrinsic_of
 from sim.native.codegen.node_types import MISSING, Inference, Untranslatable, folded
@@ -66,7 +66,7 @@ class Source:
             inferred = Inference(tree, self.names, typing, given)
         except Untranslatable:
             return numba_form(typing, self.by_numba, given)
-        symbol = self.symbol_of(given)
+        symbol = symbol_of(self.symbol, given)
 
         def emit(context, builder, signature, codes):
             Translation(tree, inferred, context, builder, signature).emit(codes)
@@ -76,10 +76,6 @@ class Source:
 
         return inferred.result(*given), code
 
-    def symbol_of(self, given):
-        """Return the name in LLVM code of a new translation for arguments of these types."""
-        return f"{self.symbol}.{len(self.forms)}"
-
 
 class Inlined(Source):
     """A function whose calls LLVM always inlines."""
@@ -87,11 +83,6 @@ class Inlined(Source):
     def __init__(self, function):
         super().__init__(function)
         self.by_numba, self.attributes = inline_always(function), ("alwaysinline",)
-
-    def symbol_of(self, given):
-        """Return a name that is the same in each process, because several processes share the machine code of
-        kernels."""
-        return f"{self.symbol}.{given}"
 
 
 def inlined(function):
