@@ -273,7 +273,7 @@ def test_loops_and_branches_need_neither_memory_nor_divisions(tmp_path, monkeypa
 
     def add(library, module):
         original(library, module)
-        texts.extend(str(each) for each in module.functions if each.name.endswith(".f0.0"))
+        texts.extend(str(each) for each in module.functions if ".f0." in each.name)
 
     monkeypatch.setattr(linking.RunLibrary, "add_ir_module", add)
     compare(tmp_path, [body])
