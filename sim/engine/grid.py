@@ -121,7 +121,7 @@ class Block:
         self.in_flight, self.tiles = [], {}
         # the blocks of the cluster, in the order of their ranks, and its barrier (sim.engine.cluster)
         self.cluster, self.barrier = (self,), None
-        self.wrong_rank = None  # the last rank outside the cluster for which the block asked an address
+        self.wrong_rank = None  # the last rank outside the cluster to which mapa was applied
 
     def wake_parked(self, every):
         """Let threads that are suspended at an mbarrier test it again.

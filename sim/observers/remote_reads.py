@@ -53,11 +53,11 @@ class RemoteReads:
             if is_set:
                 self.store(owner, begin, size, moment, site)
             else:
-                written = self.observer.window(owner, begin + size)
-                thread, address = int(batch.thread[i]), int(batch.address[i])
-                read = RemoteRead(batch.block, thread, site, address, moment)
-                for byte in range(begin, begin + size):
-                    if not written[byte] and byte not in stores:
+                written, each = self.observer.window(owner, begin + size), range(begin, begin + size)
+                if unwritten := [byte for byte in each if not written[byte] and byte not in stores]:
+                    thread, address = int(batch.thread[i]), int(batch.address[i])
+                    read = RemoteRead(batch.block, thread, site, address, moment)
+                    for byte in unwritten:
                         self.reads.setdefault(owner, {}).setdefault(byte, []).append(read)
             if site & 3 != LOAD:
                 for byte in range(begin, begin + size):

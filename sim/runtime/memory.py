@@ -82,7 +82,7 @@ class DeviceBuffer:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the memory is mapped at its simulated address, so that the host accesses it directly."""
+        """True if the memory is mapped at its simulated address, so that the host accesses it directly."""
         return self.kind in (MANAGED, PINNED) and self.root.ctypes.data == self.base
 
     @property
@@ -254,8 +254,9 @@ class DeviceMemory:
         """
         if buffer := self.find(address) or self.find_freed(address):
             return str(buffer) if whole else f"byte {address - buffer.base:,} of {buffer}"
-        if variable := ADDRESSES.find(address):
-            return f"byte {address - variable.base:,} of the variable {variable.name}"
+        found = ADDRESSES.find(address)
+        if found is not None and getattr(found.key, "module", HOST) != HOST:
+            return f"byte {address - found.base:,} of the variable {found.name}"
         return f"host memory at {address:#x}"
 
     # --- launches -------------------------------------------------------------------------------------------

@@ -889,13 +889,14 @@ map_at(first, size)  # like the heap of a Python that is loaded at low addresses
 memory = DeviceMemory()
 buffers = [memory.allocate(8 << 20, kind, UNKNOWN) for kind in ("device", "managed", "pinned host")]
 print(all(buffer.base >= first + size + HEAP_ROOM for buffer in buffers))
+print(memory.describe(first))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="whole programs run on Linux")
 def test_simulated_memory_is_not_where_the_host_has_its_own():
     done = subprocess.run([sys.executable, "-c", LOW_ADDRESSES], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("True\n", "")
+    assert (done.stdout, done.stderr) == ("True\nhost memory at 0x1400000\n", "")
 
 
 @needs_nvcc
