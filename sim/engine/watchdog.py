@@ -35,6 +35,7 @@ class Watchdog:
             self.stop()
         except Stuck:  # the exception came just before the launch ended by itself
             self.stop()
+        self.thread.join()  # until it ends, its frame keeps the launch and its module alive
 
     def stop(self):
         """Throw no further exceptions, and withdraw the exceptions that have not been raised yet."""

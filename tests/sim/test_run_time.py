@@ -3,6 +3,7 @@ differ."""
 
 import re
 import sys
+import threading
 import time
 from math import inf
 from types import SimpleNamespace
@@ -470,6 +471,15 @@ def test_repeated_reads_of_a_block_are_counted(monkeypatch):
     monkeypatch.setattr(uninitialized, "MAX_READS", 8)
     found, fewer = launch()
     assert found == complete and found.count == 63 and fewer < number
+
+
+def test_the_watchdog_of_a_launch_ends_with_it():
+    """Count the threads after each launch. A watchdog that still runs keeps the launch and its module alive."""
+    before, after = threading.active_count(), []
+    for _ in range(20):
+        simulate(reads_fresh_memory, on_finding="report")[1, THREADS](np.zeros(THREADS, np.int32), 0)
+        after.append(threading.active_count())
+    assert max(after) == before
 
 
 def test_reruns_have_a_limit_together(monkeypatch):
