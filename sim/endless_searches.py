@@ -83,7 +83,7 @@ class EndlessSearch:
         return self.values[view]
 
     def is_time(self):
-        """Return whether to examine all threads, which happens once in len(self.searching) iterations."""
+        """Return whether it is time to examine all threads: once every len(self.searching) iterations."""
         self.wait -= 1
         if self.wait > 0:
             return False
@@ -153,7 +153,7 @@ def is_absent(key, places, values, contents):
     arrays = [values.get(array) for array, _ in places]
     if not all(hasattr(array, "allocation") and array.dtype.kind in "iu" for array in arrays):
         return False
-    # A variable may contain an old value, which memory no longer contains, until the loop assigns it again.
+    # Until the loop assigns a variable again, the variable may contain a value that memory no longer has.
     variables = {variable for _, variable in places}
     known = {value for name, value in values.items() if original_name(name) in variables}
     return key not in known and not any(key in contents(array) for array in arrays)

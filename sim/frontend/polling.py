@@ -165,7 +165,7 @@ def is_common(loop, arguments, assigned):
     calls = [part for part in nodes if isinstance(part, ast.Call) and part.calls != BUILTIN]
     if [call.calls for call in calls] != [ATOMIC]:
         return False
-    # Other names could stand for the position of the thread.
+    # Any other name could refer to the position of the thread, which differs between threads.
     known = arguments | {part.id for part in nodes if is_name(part, ast.Store)} | BUILTINS
     known |= {part.id for part in all_nodes(calls[0].func) if is_name(part)}
     used = {part.id for part in nodes if is_name(part, ast.Load)}

@@ -13,7 +13,7 @@ COMMENT = re.compile(r"//.*|/\*.*?\*/|(?<!\S)#.*")
 
 @dataclass(frozen=True)
 class CopyWaits:
-    """The waits in the function that contains a copy and the other access, or calls the functions of both.
+    """The waits in the function that contains a copy and the other access, or that calls their functions.
 
     copy, other: the lines of the copy and of the other access.
     lines: the lines that wait, as far as the source shows it.

@@ -1,4 +1,4 @@
-"""The findings about races: their words, and the facts that determine their advice."""
+"""The findings about races: their wording, and the facts that determine their advice."""
 
 from sim.events import SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, alias
 from sim.observers import advice, advice_patterns
@@ -18,7 +18,7 @@ COPY = "an asynchronous copy of "
 class RaceFindings:
     """The findings about the races of one launch.
 
-    races: the observer, which knows the order of the accesses.
+    races: the observer of races, which stores the order of the accesses.
     """
 
     def __init__(self, races):

@@ -64,9 +64,9 @@ class RemoteReads:
                     stores.setdefault(byte, moment)
 
     def decide_stored(self, owner, batches):
-        """Decide whether the reads of bytes that a block stored in the epoch that ends are uninitialized.
+        """Decide whether remote reads are uninitialized if the owner stored to their bytes in this epoch.
 
-        batches: the accesses of this block in the epoch.
+        batches: the accesses of the owner in the epoch, which ends.
         """
         for batch in batches if self.reads.get(owner) else ():
             at = np.flatnonzero((batch.address >> SPACE_SHIFT == SHARED) & self.observer.sets(batch.site))
@@ -77,7 +77,8 @@ class RemoteReads:
     def store(self, owner, begin, size, moment, site):
         """Decide whether earlier reads of the stored bytes are uninitialized.
 
-        They are if they are ordered before the store, or if both are atomic, because two atomics do not race.
+        A read is uninitialized if it is ordered before the store. It is also uninitialized if both are
+        atomic, because two atomics do not race.
         """
         reads = self.reads.get(owner, {})
         for byte in range(begin, begin + size) if reads else ():

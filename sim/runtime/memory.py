@@ -5,7 +5,7 @@ process at that address, so the host reads and writes them through the same poin
 mapped: if the host dereferences their address, it receives a SIGSEGV, which `sim.runtime.process` reports.
 
 A mapped buffer ends close to the end of its last page, and the pages around the buffer are not mapped.
-Accesses of the host outside the buffer therefore raise a SIGSEGV, too, except in the rest of its first and
+Host accesses outside the buffer therefore also raise a SIGSEGV, except in the unused parts of its first and
 last page (its margins). The margins are filled with a constant, so that a later check finds stores of the
 host.
 """
@@ -97,8 +97,8 @@ class DeviceBuffer:
         return before, after
 
     def count_overruns(self) -> tuple[int, int]:
-        """Return how far before the beginning and after the end the host has changed bytes. Each number is a
-        distance in bytes, or 0."""
+        """Return the distances in bytes of the farthest bytes that the host has changed before the beginning
+        and after the end. A distance is 0 if it has changed none."""
         if not self.is_mapped:
             return 0, 0
         before, after = (np.flatnonzero(margin != INTEGER_POISON) for margin in self.margins)

@@ -43,8 +43,8 @@ def set_lanes(state, warp, lanes, value):
 
 @int64_helper
 def begin_arm(state, warp, votes, arm) -> bool:
-    """Make the lanes of the other arm inactive, and return True. If no lane executes the arm, or the block
-    has stopped, only return False."""
+    """Make the lanes of the other arm inactive, and return True. If no lane executes this arm, or the block
+    has stopped, do nothing and return False."""
     if lanes_of_arm(votes, arm) == 0 or state.stopped != 0:
         return False
     set_inactive(state, warp, lanes_of_arm(votes, 1 - arm))
@@ -60,15 +60,15 @@ def set_inactive(state, warp, lanes):
 
 @int64_helper
 def end_arm(state, warp, votes, arm):
-    """Make the lanes active that have skipped an arm."""
+    """Reactivate the lanes that skipped an arm."""
     end_loop(state, warp, lanes_of_arm(votes, 1 - arm))
 
 
 @int64_helper
 def leave_loop(state, warp, votes, left):
-    """Make the lanes inactive that leave a loop at its test. Return the mask of all lanes that have left.
+    """Deactivate the lanes that leave a loop at its test. Return the mask of all lanes that have left.
 
-    left: the mask of the lanes that have left before.
+    left: the mask of the lanes that left in earlier iterations.
     """
     leaving = lanes_of_arm(votes, SKIPS)
     set_inactive(state, warp, leaving)
@@ -83,7 +83,7 @@ def continues_loop(state, votes) -> bool:
 
 @int64_helper
 def end_loop(state, warp, left):
-    """Make the lanes active that have left a loop."""
+    """Reactivate the lanes that have left a loop."""
     if left != 0:
         set_lanes(state, warp, left, 0)
 
@@ -95,9 +95,11 @@ def end_loop(state, warp, left):
 def check_participants(state, warp, present, mask):
     """Stop the block if the participants of a warp operation may depend on lanes that have not arrived.
 
-    The operation waits for each inactive lane in its mask. This is correct if that lane returns without a
-    further synchronisation, so it becomes an *awaited* lane. A lane is *apart* after an operation without all
-    lanes of its warp. If such a lane is missing later, the interpreter has to compare the masks of its calls
+    On a GPU, the operation would wait for each inactive lane in its mask. Compiled code does not wait, which
+    is correct only if that lane returns before it synchronises again. It therefore records the lane as
+    *awaited*, and the block stops if an awaited lane may synchronise. A lane is *apart* once it has executed
+    an operation while other lanes of its warp were inactive. If a later mask includes an apart lane that is
+    not active, the block stops, because only the interpreter compares the masks of single calls
     (sim.engine.lane_masks).
 
     present: the mask of the active lanes.

@@ -64,7 +64,7 @@ def note_access(state, entry, host):
             record_access(state, entry, host)
         if state.recent != 0:
             row = append_recent(state, entry, ACCESS)
-            # The aligned word that contains the first byte never extends beyond the element's page.
+            # Read one aligned word: unlike an unaligned word, it never extends into the next page.
             word = host - (host & 7)
             row[VALUE] = word[0] >> 8 * (host & 7)
             row[SOURCE] = host

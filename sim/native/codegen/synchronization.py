@@ -89,7 +89,7 @@ def diverge(state):
 
 @int64_helper
 def check_awaited(state):
-    """Stop the block if a warp operation waits for lanes that now wait, too (sim.native.codegen.branches)."""
+    """Stop the block if it has awaited lanes: they may be waiting here (sim.native.codegen.branches)."""
     if state.awaits:
         diverge(state)
 

@@ -87,7 +87,7 @@ class GeneratedModule:
     taken: the names already in use.
     logs: whether the generated code writes the access log.
     has_sides: whether the generated code can follow one side of a disagreement (sim.native.codegen.sides).
-        Code that writes the access log can do so, too.
+        Code that writes the access log can always follow a side.
     prints: whether the kernel calls `print`.
     unset: a list of (site, variable) for the reads to which some path leads without an assignment.
     block_barrier: the name of the runtime function for a block-wide barrier.

@@ -13,7 +13,7 @@ Conflicting accesses are therefore marked, too, if no barrier separates them fro
 A thread that ends before its copies have arrived leaves them in its ring. Their bytes never arrive, as in the
 interpreter. At the end of the block, these copies are checked as at an arrival.
 
-Loads from shared memory also test the flag FLIGHT, so that an error in a long loop is known before the end of
+Loads from shared memory also test the flag FLIGHT, so that an error in a long loop is found before the end of
 the block. Code that records errors (sim.native.codegen.error_records) tests the flag before all accesses,
 because only the access itself has the site that a finding needs. It also records the starts and the arrivals
 of copies.

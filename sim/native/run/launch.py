@@ -61,7 +61,7 @@ class Attempt(Memory):
 
     records: whether compiled code records the accesses with errors (sim.native.run.error_records).
     has_sides: whether compiled code can follow one side of a disagreement (sim.native.codegen.sides).
-        Code that records accesses can do so, too.
+        Code that records accesses can always follow a side.
     """
 
     may_raise = True  # whether the kernel can raise Python exceptions

@@ -203,7 +203,7 @@ class RecordedRun:
         return RecordedRun(self.original, self.position, checks=self.checks, **given)
 
     def before_race(self, racing):
-        """Return a run whose rows are those that `again(trap=racing.trap)` would have, except for early ones.
+        """Return a run with the rows that `again(trap=racing.trap)` would record, without the earliest ones.
 
         The rows are empty if this run has not stored the events before the race.
 
@@ -212,7 +212,8 @@ class RecordedRun:
         found = copy.copy(self)
         found.trap, found.rows = racing.trap, []
         races = [row for row in self.rows if row.flags & (RACE | BLOCK_RACE)]
-        # Before an overwritten row, there may have been another race, which has ended the storage of events.
+        # If rows were overwritten, one of them may have been an earlier race, which ended the storage of
+        # events.
         if races[0] is racing and self.state.record_count <= ROOM:
             found.rows = [*map(self.row_of, self.recent_events(racing)), racing]
         return found
@@ -232,7 +233,7 @@ class RecordedRun:
         end, is_copy = low + racing.trap[1], rows[:, EVENT] != ACCESS
         touches = (addresses < end) & (low < addresses + sizes)
         touches |= is_copy & (sources < end) & (low < sources + sizes)
-        # The word that contains the first byte of an element that is not aligned lacks other bytes of it.
+        # Only one aligned word is stored per access, so part of the value of an unaligned element is lost.
         is_cut = touches & ~is_copy & ((sources & 7) + np.minimum(sizes, 8) > 8)
         return [] if is_cut.any() else rows[touches]
 

@@ -177,7 +177,7 @@ class Fission(Branches):
 
     def before_agreement(self):
         """Return the statements to run before a decision that may depend on data. Only code that can
-        follow a side needs one."""
+        follow a side needs such statements."""
         return ["end_side(state)"] if self.module.has_sides else []
 
     def can_join(self, group, test):
