@@ -10,40 +10,47 @@ import functools
 from itertools import pairwise
 from math import inf
 from numbers import Real
-from types import FrameType
 
 import numpy as np
 
-from sim.frames import is_simulator_frame
+from sim.frames import kernel_frames
 
-INTERVAL = 1.0  # seconds of CPU time between samples while threads are being compared
+INTERVAL = 1.0  # maximum number of CPU seconds between samples while threads are being compared
 SAMPLES = 3  # consecutive samples in which a number must move in the same direction
 MOST_THREADS = 16  # maximum number of threads per sample
 SMALL = 8  # maximum size of an array whose elements may be counters or bounds
 # Bounds that need not occur in the program: a countdown ends at 0, an unsigned count up from -n at 2**32.
 IMPLIED_BOUNDS = {0, 1 << 32, 1 << 64}
+SIGNS = 1 << 31, 1 << 63  # the sign bits of 32-bit and 64-bit integers
 
 
 class Forecast:
     """An estimate of when a long-running loop ends, from samples of the numbers that some threads read."""
 
-    def __init__(self, now):
-        self.began, self.samples = now, []  # (CPU time, {thread: Numbers})
+    def __init__(self):
+        self.samples = []  # (CPU time, {thread: Numbers})
         # Whether a compared number has both risen and fallen. This happens in searches and in iterations
         # to convergence, but not in a counter that has missed its bound.
         self.wanders = False
 
-    def follows(self, thread, sampled):
-        """Return whether a sample that already contains the threads `sampled` should also contain
-        `thread`."""
-        return len(sampled) < MOST_THREADS or bool(self.samples) and thread in self.samples[-1][1]
+    def is_due(self, now, interval):
+        """Return whether it is time for another sample: `interval` seconds after the last one, but at most
+        INTERVAL. A number that rises may be equal in two samples that are too close."""
+        return not self.samples or now - self.samples[-1][0] > min(interval, INTERVAL)
 
-    def is_due(self, now):
-        """Return whether to take another sample while threads are still being compared."""
-        return now - (self.samples[-1][0] if self.samples else self.began) > INTERVAL
+    def take(self, now, context, frame):
+        """Take a sample at CPU time `now`, of up to MOST_THREADS threads that have started.
 
-    def add(self, now, numbers):
-        """Add a sample of {thread: Numbers}, taken at CPU time `now`."""
+        frame: the innermost stack frame of the current thread, which runs.
+        """
+        started = [t for block in context.live for t in block.threads if t.frame and not t.done]
+        # Threads of the last sample come first, because only a change of their numbers counts.
+        before = self.samples[-1][1] if self.samples else {}
+        threads = sorted({context.thread: None, **dict.fromkeys(started)}, key=lambda one: one not in before)
+        numbers = {
+            one: Numbers(kernel_frames(frame) if one is context.thread else one.fiber.frames())
+            for one in threads[:MOST_THREADS]
+        }
         self.samples = [*self.samples[1 - SAMPLES :], (now, numbers)]
         _, samples = zip(*self.samples)
         for thread in set(samples[0]).intersection(*samples[1:]):
@@ -92,21 +99,19 @@ def directions(values):
 
 
 class Numbers:
-    """The numeric variables and array elements that one thread can read in `frame`.
+    """The numeric variables and array elements that one thread can read.
 
-    moving: the numbers that the thread compares. A key is the frame's depth and the variable's name, or the
-        array and an index.
+    frames: the stack frames of the kernel and of its functions, outermost first.
+    moving: the numbers that the thread compares. A key is the index of a frame and the variable's name, or
+        the array and an index.
     indices: the keys of `for` loop variables.
     bounds: all numbers that the thread can read. A number in `moving` may approach one of them.
     """
 
-    def __init__(self, frame):
-        self.moving, self.indices, self.bounds, depth = {}, set(), set(), 0
-        while isinstance(frame, FrameType):
-            if not is_simulator_frame(frame):
-                self.add_frame(frame, depth)
-                depth += 1
-            frame = frame.f_back
+    def __init__(self, frames):
+        self.moving, self.indices, self.bounds = {}, set(), set()
+        for depth, frame in enumerate(frames):
+            self.add_frame(frame, depth)
 
     def add_frame(self, frame, depth):
         compared, loops, constants = numbers_of(frame.f_code)
@@ -153,4 +158,6 @@ def numbers_of(code):
             loops.add(instruction.argval)
         before = instruction.opname
     constants = {value for value in code.co_consts if is_number(value)}
+    # A kernel from PTX compares a signed integer with a constant by inverting the sign bits of both.
+    constants |= {value ^ sign for value in constants if type(value) is int for sign in SIGNS}
     return compared | (names if compares else set()), loops, constants

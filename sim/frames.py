@@ -7,11 +7,26 @@ import traceback
 
 from sim.events import SITES, Site
 
+OUTERMOST_MODULE = "sim.engine.grid"  # the module that runs threads; frames further out belong to no thread
+
 
 def is_simulator_frame(frame):
     """Return whether a stack frame belongs to the simulator rather than to a kernel."""
     name = frame.f_globals.get("__name__") or ""
     return name.startswith("sim.") or frame.f_code.co_filename == "<accessors>"
+
+
+def kernel_frames(frame):
+    """Return the stack frames of the kernel and of its functions, outermost first.
+
+    frame: the innermost stack frame of a thread.
+    """
+    frames = []
+    while frame is not None and frame.f_globals.get("__name__") != OUTERMOST_MODULE:
+        if not is_simulator_frame(frame):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
 
 
 class FrameSites:

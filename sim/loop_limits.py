@@ -16,17 +16,16 @@ DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress befor
 # after each comparison that finds a change. PATIENCE is the limit for a loop in which something changes.
 FIRST_PATIENCE, PATIENCE = 1.0, 8.0
 # A loop may run for PATIENCE_FACTOR * PATIENCE seconds, or until the log has MAX_LOGGED accesses, if a
-# Forecast predicts that it ends. The factor is SEARCH_FACTOR if the loop waits for no other thread and the
-# numbers that it compares both rise and fall. The log cannot be flushed within a loop.
-PATIENCE_FACTOR, SEARCH_FACTOR, MAX_LOGGED = 8, 1.5, 1 << 23
+# Forecast predicts that it ends. The factor is BARRIER_FACTOR if barriers of a PTX kernel also open in the
+# loop. Without such a prediction, the factor is SEARCH_FACTOR if barriers open, or if the loop waits for no
+# other thread and the numbers that it compares both rise and fall. The log cannot be flushed within a loop.
+PATIENCE_FACTOR, BARRIER_FACTOR, SEARCH_FACTOR, MAX_LOGGED = 8, 40, 1.5, 1 << 23
 # Threads are not compared before each live thread has made LEAST_ITERATIONS iterations on average, or all
 # threads together have made MOST_ITERATIONS. A comparison of thousands of threads can take longer than a
 # correct loop.
 LEAST_ITERATIONS, MOST_ITERATIONS = 32, 1 << 18
 # Number of turns before the first examination of a kernel's common loop (sim.engine.attempts).
 FIRST_COMMON_TEST = 1 << 14
-# CPU seconds for which the barriers that open in a loop can extend its time limit.
-BARRIER_PATIENCE = 300.0
 FAILED_ATOMICS = "Every thread that can run repeats an atomic that changes nothing."
 ENDLESS_SEARCHES = (
     "Every thread that can run searches memory, no thread changes this memory any more, and none of these"
@@ -78,19 +77,15 @@ class LoopLimits:
         # CPU time of the last change (None until the clock is first read), and seconds that may pass without
         # one
         self.since, self.patience = None, first_patience()
-        # the remaining iterations at that time, and whether barriers have extended the time limit
-        self.steps_then, self.extended = self.steps, False
+        # the remaining iterations at that time, and whether barriers have opened since then
+        self.steps_then, self.around_barrier = self.steps, False
 
     def barrier_opened(self):
-        """Extend the time limit of a loop around a barrier, unless an error precedes it.
+        """Record that a barrier of a PTX kernel has opened. A loop around it may run for longer.
 
         A loop in which states repeat is endless in spite of its barriers.
         """
-        if not self.context.has_errors and self.since is not None:
-            now = time.process_time()
-            self.extended = True
-            if now - self.began < BARRIER_PATIENCE:
-                self.moved = now
+        self.around_barrier = True
 
     def phase_ended(self):
         """Postpone the comparison of threads, because the end of an mbarrier's phase is progress. Do not
@@ -150,7 +145,7 @@ class LoopLimits:
         """Count CPU seconds from `now` on, if none have been counted since the last reset."""
         if self.since is None:
             # `moved` is the time of the last progress. A change that is no progress resets only `since`.
-            self.since = self.moved = self.began = now
+            self.since = self.moved = now
             self.steps_then = self.steps
 
     def check_stuck(self, site, frame):
@@ -166,7 +161,7 @@ class LoopLimits:
             self.proof = REPEATED_VARIABLES if self.context.deciding[site] else NO_VARIABLES
             raise Stuck(site, True)
         self.start_clock(now)
-        self.forecast = self.forecast or Forecast(now)
+        self.forecast = self.forecast or Forecast()
         if context.thread.failed_atomic is not None and not self.postponed:
             # Let each thread first repeat its atomic. The test by sim.engine.attempts is faster than a
             # comparison of the threads.
@@ -184,10 +179,9 @@ class LoopLimits:
             raise Stuck(site, True)
         check = self.progress_check
         stuck = check.nothing_changes(site, frame)
-        if stuck is False or self.forecast.is_due(now):
-            self.forecast.add(now, check.numbers)
-            check.numbers = {}
-            self.ends = now - self.moved + self.forecast.seconds_left() <= PATIENCE_FACTOR * PATIENCE
+        if self.forecast.is_due(now, self.patience / 2):
+            self.forecast.take(now, context, frame)
+            self.ends = now - self.moved + self.forecast.seconds_left() <= self.longest()
         factor = COMPARING if stuck is None else 1
         late = now - self.moved > factor * PATIENCE and now - self.moved > factor * self.time_limit()
         if stuck or late or stuck is False and len(context.log or ()) > MAX_LOGGED:
@@ -238,8 +232,14 @@ class LoopLimits:
         """
         if self.context.has_errors:
             return PATIENCE
-        searches = self.forecast is not None and self.searches()
-        return PATIENCE * (PATIENCE_FACTOR if self.ends else SEARCH_FACTOR if searches else 1)
+        if self.ends:
+            return self.longest()
+        searches = self.around_barrier or self.forecast is not None and self.searches()
+        return PATIENCE * (SEARCH_FACTOR if searches else 1)
+
+    def longest(self):
+        """Return the number of seconds that a loop may run if it is predicted to end."""
+        return PATIENCE * (BARRIER_FACTOR if self.around_barrier else PATIENCE_FACTOR)
 
     def format_budget(self, decided=True):
         """Return a sentence with the iterations or the time that a loop used up without progress.
@@ -247,8 +247,7 @@ class LoopLimits:
         decided: whether it is certain that nothing changes any more.
         """
         if not decided:
-            seconds = BARRIER_PATIENCE if self.extended else self.time_limit()
-            budget = f"{seconds:g} s or {MAX_LOGGED:,} accesses"
+            budget = f"{self.time_limit():g} s or {MAX_LOGGED:,} accesses"
             return f"Something still changes, but no thread ended within {budget}."
         if self.proof:
             return self.proof

@@ -10,8 +10,7 @@ from types import FrameType
 
 import numpy as np
 
-from sim.forecast import Numbers
-from sim.frames import is_simulator_frame
+from sim.frames import kernel_frames
 from sim.idle_variables import idle_variables
 
 # A thread is not in a short cycle if the span of its Cycle exceeds MAX_STATES before it repeats a state. The
@@ -19,7 +18,6 @@ from sim.idle_variables import idle_variables
 # thorough check, or twice EXHAUSTIVE in an exhaustive check. The exhaustive check finds the cycle of a thread
 # that searches a full hash table for a missing key.
 MAX_STATES, MOST_STATES, EXHAUSTIVE = 64, 1 << 11, 1 << 16
-OUTERMOST_MODULE = "sim.engine.grid"  # the module that runs threads; frames further out belong to no thread
 # A loop counts as endless when its threads have each started this many iterations, on average, in a state
 # seen before.
 MIN_REPEATS = 128
@@ -136,12 +134,6 @@ class ProgressCheck:
             for array in block.shared.values():
                 self.watch(getattr(array, "root", None))
         self.others = self.waiting_states()  # initial states
-        self.numbers = {}  # thread -> the Numbers that it can see, for the context's forecast
-        for thread in self.others:
-            # A WaitPoint of PTX has no variables. Its thread is sampled when it loops.
-            sampled = thread != "blocks" and isinstance(thread.frame, FrameType)
-            if sampled and context.loops.forecast.follows(thread, self.numbers):
-                self.numbers[thread] = Numbers(thread.frame)
 
     def nothing_changes(self, site, frame):
         """Record that the current thread starts an iteration of its loop at `site`, in `frame`.
@@ -152,8 +144,6 @@ class ProgressCheck:
         if self.advanced:
             return False
         thread = self.context.thread
-        if thread not in self.numbers and self.context.loops.forecast.follows(thread, self.numbers):
-            self.numbers[thread] = Numbers(frame)
         cycle = self.cycles.setdefault(thread, Cycle())
         if self.follows(cycle) and cycle.returns(lambda: self.variables(frame, site)):
             self.repeating.add(thread)
@@ -277,12 +267,8 @@ class ProgressCheck:
         may influence the caller.
         """
         yield site
-        frames = []
-        while isinstance(frame, FrameType) and frame.f_globals.get("__name__") != OUTERMOST_MODULE:
-            if not is_simulator_frame(frame):
-                frames.append(frame)
-            frame = frame.f_back
-        for frame in frames:
+        frames = kernel_frames(frame) if isinstance(frame, FrameType) else []
+        for frame in reversed(frames):
             ignored = self.context.timed.get(frame.f_code.co_name, frozenset())
             if len(frames) == 1:
                 ignored = ignored | idle_variables(frame.f_code, frame.f_lasti)

@@ -12,7 +12,6 @@ from types import FrameType
 
 import numpy as np
 
-from sim.frames import is_simulator_frame
 from sim.idle_variables import CONSTANTS, LOADS, NEUTRAL, PREFIX, as_tuple, is_operator, loops_of
 from sim.isa.atomics import ENTRIES
 from sim.memory.atomics import Atomic
@@ -54,7 +53,7 @@ def nothing_changes(context):
                 return False
             frame = thread.frame
             if not isinstance(frame, FrameType):
-                frame = kernel_frame(thread.fiber.frame())
+                *_, frame = thread.fiber.frames()
             in_common_loop = is_in_common_loop(frame, context)
             if repeats_failed_atomic(thread, frame, context.stateless):
                 found, is_common = True, is_common or in_common_loop
@@ -84,13 +83,6 @@ def repeats_failed_atomic(thread, frame, known):
     if place not in known:
         known[place] = is_stateless(frame)
     return known[place]
-
-
-def kernel_frame(frame):
-    """Return the innermost stack frame of a kernel's function."""
-    while is_simulator_frame(frame):
-        frame = frame.f_back
-    return frame
 
 
 def is_stateless(frame):

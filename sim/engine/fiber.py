@@ -6,6 +6,7 @@ import functools
 import greenlet
 
 from sim.errors import Abandoned
+from sim.frames import kernel_frames
 
 
 class Fiber:
@@ -33,9 +34,9 @@ class Fiber:
             self.body()
             self.suspend()
 
-    def frame(self):
-        """Return the innermost stack frame of a suspended thread body."""
-        return self.greenlet.gr_frame
+    def frames(self):
+        """Return the stack frames of the kernel in a suspended thread body, outermost first."""
+        return kernel_frames(self.greenlet.gr_frame)
 
     def abandon(self):
         """Unwind a suspended thread body with an exception. The fiber can then run the body of another

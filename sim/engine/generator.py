@@ -4,6 +4,8 @@ Resuming a generator takes a tenth of the time of a greenlet switch. A generator
 frame, so it cannot be used if a called function contains a barrier.
 """
 
+from types import GeneratorType
+
 from sim.engine.scheduler import BARRIER
 
 
@@ -16,6 +18,14 @@ class GeneratorFiber:
         thread.waits, thread.frame = BARRIER, generator.gi_frame
         self.body = thread.run_generator(generator)
         self.resume = self.body.__next__
+
+    def frames(self):
+        """Return the stack frames of the kernel in a suspended thread body, outermost first."""
+        generator, frames = self.body.gi_yieldfrom, []
+        while isinstance(generator, GeneratorType):
+            frames.append(generator.gi_frame)
+            generator = generator.gi_yieldfrom
+        return frames
 
     def abandon(self):
         """Unwind a suspended thread body. The generator fiber can then run the body of another thread."""

@@ -10,6 +10,7 @@ import sys
 import threading
 
 from sim.errors import Abandoned, LaunchError
+from sim.frames import kernel_frames
 
 
 class Withdrawn(BaseException):
@@ -103,9 +104,9 @@ class OSThread:
             thrown, self.thrown = self.thrown, None
             raise thrown
 
-    def frame(self):
-        """Return the innermost stack frame of a suspended thread body."""
-        return sys._current_frames()[self.thread.ident]
+    def frames(self):
+        """Return the stack frames of the kernel in a suspended thread body, outermost first."""
+        return kernel_frames(sys._current_frames()[self.thread.ident])
 
     def abandon(self):
         """Unwind a suspended thread body with an exception. The operating-system thread can then run the body

@@ -24,7 +24,7 @@ from sim.ptx import translate
 from sim.ptx.flow import Loop, assign_homes, blocks_in, blocks_of, first_instruction, order_blocks
 from sim.ptx.hoisted import hoisted_load
 from sim.ptx.phase_waits import test_of
-from sim.ptx.polling import can_poll
+from sim.ptx.polling import can_poll, deciding_registers
 from sim.ptx.register_kinds import register_kinds
 from sim.ptx.struct_copies import StructCopies
 from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable, python_name
@@ -125,13 +125,16 @@ class Writer:
         """Emit blocks and loops in order. Each of them runs when `go` contains its number."""
         for part in parts:
             if isinstance(part, Loop):
-                self.emit_loop(part)
+                self.emit_loop(part, around)
             elif id(part) not in self.inlined:
                 self.emit_block(part, around, alone=part is parts[0] and self.is_entered_first(part, around))
 
-    def emit_loop(self, loop):
+    def emit_loop(self, loop, around):
         """Emit a Loop as a `while` statement. The loop continues as long as `go` is the number of one of the
-        Loop's blocks."""
+        Loop's blocks.
+
+        around: the Loop around it, or None.
+        """
         test = f"go == {loop.first}" if loop.first == loop.last else f"{loop.first} <= go <= {loop.last}"
         with self.indent_under(f"while {test}:"):
             self.waits.append(test_of(loop))
@@ -140,6 +143,11 @@ class Writer:
             site = self.module.site("loop")
             if load is not None:
                 self.module.hoisted[site] = self.module.site("load")
+            deciding = None
+            if self.function.entry and around is None:  # any other loop can begin several times
+                deciding = deciding_registers(loop, self.blocks)
+            if deciding is not None:
+                self.module.deciding[site] = frozenset(self.name(Register(name, "")) for name in deciding)
             self.emit(f"tick({site})")
             self.emit_region(loop.parts, loop)
 

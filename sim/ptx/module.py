@@ -234,7 +234,7 @@ class Kernel(base.Kernel):
         context.outline, context.timed = self.module.origin.outline, program.timed
         context.hoisted, context.noncoherent = program.hoisted, program.noncoherent
         context.overwriting |= program.field_updates
-        context.speculative = program.speculative
+        context.speculative, context.deciding = program.speculative, program.deciding
         context.mbarriers = "mbarrier_init" in program.used
         context.invalidates = "mbarrier_inval" in program.used
         context.registers_at_launch = entry_registers(self.registers_at_launch(), program.used)

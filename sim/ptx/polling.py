@@ -3,6 +3,9 @@
 Such a loop reads memory, or communicates in another way, and a jump in the loop depends on the value that it
 has read. If a loop is not of this kind, other threads cannot influence how long it runs. A loop that passes a
 grid barrier in each iteration waits only at that barrier.
+
+For some loops, the values of a few registers alone determine how many iterations follow. If such a loop
+begins two iterations with equal values of these registers, it never ends, whatever happens to memory.
 """
 
 from dataclasses import replace
@@ -73,6 +76,32 @@ def is_counted(loop):
             return False
         waiting = {name for item in items for name in read_and_written(item)[0]} - seen
     return True
+
+
+def deciding_registers(loop, blocks):
+    """Return the names of the registers that a Loop writes and that decide how many iterations follow. Return
+    None if memory or another thread can influence this.
+
+    blocks: all Blocks of the function.
+    """
+    own = blocks_in(loop)
+    inside, items = {id(block) for block in own}, instructions_in(own)
+    entries = {id(t) for b in blocks if id(b) not in inside for t in b.targets if id(t) in inside}
+    # Other entries would need a comparison of the positions. A call or a trap can end the loop.
+    if entries != {id(own[0])} or any(item.names[0] in ("call", "trap") for item in items):
+        return None
+    writers = {}  # register -> the instructions of the loop that write it
+    for item in items:
+        for name in read_and_written(replace(item, guard=None))[1]:
+            writers.setdefault(name, []).append(item)
+    deciding, waiting = set(), [block.branch for block in own if block.branch is not None]
+    while waiting:
+        for name in read_and_written(waiting.pop())[0] - deciding:
+            deciding.add(name)
+            waiting += writers.get(name, ())
+            if not all(map(is_computing, writers.get(name, ()))):
+                return None
+    return frozenset(deciding & writers.keys())
 
 
 def is_computing(item):

@@ -64,6 +64,7 @@ class Program(Operations):
         # of loads whose value a thread may discard
         self.noncoherent, self.field_updates, self.speculative = set(), set(), set()
         self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
+        self.deciding = {}  # site of a loop -> the variables that decide when it ends (deciding_registers)
         # joins: the names of the functions in which a thread waits, if the kernel itself calls them and they
         # have an attribute `join` (sim.ptx.generators). joined: the names of their sim.isa entries.
         # waits_elsewhere: whether a thread can also wait in another function.

@@ -357,7 +357,7 @@ def test_the_forecast_reads_numpy_numbers_as_python_numbers():
 
     def loop(i, end):
         while i < end:
-            return Numbers(sys._getframe())
+            return Numbers([sys._getframe()])
 
     first, second = (loop(np.uint32(i), np.uint32(9)) for i in (4, 3))
     moved = [numbers.moving[0, "i"] for numbers in (first, second)]
