@@ -12,7 +12,7 @@ from sim.frontend.intervals import ADDITIVE, BITWISE, operation, range_interval
 from sim.frontend.names import MISSING
 from sim.frontend.resolve import AXIS, builtin_called, referent_of
 from sim.frontend.ssa import Versions, stored_names, version_of
-from sim.frontend.tree import UNARY, all_nodes, indices_of
+from sim.frontend.tree import UNARY, all_nodes, indices_of, integer_of
 from sim.frontend.types import (
     ANY,
     BOOL,
@@ -225,6 +225,9 @@ class Types(CallTypes):
         return BOOL
 
     def of_unaryop(self, node):
+        # Python folds the sign of a literal: -2**63 is an int64, although 2**63 is a uint64.
+        if (value := integer_of(node)) is not None:
+            return type_of_value(value)
         operand = self.of(node.operand)
         if isinstance(node.op, ast.Not):
             return BOOL

@@ -39,7 +39,7 @@ from sim.frontend.rewrite import Rewriter
 from sim.frontend.searches import searches
 from sim.frontend.tree import all_nodes, as_list, located
 from sim.frontend.types import Number
-from sim.isa.conversions import cast, domain
+from sim.isa.conversions import cast, domain, fits_64_bits
 from sim.isa.table import ENTRY_OF_OBJECT, SUSPENDING
 from sim.memory.argument import host_array
 from sim.memory.array import Array
@@ -317,7 +317,9 @@ class Binder:
         """Return the launch's replacement for `value`: a global, a free variable, a member of a module or a
         default."""
         python_type = type(value)
-        if python_type in (int, bool, str, type(None)):
+        if python_type is int:
+            return domain(value) if fits_64_bits(value) else value
+        if python_type in (bool, str, type(None)):
             return value
         if python_type in (float, complex) or isinstance(value, np.generic):
             return domain(value)

@@ -16,9 +16,9 @@ from sim.engine.grid import ITERATIONS
 from sim.frontend.accesses import PREFIX, Accesses
 from sim.frontend.names import is_number
 from sim.frontend.resolve import BUILTIN, DECLARATION, PYTHON_TYPES, builtin_called, referent_of
-from sim.frontend.tree import BINARY, COMPARISONS, UNARY, SplitByType, located, torn_variables
+from sim.frontend.tree import BINARY, COMPARISONS, UNARY, SplitByType, integer_of, located, torn_variables
 from sim.frontend.types import UINT64, Number, bits, is_float, join
-from sim.isa.conversions import cast
+from sim.isa.conversions import HIGHEST, LOWEST, cast, domain, fits_64_bits
 from sim.isa.functions import Function
 from sim.isa.promotion import SCALAR, SIGNED
 from sim.isa.table import INSTRUCTIONS
@@ -68,11 +68,25 @@ class Rewriter(Accesses):
     # --- numbers --------------------------------------------------------------------------------------------
 
     def visit_Constant(self, node):
+        if type(node.value) is int:
+            return self.integer(node.value, node)
         if type(node.value) not in (float, complex):
             return node
         # As a Python float, 0.5 would have the width of the other operand. In Numba, it is a float64.
         wide = np.float64 if type(node.value) is float else np.complex128
         return self.constant(wide(node.value), node)
+
+    def integer(self, value, node):
+        """Return the expression for `node`, whose value is the constant integer `value`.
+
+        Numba rejects an integer that fits neither an int64 nor a uint64, so its evaluation raises an error.
+        """
+        if LOWEST <= value <= HIGHEST:
+            return node
+        if fits_64_bits(value):
+            return self.constant(np.uint64(value), node)
+        self.constants[PREFIX + "domain"] = domain
+        return self.call("domain", [self.constant(value, node)], node)
 
     def visit_Name(self, node):
         """Rewrite `laneid` imported from numba.cuda into `cuda.laneid`, because its value differs between
@@ -82,6 +96,8 @@ class Rewriter(Accesses):
         """
         if not isinstance(node.ctx, ast.Load):
             return node
+        if type(referent_of(node).value) is int and not fits_64_bits(referent_of(node).value):
+            return self.integer(referent_of(node).value, node)
         if referent_of(node).name == "laneid":
             return ast.copy_location(ast.Attribute(self.name("cuda", node), "laneid", ast.Load()), node)
         if id(node) not in self.unassigned:
@@ -125,6 +141,8 @@ class Rewriter(Accesses):
         return pairs[0] if len(pairs) == 1 else ast.copy_location(ast.BoolOp(ast.And(), pairs), node)
 
     def visit_UnaryOp(self, node):
+        if (value := integer_of(node)) is not None:
+            return self.integer(value, node)
         type_ = self.types.of(node.operand)
         wide = bits(type_) is not None and (
             # The result of a negation or inversion fits into the type, unless the operand is the lowest value

@@ -158,8 +158,17 @@ class Fold(ast.NodeTransformer):
 
     def visit_BinOp(self, node):
         node = self.generic_visit(node)
-        if not (is_literal(node.left) and is_literal(node.right)):
-            return node
+        return self.folded(node) if is_literal(node.left) and is_literal(node.right) else node
+
+    def visit_UnaryOp(self, node):
+        """Fold an operator of a literal. Only the minus sign of a negative number remains an operator,
+        because a negative number has no other literal."""
+        node = self.generic_visit(node)
+        return self.folded(node) if is_literal(node.operand) else node
+
+    def folded(self, node):
+        """Return the literal that Python's compiler computes for an operation on literals, or the node if
+        there is none."""
         code = compile(ast.Expression(node), "literals", "eval")
         if any(done.opname.startswith(("BINARY", "UNARY")) for done in dis.get_instructions(code)):
             # Python's compiler did not fold this operation, because it raises an exception (1 / 0) or has a
@@ -173,6 +182,16 @@ class Fold(ast.NodeTransformer):
         for part in all_nodes(literal):
             ast.copy_location(part, node)
         return literal
+
+
+def integer_of(node):
+    """Return the value of a folded literal integer, such as 5 or -5, or None for any other node."""
+    match node:
+        case ast.Constant(int(value)) if value is not True and value is not False:
+            return value
+        case ast.UnaryOp(ast.USub(), ast.Constant(int(value))) if value is not True and value is not False:
+            return -value
+    return None
 
 
 def is_literal(node):

@@ -20,6 +20,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from sim.isa import promotion
+from sim.isa.conversions import HIGHEST, LOWEST
 from sim.isa.promotion import COMPLEX, INTEGRAL, SCALAR, SIGNED
 from sim.memory import array as memory
 from sim.memory.array import MAX_FAST_RANK
@@ -31,6 +32,7 @@ UNKNOWN = None  # not inferred yet
 MOST_BITS = 62
 LENGTH = 40  # bits of the length of an array
 LONG = 42  # bits of a thread's position in the grid
+NARROW_INTEGERS = (np.int8, np.int16, np.int32)
 # Float types on which numpy's operators agree with Numba's
 PYTHON = (np.float16, np.float32, np.float64)
 
@@ -207,6 +209,8 @@ def type_of_argument(argument, value):
     # Specialise on the sign of an np.int32, not on its value.
     if type(argument.value) is np.int32:
         return natural(np.int32, 31) if value >= 0 else INT32
+    if isinstance(value, (np.int8, np.int16)):  # threads see the numpy scalar itself
+        return Number(type(value))
     type_ = type_of_value(value)
     few = -(-(bits(type_) or 0) // 8) * 8
     if bits(type_) is None:
@@ -219,9 +223,11 @@ def type_of_value(value):
     if value is None:
         return NONE
     if isinstance(value, int) and not isinstance(value, bool):
-        if not -(2**63) <= value < 2**63:
-            return Number(np.uint64)
+        if not LOWEST <= value <= HIGHEST:
+            return UINT64 if 0 <= value < 2**64 else ANY
         return Number(int, value, value) if value.bit_length() <= MOST_BITS else Number(int)
+    if isinstance(value, NARROW_INTEGERS):  # The interpreter represents it as a Python int.
+        return Number(type(value), int(value), int(value))
     if type(value) in SCALAR:
         return Number(SCALAR[type(value)])
     if isinstance(value, tuple):

@@ -73,11 +73,16 @@ def domain(value):
     return {float: float64, complex: complex128}.get(type(value), lambda other: other)(value)
 
 
+def fits_64_bits(value):
+    """Return whether an int fits an int64 or a uint64."""
+    return LOWEST <= value < 2**64
+
+
 def _host_int(value):
     """Return a host int as an int64 if it fits, otherwise as a uint64."""
     if LOWEST <= value <= HIGHEST:
         return value
-    if 0 <= value < 2**64:
+    if fits_64_bits(value):
         return uint64(value)
     raise OverflowError(f"{value} does not fit 64 bits, the widest integer a kernel takes")
 

@@ -139,12 +139,18 @@ class Lowering(Calls):
         In LLVM, a division by zero is undefined, and so is a shift by at least the width of the operand.
         These operators therefore call a runtime function unless the right operand is a safe literal.
         """
+        node.left.is_operand = node.right.is_operand = True
         node = self.generic_visit(node)
         if type(node.op) in SAFE and not (
             isinstance(node.right, ast.Constant) and node.right.value in SAFE[type(node.op)]
         ):
             return self.call(in_text(f"operator.{BINARY[type(node.op)]}"), [node.left, node.right], node)
         return node
+
+    def visit_UnaryOp(self, node):
+        if not isinstance(node.op, ast.Not):
+            node.operand.is_operand = True
+        return self.generic_visit(node)
 
     def visit_If(self, node):
         """Lower a branch. If branches are logged, log the decision of each thread."""

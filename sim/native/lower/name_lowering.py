@@ -138,7 +138,9 @@ class Names(ast.NodeTransformer):
             return ast.copy_location(ast.Call(self.dtype(value.dtype, node), [plain], []), node)
         if text is None:
             return self.of_object(ref, name, node)
-        if type(value) in (bool, str, type(None)):
+        # Numba folds operators of literals as Python does, and those of a captured bool by its own rules:
+        # ~True is -2, and ~CAPTURED is False.
+        if type(value) in (str, type(None)) or type(value) is bool and not hasattr(node, "is_operand"):
             return ast.copy_location(ast.Constant(value), node)
         return self.as_name(self.module.constant(name, text), node)
 
