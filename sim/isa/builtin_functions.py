@@ -12,11 +12,14 @@ from ml_dtypes import bfloat16
 from numpy import complex64, complex128, float32, float64, int8
 
 from sim.isa import ieee, promotion
-from sim.isa.conversions import cast
+from sim.isa.conversions import cast, wrap
 from sim.isa.functions import SAME, VALUE, Function, Version, identity
 from sim.isa.operations import SOURCE, of_bool, wide
 from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW, PLAIN
 from sim.isa.table import INSTRUCTIONS, entries_under
+
+MASK = 2**64 - 1
+QUARTER = 2**62  # the difference of two numbers between -QUARTER and QUARTER is an int64
 
 
 def add_entry(name, semantics, rule, native=SAME, **more):
@@ -180,9 +183,25 @@ def sum_(values, start=0):
 def range_(*bounds):
     """Return a range. Its bounds can be floats, because math.ceil returns a float in a kernel."""
     try:
-        return range(*bounds)
+        found = range(*bounds)
     except TypeError:
-        return range(*map(INSTRUCTIONS["builtins.int.1"].call, bounds))
+        found = range(*map(INSTRUCTIONS["builtins.int.1"].call, bounds))
+    small = max(map(abs, (found.start, found.stop, found.step))) < QUARTER
+    return (
+        found if small else wrapped_range(found, all(isinstance(end, np.unsignedinteger) for end in bounds))
+    )
+
+
+def wrapped_range(given, unsigned):
+    """Return the numbers that Numba's `range` yields.
+
+    Numba computes `stop - start` as an int64. The loop is therefore empty if the difference overflows.
+    """
+    start, stop, step = given.start, wrap(given.stop), wrap(given.step)
+    start = start & MASK if unsigned else wrap(start)
+    numbers = range(start, start + wrap(stop - start), step)
+    wraps = len(numbers) > 0 and wrap(numbers[-1]) != numbers[-1] and not (unsigned and numbers[-1] <= MASK)
+    return map((lambda number: number & MASK) if unsigned else wrap, numbers) if wraps else numbers
 
 
 def zip_(*items):

@@ -113,6 +113,24 @@ def test_ranges_at_the_limits(bounds, wanted, engine, tmp_path):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
+    "bounds, wanted",
+    [
+        ("-2**63, 0, 2**62 + 1", []),
+        ("2**62, -2**62 - 1, -2**62", []),
+        ("2**63 - 2, -2**63 + 2, 2", [2**63 - 2, -(2**63)]),
+        ("np.uint64(2**64 - 2), np.uint64(1)", [-2, -1, 0]),
+        ("np.uint64(2), np.uint64(0), 2**64 - 1", [2, 1]),
+        ("0, np.uint64(2**63), 2**62", []),
+        ("2**64 - 1", []),
+    ],
+)
+def test_ranges_whose_length_overflows(bounds, wanted, engine, tmp_path):
+    """Run loops whose `stop - start` is no int64. Numba wraps it around, so that most of them are empty."""
+    check_range(bounds, wanted, engine, tmp_path)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
     "text", ["-2**63 - 1", "-2**64", "2**64", "~2**63", "1 - 2**64", "v + 2**64", "WIDE", "WIDE & v"]
 )
 def test_integers_of_more_than_64_bits_are_refused(text, engine, tmp_path):
