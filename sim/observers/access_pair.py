@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sim.events import LOAD, SITES
-from sim.observers.atomic_types import SMALLEST, ElementType
+from sim.observers.atomic_types import SMALLEST, ElementType, type_in_cpp
 from sim.observers.call_lines import common_caller, functions, name_in_cpp
 from sim.observers.extents import Extents
 from sim.observers.mbarrier_arms import find_arms
@@ -272,7 +272,9 @@ class AccessPair:
     def element_type(self):
         """The ElementType of the element that the accesses change, or None if it is unknown."""
         size = self.extents and self.extents.size(self.a)
-        if not size or size == 2 and "bfloat16" in self.text_of_function:
+        if not size:
+            return None
+        if self.language != CPP and size == 2 and "bfloat16" in self.text_of_function:
             return None
         if self.language != CPP:
             dtype = self.extents.dtype(self.address)
@@ -281,7 +283,13 @@ class AccessPair:
         value = next((row.value for row in (self.a, self.b) if row.value is not None), None)
         if value is None:  # a compare-and-swap that has failed
             return ElementType.of(None, size) if "cas" in self.one.opcode + self.other.opcode else None
-        return ElementType.of(np.asarray(value).dtype, size)
+        in_ptx = ElementType.of(np.asarray(value).dtype, size)
+        changed = (self.assignment(self.statement(site)) for site in (self.one, self.other))
+        target = next((found.target for found in changed if found and found.is_element), "")
+        # Members, and the arguments of templates, are named outside of the function.
+        texts = self.text_of_function, "\n".join(self.outline.lines.values()) if self.outline else ""
+        found = (type_in_cpp(in_ptx, target, text) for text in texts)
+        return next((type_ for type_ in found if type_ != in_ptx), in_ptx)
 
     def line_of(self, site):
         """Return "line 3", or "line 3 of f" if lines are counted from the beginning of another function."""

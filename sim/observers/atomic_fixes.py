@@ -9,7 +9,7 @@ from sim.events import ATOMIC, Step
 from sim.observers import tickets
 from sim.observers.atomic_types import OPERATIONS, atomic, atomic_load, exists
 from sim.observers.fixes import EVERY, barrier_for, insertion_after_line, insertion_steps
-from sim.observers.statements import assignment, atomic_target
+from sim.observers.statements import SUM_CALL, assignment, atomic_target
 from sim.observers.words import NUMBA, TRITON
 
 
@@ -71,9 +71,9 @@ def fix_of_update(facts):
     if facts.operation and facts.update[0] != facts.update[2]:
         return fix_of_divided_update(facts)
     found = atomic_of_update(facts)
-    if found == "{add}":
+    if found == "{add}" and not (facts.update and SUM_CALL.match(facts.update[1].value)):
         found = "{an_atomic}"
-    elif "in a loop" not in found:
+    elif "in a loop" not in found and not found.startswith(("a lock", "an atomic")):
         found = f"one atomic, {found}"
     # Without an atomic for the operation, a lock is simpler than a loop.
     lacks_atomic = facts.update and not facts.operation and not found.startswith("a lock")

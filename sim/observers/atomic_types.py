@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sim.observers.words import CPP, NUMBA, TRITON
 
 INTEGER, FLOAT, COMPLEX = "integer", "floating-point", "complex"
+PAIR = "pair"  # two 16-bit floating-point values: __half2, __nv_bfloat162
 # kind of a numpy dtype -> kind of an ElementType
 KINDS = {"b": INTEGER, "i": INTEGER, "u": INTEGER, "f": FLOAT, "V": FLOAT, "c": COMPLEX}
 # Types are pairs (kind, size in bytes). The atomicAdd of bfloat16 values requires sm_80, and atomics of 16
@@ -19,7 +20,7 @@ INTEGERS = {(INTEGER, 4), (INTEGER, 8)}
 NUMBERS = INTEGERS | {(FLOAT, 4), (FLOAT, 8)}
 ATOMICS = {  # {language: {operation: types}}
     CPP: {
-        "add": NUMBERS | {(FLOAT, 2)},
+        "add": NUMBERS | {(FLOAT, 2), (PAIR, 4)},
         "sub": {(INTEGER, 4)},
         "min": INTEGERS,
         "max": INTEGERS,
@@ -57,6 +58,10 @@ OPERATIONS = {"+": "add", "-": "sub", "|": "or", "&": "and", "^": "xor", "min": 
 UNSIGNED_ONLY = "add", "exchange", "swap"
 SIGNED_64 = re.compile(r"(?<!unsigned )\blong long\b(?! unsigned)|\bint64_t\b")
 SIGNED_NOTE = " (of unsigned long long: cast a pointer to long long)"
+# names of C++ types, in the declaration of an element
+SHORT_INTEGER = re.compile(r"\bshort\b|\bu?int16_t\b|\bchar16_t\b|\bushort\d?\b")
+PAIR_TYPE = r"\b(?:__half2|half2|(?:__)?nv_bfloat162)\b"
+PAIR_CALL = re.compile(r"\b__h\w+2(?:_rn)?\(")  # __hadd2(a, b)
 
 
 class ElementType(NamedTuple):
@@ -75,7 +80,32 @@ class ElementType(NamedTuple):
         return cls(KINDS[kind], size) if kind in KINDS else None
 
     def __str__(self):
+        if self.kind == PAIR:
+            return "pairs of 16-bit floating-point values"
         return f"{8 * self.size}-bit {'integers' if self.kind == INTEGER else f'{self.kind} values'}"
+
+
+def type_in_cpp(in_ptx, target, text):
+    """Return the ElementType of an element in CUDA C++.
+
+    in_ptx: the ElementType of its values in PTX, which represents a bfloat16 and a pair as integers.
+    target: the text of the element in the source, or "".
+    text: the source that may declare the element or its array.
+    """
+    if in_ptx == (INTEGER, 2) and "bfloat16" in text and not SHORT_INTEGER.search(text):
+        return ElementType(FLOAT, 2)
+    return ElementType(PAIR, 4) if in_ptx == (INTEGER, 4) and is_pair(target, text) else in_ptx
+
+
+def is_pair(target, text):
+    """Return whether an element is a pair of 16-bit floating-point values, as far as the source shows it."""
+    names = re.findall(r"[^\W\d]\w*", re.sub(r"\[[^][]*\]", "", target))
+    if not names:
+        return False
+    declared = rf"{PAIR_TYPE}(?:\s*(?:const\b|volatile\b|__restrict__\b|[*&]))*\s*{names[-1]}\b"
+    cast = rf"\b{names[-1]}\s*=[^=;]*{PAIR_TYPE}"
+    changed = rf"{re.escape(target)}\s*=\s*{PAIR_CALL.pattern}"
+    return any(re.search(pattern, text) for pattern in (declared, cast, changed))
 
 
 def exists(language, operation, type_):
@@ -114,9 +144,10 @@ def replacement(facts, operation):
         return f"a lock {without}"
     if type_.kind == INTEGER and language == CPP:
         return f"cuda::atomic_ref{' in a loop' * (operation is None)} {without}"
-    if type_.size < SMALLEST:
+    has_swap = (INTEGER, type_.size) in ATOMICS[language]["swap"]
+    if not has_swap:
         return f"an atomic on elements of 32 bits {without}"
-    if operation in ("exchange", "swap"):
+    if operation == "swap" or operation == "exchange" and (INTEGER, type_.size) in INTEGERS:
         return f"{{{operation}}} of the bits of the value {without}"
     return f"{{swap}} of the bits of the value, in a loop {without}"
 

@@ -58,7 +58,8 @@ class Facts(AccessPair):
             taken = [assignment(with_plain_reads(text, found.target)) for text in texts]
             found = replace(found, value=with_plain_reads(found.value, found.target))
             rest = found.value.replace(found.target, "")
-            if mentions(rest, found.name) or any(element_of(read) != found.target for read in taken):
+            fields = re.sub(r"(?:\.|->)\s*\w+", "", rest)  # the value without the names of fields
+            if mentions(fields, found.name) or any(element_of(read) != found.target for read in taken):
                 continue
             if found.operator or rest != found.value:
                 return site.line, found, site.line

@@ -21,7 +21,9 @@ LVALUE = re.compile(
 FIELD = re.compile(r"\.(\w+)|\[([\"'])(\w+)\2\]")
 CALL_OF_ATOMIC = re.compile(r"(?:cuda\.)?atomic\.\w+(?=\()")
 POINTER = re.compile(r"tl\.\w+\(\s*(\w+) \+ ")  # a pointer to an element in Triton: x + i
-EXTREME = re.compile(r"(?:\w*(?:\.|::))*f?(min|max)(?:imum|f)?(?=\()")
+EXTREME = re.compile(r"(?:\w*(?:\.|::))*(?:f|__h)?(min|max)(?:imum|f|2)?(?=\()")
+# a function that adds or subtracts floating-point values, rounded to nearest like atomicAdd
+SUM_CALL = re.compile(r"(?:__h(add|sub)2?(?:_rn)?|__[fd](add|sub)_rn)(?=\()")
 CONDITIONAL = re.compile(
     r"(?P<then>.+) if (?P<test>.+) else (?P<other>.+)|(?P<test2>.+) \? (?P<then2>.+) : (?P<other2>.+)"
 )
@@ -185,6 +187,18 @@ def find_extreme(value, name):
     return "min" if then == smaller else "max", other if then == name else then
 
 
+def find_call_of_sum(value, name):
+    """Return ("+" or "-", the other operand) if a value is a call that adds an operand to `name` or subtracts
+    one from it, such as __hadd(name, x). Return None otherwise."""
+    call = SUM_CALL.match(value)
+    if call is None or after_brackets(value[call.end() :]) != "":
+        return None
+    parts, adds = arguments(inside_brackets(value[call.end() :])), "add" in (call[1], call[2])
+    if len(parts) != 2 or parts.count(name) != 1 or not adds and parts[0] != name:
+        return None
+    return "+" if adds else "-", parts[1 - parts.index(name)]
+
+
 def find_step(source, scalar=None):
     """Return (text, element, operator) for `x[i]++`, or a similar step, inside a larger C++ expression.
     Return None if there is none.
@@ -333,8 +347,14 @@ def find_operation(value, name):
 
     operator: one of ATOMIC_OPERATORS, "min" or "max".
     """
-    if found := find_extreme(value, name):
-        return found
+    found = find_extreme(value, name) or find_call_of_sum(value, name) or find_operator(value, name)
+    return None if found and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", found[1]) else found
+
+
+def find_operator(value, name):
+    """Return (operator, operand) if a value is `name operator operand` or `operand + name`, else None."""
+    if value.endswith(f" + {name}") and not LOOSER_THAN_SUM.search(value[: -len(name)]):
+        return "+", value[: -len(f" + {name}")]
     operator, operand = value[len(name) :][1:2], value[len(name) :][3:]
     if not value.startswith(f"{name} ") or operator not in tuple(ATOMIC_OPERATORS) or not operand:
         return None

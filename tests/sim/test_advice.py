@@ -21,7 +21,7 @@ from sim.observers.advice_patterns import PATTERNS
 from sim.observers.atomic_types import ATOMICS, OPERATIONS, ElementType, exists
 from sim.observers.cells import Row
 from sim.observers.facts import Facts
-from sim.observers.statements import assignment, find_extreme, statements
+from sim.observers.statements import assignment, find_extreme, find_operation, statements
 from sim.observers.words import NUMBA, WORDS
 
 RACES = [
@@ -308,6 +308,32 @@ def test_a_maximum_through_a_variable_wants_an_atomic_maximum():
 )
 def test_a_minimum_or_maximum_is_recognised(value, result):
     assert find_extreme(value, "m[0]") == result
+
+
+@pytest.mark.parametrize(
+    "value, found",
+    [
+        ("m[0] + v", ("+", "v")),
+        ("v + m[0]", ("+", "v")),
+        ("a - b + m[0]", ("+", "a - b")),
+        ("a << m[0]", None),
+        ("a | b + m[0]", None),
+        ("m[0] + m[0]", None),
+        ("m[0] + m[01]", ("+", "m[01]")),
+        ("__hadd(m[0], v)", ("+", "v")),
+        ("__hadd2_rn(f(v, 2), m[0])", ("+", "f(v, 2)")),
+        ("__hsub(m[0], v)", ("-", "v")),
+        ("__hsub(v, m[0])", None),
+        ("__hadd_sat(m[0], v)", None),
+        ("__hadd(m[0], v) + 1", None),
+        ("__hadd(m[0], m[0])", None),
+        ("__fadd_rn(m[0], v)", ("+", "v")),
+        ("__fadd_rz(m[0], v)", None),
+        ("__hmax2(v, m[0])", ("max", "v")),
+    ],
+)
+def test_the_operation_of_an_update(value, found):
+    assert find_operation(value, "m[0]") == found
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tests that follow the advice about locks, exchanges, counters and maxima in CUDA C++ kernels."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -539,6 +540,124 @@ do {
     " in inline PTX; CUDA C++ has no atomicAdd of 16-bit integers)",
     [("old = *s,", "old = atomicCAS(s, (unsigned short)0, (unsigned short)0),")],
     value_is(64),
+)
+
+# --- 16-bit floating-point values ---------------------------------------------------------------------------
+
+HALVES = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+HALF = "__half *s = (__half *)n, v = __float2half(0.5f);\n"
+BFLOAT16 = "__nv_bfloat16 *s = (__nv_bfloat16 *)n, v = __float2bfloat16(0.5f);\n"
+PAIR = "__half2 *s = (__half2 *)n, v = __floats2half2_rn(0.5f, 1.0f);\n"
+BFLOAT16_PAIR = "__nv_bfloat162 *s = (__nv_bfloat162 *)n, v = __floats2bfloat162_rn(0.5f, 1.0f);\n"
+ATOMIC_SUM, ATOMIC_DIFFERENCE = "atomicAdd(&s[0], v);", "atomicAdd(&s[0], __hneg{}(v));"
+
+
+def halves_are(*values, dtype=np.float16):
+    def check(x, out, n):
+        assert n.view(dtype)[: len(values)].tolist() == list(values)
+
+    return check
+
+
+for declaration, update, says, instead, check in (
+    (HALF, "s[0] = s[0] + v;", "an atomic (atomicAdd for +=), or", ATOMIC_SUM, (32,)),
+    (HALF, "s[0] += v;", "an atomic (atomicAdd for +=), or", ATOMIC_SUM, (32,)),
+    (HALF, "s[0] = v + s[0];", "an atomic (atomicAdd for +=), or", ATOMIC_SUM, (32,)),
+    (HALF, "s[0] = __hadd(s[0], v);", "one atomic, atomicAdd, or", ATOMIC_SUM, (32,)),
+    (HALF, "s[0] = __hadd_rn(v, s[0]);", "one atomic, atomicAdd, or", ATOMIC_SUM, (32,)),
+    (HALF, "s[0] -= v;", "one atomic, atomicAdd of the negative value, or", ATOMIC_DIFFERENCE, (-32,)),
+    (HALF, "s[0] = __hsub(s[0], v);", "one atomic, atomicAdd of the negative", ATOMIC_DIFFERENCE, (-32,)),
+    (BFLOAT16, "s[0] = __hadd(s[0], v);", "one atomic, atomicAdd, or", ATOMIC_SUM, (32,)),
+    (BFLOAT16, "s[0] += v;", "an atomic (atomicAdd for +=), or", ATOMIC_SUM, (32,)),
+    (BFLOAT16, "s[0] = s[0] - v;", "one atomic, atomicAdd of the negative", ATOMIC_DIFFERENCE, (-32,)),
+    (PAIR, "s[0] = __hadd2(s[0], v);", "one atomic, atomicAdd, or", ATOMIC_SUM, (32, 64)),
+    (PAIR, "s[0] += v;", "an atomic (atomicAdd for +=), or", ATOMIC_SUM, (32, 64)),
+    (PAIR, "s[0] -= v;", "one atomic, atomicAdd of the negative", ATOMIC_DIFFERENCE, (-32, -64)),
+    (
+        PAIR,
+        "s[0] = __hsub2(s[0], v);",
+        "one atomic, atomicAdd of the negative",
+        ATOMIC_DIFFERENCE,
+        (-32, -64),
+    ),
+    (BFLOAT16_PAIR, "s[0] = __hadd2(s[0], v);", "one atomic, atomicAdd, or", ATOMIC_SUM, (32, 64)),
+    (BFLOAT16_PAIR, "s[0] += v;", "an atomic (atomicAdd for +=), or", ATOMIC_SUM, (32, 64)),
+):
+    dtype = ml_dtypes.bfloat16 if "bfloat16" in declaration else np.float16
+    instead = instead.format("2" * (len(check) == 2))
+    name = f"{declaration.split()[0]}: {update}"
+    edits = [(update, instead)]
+    case(name, (2, 32), f"{declaration}{update}\n", says, edits, halves_are(*check, dtype=dtype), HALVES)
+
+SWAP = "unsigned {type} *bits = (unsigned {type} *)s, old = atomicCAS(bits, 0, 0), seen;\n"
+SWAP += "do old = atomicCAS(bits, seen = old, {bits}({new})); while (old != seen);"
+for declaration, type_, update, lacking, new, check in (
+    (HALF, "short", "s[0] = __hmax(s[0], v);", "Max", "__hmax({old}, v)", (0.5,)),
+    (HALF, "short", "s[0] = s[0] * v + v;", "CAS", "{old} * v + v", (1,)),
+    (HALF, "short", "s[0] = __hfma(s[0], v, v);", "CAS", "__hfma({old}, v, v)", (1,)),
+    (BFLOAT16, "short", "s[0] = __hmin(s[0], -v);", "Min", "__hmin({old}, -v)", (-0.5,)),
+    (PAIR, "int", "s[0] = __hmax2(s[0], v);", "Max", "__hmax2({old}, v)", (0.5, 1)),
+    (PAIR, "int", "s[0] = __hmin2(s[0], -v);", "Min", "__hmin2({old}, -v)", (-0.5, -1)),
+):
+    dtype = ml_dtypes.bfloat16 if "bfloat16" in declaration else np.float16
+    kind = "pairs of 16-bit" if len(check) == 2 else "16-bit"
+    old, bits = "(*(__half2 *)&seen)", "pair_bits"
+    if len(check) == 1:
+        name = "bfloat16" if "bfloat16" in declaration else "half"
+        old, bits = f"__ushort_as_{name}(seen)", f"__{name}_as_ushort"
+    instead = SWAP.format(type=type_, bits=bits, new=new.format(old=old))
+    case(
+        f"{declaration.split()[0]}: {update}",
+        (2, 32),
+        f"{declaration}{update}\n",
+        f"atomicCAS of the bits of the value, in a loop (CUDA C++ has no atomic{lacking} of {kind}",
+        [(update, instead)],
+        halves_are(*check, dtype=dtype),
+        HALVES + "__device__ unsigned pair_bits(__half2 v) { return *(unsigned *)&v; }\n",
+    )
+case(
+    "__half: a sum on two lines",
+    (2, 32),
+    f"{HALF}__half old = s[0];\ns[0] = __hadd(old, v);\n",
+    "with one atomic, atomicAdd, on line 5, and assign the old value that it returns to old",
+    [("old = s[0];", "old = atomicAdd(&s[0], v);"), ("s[0] = __hadd(old, v);\n", "")],
+    halves_are(32),
+    HALVES,
+)
+case(
+    "__half2: a sum of fields",
+    (2, 32),
+    f"{PAIR}s[0].x = __hadd(s[0].x, v.x);\n",
+    "one atomic, atomicAdd on s[0].x, or let",
+    [("s[0].x = __hadd(s[0].x, v.x);", "atomicAdd(&s[0].x, v.x);")],
+    halves_are(32, 0),
+    HALVES,
+)
+case(
+    "a field with the name of the array",
+    (2, 32),
+    "sum((float2 *)n, make_float2(0.5f, 1));\n",
+    "an atomic (atomicAdd for +=) on x[0].x, or let",
+    [("x[0].x += v.x;", "atomicAdd(&x[0].x, v.x);")],
+    halves_are(32, dtype=np.float32),
+    "__device__ void sum(float2 *x, float2 v) {\n    x[0].x += v.x;\n}\n",
+)
+case(
+    "a sum by __fadd_rn",
+    (2, 32),
+    "float *s = (float *)n;\ns[0] = __fadd_rn(0.5f, s[0]);\n",
+    "one atomic, atomicAdd, or let",
+    [("s[0] = __fadd_rn(0.5f, s[0]);", "atomicAdd(s, 0.5f);")],
+    halves_are(32, dtype=np.float32),
+)
+case(
+    "a sum by a function of a template",
+    (2, 32),
+    "sum((__nv_bfloat16 *)n, __float2bfloat16(0.5f));\n",
+    "an atomic (atomicAdd for +=), or let",
+    [("s[0] = s[0] + v;", "atomicAdd(&s[0], v);")],
+    halves_are(32, dtype=ml_dtypes.bfloat16),
+    HALVES + "template <class T> __device__ void sum(T *s, T v) {\n    s[0] = s[0] + v;\n}\n",
 )
 
 # --- compare-and-swap loops ---------------------------------------------------------------------------------
