@@ -40,9 +40,8 @@ def check_elements(name, arrays, nbytes):
     dtype = arrays[name].dtype if name in arrays else np.dtype(np.uint8)
     if dtype.kind in "iuf" and dtype.itemsize > nbytes > 1:
         raise LaunchError(
-            f"{name} points to numbers of {plural(nbytes, 'byte')} in the kernel's source, got an"
-            f" array of {dtype};"
-            f" {name}.astype(numpy.{dtype.name.rstrip('0123456789')}{8 * nbytes}) has such"
+            f"in the kernel's source, {name} points to elements of {plural(nbytes, 'byte')}, got an array of"
+            f" {dtype}; pass {name}.astype(numpy.{dtype.name.rstrip('0123456789')}{8 * nbytes})"
         )
 
 
@@ -69,11 +68,11 @@ def argument_bytes(name, value, parameter):
         if nbytes == np.asarray(value).dtype.itemsize and isinstance(value, np.generic):
             return value.tobytes()
         raise LaunchError(
-            f"{name} is a .{ptx_type}: wanted an integer, got {value!r}; a float goes in as numpy.float32(x)"
+            f"{name} is a .{ptx_type}: wanted an integer, got {value!r}; pass a float as numpy.float32(x)"
         )
     number = int(value)
     if not -(1 << 8 * nbytes - 1) <= number < 1 << 8 * nbytes:
-        raise LaunchError(f"{name} is a .{ptx_type} of {plural(nbytes, 'byte')}, which do not hold {number}")
+        raise LaunchError(f"{name} is a .{ptx_type} of {plural(nbytes, 'byte')}, which cannot hold {number}")
     # Negative numbers are passed in two's complement.
     return (number & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little")
 
@@ -87,5 +86,5 @@ def structure_bytes(name, value, nbytes):
     if isinstance(raw, bytes) and len(raw) == nbytes:
         return raw
     got = plural(len(raw), "byte") if isinstance(raw, bytes) else f"a {type(value).__name__}"
-    wanted = "wanted those, or a numpy record of that size"
+    wanted = "wanted a bytes object or a numpy record of this size"
     raise LaunchError(f"{name} is a structure of {plural(nbytes, 'byte')}: {wanted}, got {got}")

@@ -34,7 +34,7 @@ def cp_async(writer, item):
     # PTX allows 4, 8 and 16 bytes with .ca, but only 16 with .cg (PTX ISA 9.7.9.25.3.1, `cp.async`).
     sizes = (16,) if "cg" in does else (4, 8, 16)
     if getattr(size, "value", None) not in sizes:
-        raise Missing(f"{item.opcode} of another size than {', '.join(map(str, sizes))} bytes")
+        raise Missing(f"{item.opcode} of a size other than {', '.join(map(str, sizes))} bytes")
     name = writer.module.transfer(f"cp_async_{size.value}")
     places = f"'shared', {address_text(writer, to)}, 'global', {address_text(writer, source)}"
     writer.emit(f"{name}({places}, {source_bytes(writer, size.value, *taken)})")

@@ -50,7 +50,7 @@ def tensor(writer, item, operands):
     """Emit cp.async.bulk.tensor or cp.reduce.async.bulk.tensor in tile mode."""
     names, loads = item.names, "bulk_group" not in item.names
     if any(name.startswith(("im2col", "tile::", "cta_group::2")) for name in names):
-        raise Missing(f"{item.opcode} in another mode than tile")
+        raise Missing(f"{item.opcode} in a mode other than tile")
     rank = next(int(name[0]) for name in names if name in ("1d", "2d", "3d", "4d", "5d"))
     map, tile, *rest = (operands[1], operands[0], *operands[2:]) if loads else operands
     (given,) = map.coordinates

@@ -106,8 +106,8 @@ class Callee:
                 f" {format_sizes(returns)}, with {format_sizes(self.arguments)} for"
                 f" {format_sizes(self.returns)}"
             )
-            reason = "Arguments and results of a call have to be those of the function that it reaches."
-            fix = "give the pointer the type of its functions"
+            reason = "A call must have the arguments and results of the function that it reaches."
+            fix = "declare the pointer with the type of the functions to which it points"
         witness = self.context.witness("calls", self.site)
         return Finding(
             "invalid-call",

@@ -94,7 +94,8 @@ def rank_error(block, address):
     ):
         return None
     return InvalidOperand(
-        f"mapa takes rank {block.wrong_rank or rank} of a cluster of {plural(len(block.cluster), 'block')}",
+        f"mapa takes rank {block.wrong_rank or rank}, but the cluster has"
+        f" {plural(len(block.cluster), 'block')}",
         f"The ranks of this cluster are 0 to {len(block.cluster) - 1}.",
         "take the rank modulo %cluster_nctarank (cluster.num_blocks()), or launch larger clusters",
     )

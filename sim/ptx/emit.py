@@ -321,9 +321,7 @@ class Writer:
         elif isinstance(operand, Group):
             self.unpack(operand, text, ptx_type)
         elif not isinstance(operand, Register):
-            raise Missing(
-                f"its result goes to {describe_operand(operand)}, which is no register that is declared"
-            )
+            raise Missing(f"its result goes to {describe_operand(operand)}, which is not a declared register")
         else:
             self.emit(f"{self.name(operand)} = {self.to_register(operand, text, ptx_type, in_range)}")
 

@@ -80,8 +80,9 @@ def block_of_label(leaders, name, line, function):
     """Return the Block at which a label begins. Raise LaunchError if the label does not exist."""
     if name not in leaders:
         raise LaunchError(
-            f"PTX line {line}: {function.name} jumps to {name}, a label that its PTX does not have: an"
-            " assembler would refuse it\n  libNVVM loses one at times under -lineinfo; compile without that"
+            f"PTX line {line}: {function.name} jumps to {name}, but its PTX does not define this label: an"
+            " assembler would refuse it\n  libNVVM sometimes loses a label under -lineinfo; compile without"
+            " this option"
         )
     return leaders[name]
 

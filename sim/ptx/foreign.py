@@ -35,7 +35,7 @@ def explain_address(address, other, heap):
     where = "the null pointer, or near it" if null else "far from all memory of the launch"
     if null and heap is not None and heap.failed_allocations:
         nbytes = heap.context.spec.heap_bytes
-        where += f"; malloc has returned that, as the heap of {nbytes:,} bytes is full"
+        where += f"; malloc has returned the null pointer, because the heap of {nbytes:,} bytes is full"
     fix = (
         "look at where the pointer comes from: an argument that was not given, or an index that wrapped"
         " around"

@@ -45,7 +45,9 @@ def load_ptx(text: str | bytes, source: str | None = None, *, path: str | PathLi
     Raise LaunchError for a text that is not valid PTX. The message contains the line.
     """
     if not isinstance(text, (str, bytes)):
-        raise LaunchError(f"wanted PTX as text, got a {type(text).__name__}; of a file: path.read_text()")
+        raise LaunchError(
+            f"wanted PTX as text, got a {type(text).__name__}; to load a file, pass path.read_text()"
+        )
     text = text.decode(errors="replace") if isinstance(text, bytes) else text
     module = Module(text.rstrip("\0"), source)
     module.origin.ptx_path = os.path.abspath(path) if path else ""

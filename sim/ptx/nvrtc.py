@@ -20,7 +20,7 @@ INSTALL = (
 
 HEADERS = (
     "The toolkit's headers come with: pip install nvidia-cuda-runtime nvidia-cuda-cccl (numba-cuda[cu13]"
-    ' brings both); folders of your own by load_cuda(path, "-Ifolder")'
+    ' brings both). Add other folders with load_cuda(path, "-Ifolder")'
 )
 
 # cooperative_groups.h includes parts of cuda::std, which take NVRTC 1 to 2 s. With this option, the header
@@ -82,7 +82,8 @@ class CudaModule(Module):
         self.store.add_variables(module.text)
         function = module.text.functions.get(lowered[expression])
         if function is None or not function.entry:
-            raise LaunchError(f"{expression} is no kernel; the module has {', '.join(self.names) or 'none'}")
+            names = ", ".join(self.names) or "none"
+            raise LaunchError(f"{expression} is not a kernel; the module has {names}")
         kernel = Kernel(module, function)
         kernel.__name__ = expression
         return kernel

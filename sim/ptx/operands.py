@@ -46,7 +46,7 @@ class Operands(Tokens):
         """Parse a predicate register. Raise LaunchError if it is not declared."""
         register = self.register(self.take())
         if register is None:
-            raise self.error(f"{self.tokens[self.at - 1]} is no register that is declared here", self.at - 1)
+            raise self.error(f"{self.tokens[self.at - 1]} is not declared as a register here", self.at - 1)
         return register
 
     def operand(self):

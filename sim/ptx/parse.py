@@ -74,7 +74,7 @@ class Parser(Operands):
         elif token == ".address_size":
             self.take()
             if self.integer() != 64:
-                raise self.error("only modules of 64-bit addresses can be run: .address_size 64", self.at - 1)
+                raise self.error("sim runs only modules with 64-bit addresses: .address_size 64", self.at - 1)
         elif token == ".file":
             self.file()
         elif token == ".section":
@@ -84,7 +84,7 @@ class Parser(Operands):
         elif token in SKIPPED:
             self.list_until(";", self.take)
         else:
-            raise self.error(f"{token!r} is no directive that sim knows")
+            raise self.error(f"{token!r} is not a directive that sim supports")
 
     def file(self):
         """Parse a .file directive."""
@@ -98,7 +98,7 @@ class Parser(Operands):
         self.take()
         name, function = self.list_until(";", self.take)
         if function not in self.result.functions:
-            raise self.error(f"{function!r} is no function that is declared before its alias", self.at - 1)
+            raise self.error(f"{function!r} is not a function that is declared before its alias", self.at - 1)
         self.result.functions[name] = self.result.functions[function]
 
     def section(self):
@@ -126,7 +126,7 @@ class Parser(Operands):
             vector = int(self.take()[2:])
         ptx_type = self.take()[1:]
         if ptx_type not in WIDTHS:
-            raise self.error(f"{ptx_type!r} is no type of a variable", self.at - 1)
+            raise self.error(f"{ptx_type!r} is not a type of a variable", self.at - 1)
         self.alignment()  # skip .ptr .align, the alignment of the memory to which the pointer refers
         name, count = self.take(), vector
         while self.accept("["):
@@ -189,7 +189,7 @@ class Parser(Operands):
             pointers.append((offset, operand))
             return bytes(size)
         if operand.float_width and WIDTHS[ptx_type] not in FORMATS:
-            raise self.error(f"a float is no initial value of a .{ptx_type}", self.at - 1)
+            raise self.error(f"a float cannot be the initial value of a .{ptx_type}", self.at - 1)
         return operand.bits(WIDTHS[ptx_type]).to_bytes(size, "little")
 
     # --- functions ------------------------------------------------------------------------------------------
@@ -251,11 +251,11 @@ class Parser(Operands):
             name = getattr(jump.operands[1], "name", None) if len(jump.operands) == 2 else None
             table = self.tables.get(name)
             if table is None:
-                raise LaunchError(f"PTX line {jump.line}: {jump.opcode} wants an index and .branchtargets")
+                raise LaunchError(f"PTX line {jump.line}: {jump.opcode} needs an index and .branchtargets")
             labels = tuple(Symbol(self.resolve_label(part.name, braces)) for part in table.parts)
             return replace(jump, operands=(jump.operands[0], Group(labels)))
         if len(jump.operands) != 1 or not isinstance(jump.operands[0], Symbol):
-            raise LaunchError(f"PTX line {jump.line}: {jump.opcode} wants a label")
+            raise LaunchError(f"PTX line {jump.line}: {jump.opcode} needs a label")
         return replace(jump, operands=(Symbol(self.resolve_label(jump.operands[0].name, braces)),))
 
     def resolve_label(self, name, braces):
@@ -268,7 +268,7 @@ class Parser(Operands):
         line, name, brace = self.line(), self.take(), self.braces[-1]
         self.take(":")
         if (brace, name) in self.labels:
-            raise LaunchError(f"PTX line {line}: there are two labels {name}")
+            raise LaunchError(f"PTX line {line}: the label {name} is defined twice")
         self.labels[brace, name] = f"{name} {brace}" if brace else name
         function.body.append(Label(self.labels[brace, name]))
 
@@ -310,7 +310,7 @@ class Parser(Operands):
     def branch_targets(self, function):
         """Parse the table of labels of a brx.idx. The label before the directive is the name of the table."""
         if not function.body or not isinstance(function.body[-1], Label):
-            raise self.error(".branchtargets wants a label before it")
+            raise self.error(".branchtargets needs a label before it")
         self.take()
         name, labels = function.body.pop().name, self.list_until(";", self.take)
         self.tables[name] = Group(tuple(map(Symbol, labels)))
@@ -322,7 +322,7 @@ class Parser(Operands):
         if ptx_type in ("v2", "v4"):
             raise self.error("registers that are vectors are not supported", self.at - 1)
         if ptx_type not in WIDTHS:
-            raise self.error(f"{ptx_type!r} is no type of a register", self.at - 1)
+            raise self.error(f"{ptx_type!r} is not a type of a register", self.at - 1)
         self.comma_list(lambda: self.register_names(ptx_type))
         self.take(";")
 

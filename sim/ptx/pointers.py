@@ -75,8 +75,8 @@ class PinnedArrays:
                 return pinned
             if low < pinned.high and pinned.low < high:
                 raise LaunchError(
-                    f"{pinned.name}, which has an address already, is only a part of this array;"
-                    " wanted the whole array first, pointer(array), then pointer(array[...])"
+                    f"{pinned.name} already has an address, but it is only a part of this array; call"
+                    " pointer(array) for the whole array first, and then pointer(array[...])"
                 )
         return None
 

@@ -96,7 +96,7 @@ class RegionTable:
         # Memory contains the frames of all threads at one depth, then those at the next depth.
         place = frames.depth * len(self.context.thread.block.threads) + self.context.thread.linear
         if place >= allocation.copies:
-            raise RecursionError(f"{frames.depth} calls deep, and no more room for {allocation.name}")
+            raise RecursionError(f"the stack has {frames.depth} calls, and no room for {allocation.name}")
         if frames.depth == len(frames.regions):
             base = allocation.base + place * nbytes
             frames.regions.append(Region(allocation, fresh_memory(nbytes, None), base))

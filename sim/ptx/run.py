@@ -98,7 +98,7 @@ class Run:
         if symbol.name in text.functions:
             return function_address(text, symbol.name) + symbol.offset
         raise LaunchError(
-            f"PTX line {variable.line}: {symbol.name} is no variable or function that sim knows"
+            f"PTX line {variable.line}: {symbol.name} is not a variable or function of this module"
         )
 
     def address(self, variable):
@@ -341,8 +341,8 @@ class Run:
         workspace = self.allocations.get(WORKSPACE)
         if workspace is None or address != workspace.base + 4:
             raise LaunchError(
-                f"a grid barrier as cooperative_groups.h has it adds to the address {address:#x}, which is"
-                " not that of the launch's workspace"
+                f"the grid barrier of cooperative_groups.h adds to address {address:#x}, which is not in the"
+                " workspace of this launch"
             )
         return self.grid.arrive(added)
 

@@ -55,4 +55,4 @@ def expression(program, name):
         return program.shared_name("clock", lambda run: run.context.clock.read) + "()"
     if stem in SPECIALS:
         return SPECIALS[stem]
-    raise Missing(f"%{name} is neither declared nor a special register that sim has")
+    raise Missing(f"%{name} is neither declared nor a special register that sim supports")

@@ -72,7 +72,7 @@ class Tokens:
         """
         token = self.next
         if not token:
-            raise self.error(f"the text ends here, where {wanted or 'more'} has to follow: is it cut off?")
+            raise self.error(f"the text ends here, but {wanted or 'more'} has to follow: is it truncated?")
         if wanted not in (None, token):
             raise self.error(f"wanted {wanted!r}, got {token!r}")
         self.at += 1

@@ -14,5 +14,6 @@ def refusal_message(entry, missing):
     lines = "\n".join(f"  PTX line {line}: {what}" for line, what in missing[:10])
     more = f"\n  and {len(missing) - 10} more" if len(missing) > 10 else ""
     return (
-        f"{plain_name(entry.name)} uses instructions that sim does not have; nothing has run\n{lines}{more}"
+        f"{plain_name(entry.name)} uses instructions that sim does not support, and did not run\n"
+        f"{lines}{more}"
     )

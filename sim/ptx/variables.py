@@ -241,13 +241,12 @@ def as_array(value: Any, view: np.ndarray, name: str) -> np.ndarray:
         if alike or view.dtype == np.uint8 and view.ndim == 1:
             return given
         raise LaunchError(
-            f"{name} is {describe(view)}, got {describe(given)};"
-            f" {name}.astype(numpy.{view.dtype}) has the type"
+            f"{name} is {describe(view)}, got {describe(given)}; pass {name}.astype(numpy.{view.dtype})"
         )
     try:
         given = np.asarray(value)
         if given.dtype.kind not in "biuf" or given.dtype.kind == "f" and view.dtype.kind in "iu?":
-            raise TypeError(f"{given.dtype} has no place there")
+            raise TypeError(f"{given.dtype} cannot be stored there")
         return np.array(value, view.dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise LaunchError(f"{name} is {describe(view)}, got {value!r}: {error}") from None

@@ -148,7 +148,7 @@ def test_a_function_that_sim_cannot_run_ends_the_launch_when_it_is_called():
     table = ".global .align 8 .u64 table[2] = {doubles, odd};"
     report, y = launched(BY_TABLE.replace("%r2", "0") + CALL, DOUBLES, odd, table)
     assert report.findings == () and y == [0, 2, 4, 6]
-    with pytest.raises(LaunchError, match=re.escape("odd uses instructions that sim does not have")):
+    with pytest.raises(LaunchError, match=re.escape("odd uses instructions that sim does not support")):
         launched(BY_TABLE + CALL, DOUBLES, odd, table)
 
 

@@ -61,7 +61,10 @@ def test_a_heap_without_room_gives_the_null_pointer(kernels):
     assert run(kernels["large"], (8 << 20) + 1, threads=1, spec=spec)[1][0] == 0
     report, _ = run(kernels["unchecked"], 1 << 24)
     assert [f.kind for f in report.errors] == ["out-of-bounds"]
-    assert "malloc has returned that, as the heap of 8,388,608 bytes is full" in report.errors[0].message
+    assert (
+        "malloc has returned the null pointer, because the heap of 8,388,608 bytes is full"
+        in report.errors[0].message
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -359,7 +359,7 @@ def test_what_conversions_and_votes_give_is_a_register(engine):
     [
         ((np.zeros(1),), "was launched with 1 argument; it takes 2"),
         ((np.zeros(1), 0.5), "argument1 is a .u64: wanted an integer, got 0.5"),
-        ((np.zeros(1), 2**70), "argument1 is a .u64 of 8 bytes, which do not hold"),
+        ((np.zeros(1), 2**70), "argument1 is a .u64 of 8 bytes, which cannot hold"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, message):
@@ -400,7 +400,7 @@ def test_local_memory(store, kinds):
 
 
 def test_a_jump_to_nowhere_is_refused():
-    with pytest.raises(LaunchError, match="jumps to NOWHERE, a label that its PTX does not have"):
+    with pytest.raises(LaunchError, match="jumps to NOWHERE, but its PTX does not define this label"):
         simulate(kernel("bra NOWHERE;"))[1, 1](np.zeros(1), np.zeros(1))
 
 
@@ -414,20 +414,20 @@ def refused(body):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("add.u32 %r1, %r55, %r1;", "add.u32: %r55 is neither declared nor a special register that sim has"),
         (
-            "add.u32 %r55, %r1, %r1;",
-            "add.u32: its result goes to %r55, which is no register that is declared",
+            "add.u32 %r1, %r55, %r1;",
+            "add.u32: %r55 is neither declared nor a special register that sim supports",
         ),
-        ("@%q1 add.u32 %r1, %r1, %r1;", "%q1 is no register that is declared here"),
+        ("add.u32 %r55, %r1, %r1;", "add.u32: its result goes to %r55, which is not a declared register"),
+        ("@%q1 add.u32 %r1, %r1, %r1;", "%q1 is not declared as a register here"),
         ("mov.u64 %d3, nothing;", "mov.u64: the address of nothing, which the module does not declare"),
         ("add.u32;", "add.u32 with these operands"),
         ("mov.b32 %r1;", "mov.b32 with these operands"),
         ("ld.global.u32 %r1;", "ld.global.u32 with these operands"),
         ("st.global.u32 %r1, %r2;", "st.global.u32 with these operands"),
-        ("bra;", "bra wants a label"),
-        ("brx.idx %r1, nowhere;", "brx.idx wants an index and .branchtargets"),
-        ("L: ret; L: ret;", "there are two labels L"),
+        ("bra;", "bra needs a label"),
+        ("brx.idx %r1, nowhere;", "brx.idx needs an index and .branchtargets"),
+        ("L: ret; L: ret;", "the label L is defined twice"),
         ("add.u32 %r1, %r1, 09;", "'09' is not a number"),
         ("call frob, ();", "call of frob, which the module does not define"),
         ("call %d1, ();", "call of a pointer"),
@@ -492,7 +492,7 @@ def test_a_function_that_calls_itself_has_local_memory_for_each_call():
 def test_numbers_wider_than_the_source_says_are_refused():
     source = "__global__ void k(const float* x, int* y) {"
     wide = load_ptx(HEAD + ENTRY.format(body="", size_in=4, size_out=4), source=source)["k"]
-    with pytest.raises(LaunchError, match=r"x points to numbers of 4 bytes .* x.astype\(numpy.float32\)"):
+    with pytest.raises(LaunchError, match=r"x points to elements of 4 bytes, .* x.astype\(numpy.float32\)"):
         simulate(wide)[1, 1](np.zeros(1), np.zeros(1, np.int32))
     simulate(wide)[1, 1](np.zeros(1, np.float32), np.zeros(4, np.int8))
 

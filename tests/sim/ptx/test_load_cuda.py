@@ -336,7 +336,7 @@ def test_a_header_without_stand_in_is_named(tmp_path):
 def test_a_refused_kernel_has_its_name_in_the_source():
     body = "{ tcgen05.wait::ld.sync.aligned; ret; }"
     text = f".version 8.0\n.target sm_90\n.address_size 64\n.entry _Z4spini() {body}"
-    with pytest.raises(LaunchError, match="^spin uses instructions that sim does not have"):
+    with pytest.raises(LaunchError, match="^spin uses instructions that sim does not support"):
         simulate(load_ptx(text)["spin"])[1, 1]()
 
 
