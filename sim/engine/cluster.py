@@ -73,7 +73,7 @@ class Cluster:
         context, thread = scheduler.context, scheduler.context.thread
         if thread.cluster_phase is None:
             raise InvalidOperand(
-                "a thread waits at barrier.cluster without barrier.cluster.arrive before", *ALTERNATE
+                "a thread waits at barrier.cluster without an earlier barrier.cluster.arrive", *ALTERNATE
             )
         phase, thread.cluster_phase = thread.cluster_phase, None
         if self.reported < phase:

@@ -8,6 +8,7 @@ import numpy as np
 
 from sim.events import SITES, Access, Finding
 from sim.isa.matrix_descriptor import ADDRESS_MASK, CHUNK, ROWS, row_mask, swizzled
+from sim.nouns import plural
 
 NONE = "no swizzle"
 
@@ -94,7 +95,8 @@ def aligned_by_luck(context, descriptor, of, found, site):
         f" {descriptor.swizzle}-byte swizzle of {of}, but is declared with alignment {allocation.alignment}",
         (context.witness("read", site),),
         *element,
-        reason=f"Here it does, by luck; after {other.name}, which has {other.root.size:,} bytes, it may not.",
+        reason="In this launch it does, but only by luck: the compiler may place it after"
+        f" {other.name}, which has {plural(other.root.size, 'byte')}.",
         fix=f"declare {element.array} with alignment={descriptor.pattern}",
     )
 

@@ -296,8 +296,8 @@ class Grid:
         except LaunchError as refusal:
             self.resident, self.refusal = resident, refusal
             self.context.notes[
-                f"the system has threads for {resident} resident blocks; each further block started after one"
-                " of these had ended"
+                f"the operating system has threads for {resident} resident blocks only, so each further block"
+                " started after another block had ended"
             ] = None
 
     def release(self, parked):

@@ -86,23 +86,23 @@ def find_barrier(barriers, number, count, warp_size):
     not allow."""
     if not 0 <= number < BARRIERS:
         raise InvalidOperand(
-            f"there are barriers 0 to {BARRIERS - 1}, got {number}",
+            f"the number of a barrier is 0 to {BARRIERS - 1}, got {number}",
             f"A block has {BARRIERS} barriers.",
             f"use a number below {BARRIERS}; __syncthreads() uses number 0",
         )
     if count <= 0 or count % warp_size:
         raise InvalidOperand(
-            f"barrier {number} takes a multiple of {warp_size} threads, got {count}",
+            f"the number of threads of barrier {number} must be a multiple of {warp_size}, got {count}",
             "Whole warps arrive at a named barrier.",
             f"round the count up to a multiple of {warp_size}, and let all lanes of these warps take part",
         )
     barrier = barriers.setdefault(number, NamedBarrier())
     if barrier.count not in (None, count):
         raise InvalidOperand(
-            f"this call of barrier {number} is for {plural(count, 'thread')}, and another thread's call is"
-            f" for {barrier.count}",
+            f"this call of barrier {number} passes {plural(count, 'thread')}, but another thread's call"
+            f" passes {barrier.count}",
             "All calls between two openings of a barrier must pass the same number of threads.",
-            "pass the number of threads that arrive in all calls, or use another barrier number",
+            "in all calls, pass the number of threads that arrive; or use another barrier number here",
         )
     barrier.count = count
     return barrier
@@ -123,9 +123,9 @@ def incomplete_finding(scheduler, block):
             " arrived",
             (scheduler.waiting_witness(barrier.waiting[0]), repeated),
             reason="A thread arrived without waiting, and arrived again before the barrier had opened. Its"
-            " second arrival replaced the arrival of another thread.",
-            fix="let the arriving threads also wait: bar.sync at a second barrier before they write again, at"
-            " which the reading threads arrive (bar.arrive) after they have read",
+            " second arrival was counted in place of another thread's arrival.",
+            fix="let the arriving threads also wait: add a second barrier, at which the other threads arrive"
+            " after they have read (bar.arrive), and these threads wait before they write again (bar.sync)",
         )
     elsewhere = {scheduler.waiting_witness(thread).site: thread for thread in reversed(others)}
     return Finding(
@@ -152,6 +152,6 @@ def fix_of_count(context, block, number, barrier):
     if barrier.arrivals % 32:
         return f"let all {barrier.count} threads reach a call of barrier {number}, in whole warps"
     return (
-        f"pass the number of threads that arrive in all calls (bar.sync {number}, {barrier.arrivals} for the"
+        f"in all calls, pass the number of threads that arrive (bar.sync {number}, {barrier.arrivals} for the"
         f" threads that have arrived), or let all {barrier.count} threads reach one of the calls"
     )

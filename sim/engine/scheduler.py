@@ -47,8 +47,8 @@ FIX_UNDECIDED = (
     " many iterations; otherwise look at what should end the loop"
 )
 STOPPED = (
-    "stopped before its end, so that its results are incomplete: whether a loop ends is undecided;"
-    " simulate(kernel, max_steps=10**9) lets it continue"
+    "stopped before its end, so its results are incomplete: the simulator could not decide whether a loop"
+    " ends; simulate(kernel, max_steps=10**9) lets it continue"
 )
 HOISTED = (
     "The loop waits for memory to change, but the load is neither volatile nor atomic. The compiler has moved"

@@ -232,7 +232,7 @@ class Source(ast.NodeVisitor):
             if computed and any(isinstance(name, ast.Name) for name in all_nodes(part)):
                 site = self.site("call", node)
                 raise LaunchError(
-                    f"{ast.unparse(part)} in the shape of a declared array is no constant for Numba:"
+                    f"{ast.unparse(part)} in the shape of a declared array is not a constant for Numba:"
                     f" {site.function} line {site.line}  {site.source}\n  use numbers, or names of numbers"
                     " defined outside the kernel: assign the result to such a name, as in WIDTH = TILE + 1"
                 )

@@ -84,7 +84,7 @@ def _host_int(value):
         return value
     if fits_64_bits(value):
         return uint64(value)
-    raise OverflowError(f"{value} does not fit 64 bits, the widest integer a kernel takes")
+    raise OverflowError(f"{value} does not fit into 64 bits, the width of a kernel's widest integers")
 
 
 def _as_dtype(dtype):
@@ -133,7 +133,7 @@ def _integral(value, bits, signed):
         return int(value)
     if isinstance(value, FLOATS):
         return truncated(value, bits, signed)
-    raise TypeError(f"{value!r} is not a number, and cannot become an integer")
+    raise TypeError(f"{value!r} is not a number, so it cannot be converted to an integer")
 
 
 def truncated(value, bits=64, signed=True, least=16):
@@ -203,7 +203,7 @@ def _double(value):
     """
     if isinstance(value, NUMBERS[:-2]):
         return float(value)
-    raise TypeError(f"{value!r} is not a number, and cannot become a float")
+    raise TypeError(f"{value!r} is not a number, so it cannot be converted to a float")
 
 
 _TO_OTHER = {

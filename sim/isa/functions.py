@@ -43,7 +43,7 @@ class LLVM:
     more: tuple = ()
 
     def __call__(self, *operands):
-        raise TypeError(f"llvm.{self.name} is for compiled code")
+        raise TypeError(f"llvm.{self.name} can be called only in compiled code")
 
 
 class LookupTable(list):

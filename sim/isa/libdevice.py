@@ -33,8 +33,7 @@ SOURCE = "libdevice User's Guide"
 BESSEL = "sim has no Bessel functions"
 MISSING = {name: BESSEL for base in ("j0", "j1", "jn", "y0", "y1", "yn") for name in (base, base + "f")}
 MISSING |= dict.fromkeys(
-    ("erfcx", "erfcxf"),
-    "sim has no scaled complementary error function; exp(x * x) * erfc(x) serves for x < 20",
+    ("erfcx", "erfcxf"), "sim has no scaled complementary error function; use exp(x * x) * erfc(x) if x < 20"
 )
 
 

@@ -40,9 +40,7 @@ class Library(SimpleNamespace):
     """A module for kernels. An access to a function that Numba does not support raises AttributeError."""
 
     def __getattr__(self, name):
-        raise AttributeError(
-            f"{self.__dict__['__name__']}.{name} is nothing that a Numba CUDA kernel can call"
-        )
+        raise AttributeError(f"{self.__dict__['__name__']}.{name} cannot be called in a Numba CUDA kernel")
 
 
 def interpreted_functions(prefix):

@@ -16,6 +16,7 @@ from numpy import uint32, uint64
 from sim.isa.functions import function
 from sim.isa.invalid import InvalidOperand
 from sim.isa.memory import memory_instruction
+from sim.nouns import plural
 
 COUNT_BITS = 20  # PTX ISA 9.7.13.15: a count is between 1 and 2^20 - 1
 MAX_COUNT = (1 << COUNT_BITS) - 1
@@ -78,8 +79,9 @@ class Barrier:
             self.complete_copies()
         if count > self.pending:
             raise InvalidOperand(
-                f"{count} arrive at an mbarrier that waits for {self.pending} in this phase",
-                f"Each phase of this mbarrier counts {self.expected} arrivals. Another one is undefined.",
+                f"{plural(count, 'arrival')} at an mbarrier that waits for only {self.pending} in this phase",
+                f"Each phase of this mbarrier counts {self.expected} arrivals. The behaviour of a further"
+                " arrival is undefined.",
                 "initialise the mbarrier for all arrivals of a phase, or let each arriving thread wait for"
                 " the phase before it arrives again",
             )
@@ -116,7 +118,7 @@ class Barrier:
         self.expected_bytes.append((witness, nbytes))
         if not -MAX_COUNT <= self.tx <= MAX_COUNT:
             raise InvalidOperand(
-                f"an mbarrier expects up to {MAX_COUNT:,} bytes per phase, got {self.tx:,}",
+                f"an mbarrier can expect at most {MAX_COUNT:,} bytes per phase, got {self.tx:,}",
                 f"The count of bytes has {COUNT_BITS} bits.",
                 "divide the copies into several phases, and expect the bytes of one phase at a time",
             )
@@ -175,7 +177,7 @@ def add_arrival(name, *modifiers, drops=False, completes=True):
         memory.arrived(barrier, phase)
         if barrier.arrive(count, drops) and not completes:
             raise InvalidOperand(
-                "mbarrier.arrive.noComplete completes a phase, which it must not",
+                "mbarrier.arrive.noComplete must not complete a phase, but this one does",
                 f"It is the last of the {barrier.expected} arrivals of phase {phase}.",
                 "arrive without .noComplete, or initialise the mbarrier for one more arrival",
             )

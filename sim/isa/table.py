@@ -97,8 +97,8 @@ class Entry:
             known = INSTRUCTIONS.get(name)
             if known and full_name(known.semantics) != full_name(self.semantics):
                 raise ValueError(
-                    f"there is an instruction {name} already, of {known.semantics.__module__}; give this one"
-                    " a name of its own: instruction(name=...)"
+                    f"{known.semantics.__module__} already defines an instruction {name}; give this one"
+                    " another name: instruction(name=...)"
                 )
             INSTRUCTIONS[name] = self
         PTX.update(dict.fromkeys(self.ptx, self))
@@ -168,7 +168,7 @@ def by_ptx(name: str) -> Entry:
     if found is not None:
         return found
     raise KeyError(
-        f"no instruction {name} in the table (sim.isa.table.PTX lists those there are); give it an entry:"
+        f"no instruction {name} in the table (sim.isa.table.PTX lists all instructions); add an entry with"
         " sim.isa.instruction(ptx=...)"
     )
 
@@ -241,7 +241,7 @@ def number_dtype(given: Any) -> np.dtype:
     """
     dtype = np.dtype(given)
     if dtype.hasobject:
-        raise TypeError(f"{given!r} is no type of numbers")
+        raise TypeError(f"{given!r} is not a numeric type")
     return dtype
 
 

@@ -191,7 +191,7 @@ def check(tensor):
     steps, strides, box = tensor.element_strides, tensor.strides, tensor.box
     rules = {
         f"a tensor map has 1 to 5 dimensions, got {rank}": 1 <= rank <= 5,
-        f"the box has {len(box)} dimensions and the tensor {rank}": len(box) == len(steps) == rank,
+        f"the box has {len(box)} dimensions, but the tensor has {rank}": len(box) == len(steps) == rank,
         f"strides {strides} must be multiples of 16 bytes: pad the rows": all(
             n % 16 == 0 and 0 <= n < 1 << 40 for n in strides
         ),
@@ -199,10 +199,10 @@ def check(tensor):
         f"element strides {steps} must be 1 to 8": all(1 <= n <= 8 for n in steps),
         f"sizes {tensor.sizes} must be 1 to 2^32": all(1 <= n <= 1 << 32 for n in tensor.sizes),
         f"a row of the box has {row} bytes; wanted a multiple of 16": row % 16 == 0,
-        f"the swizzle {tensor.swizzle} is none of 0, 32, 64, 128 bytes": tensor.swizzle in SWIZZLES,
-        f"a row of the box has {row} bytes, and the swizzle takes up to {tensor.swizzle}": not tensor.swizzle
+        f"the swizzle must be 0, 32, 64 or 128 bytes, got {tensor.swizzle}": tensor.swizzle in SWIZZLES,
+        f"a row of the box has {row} bytes, but the swizzle allows {tensor.swizzle}": not tensor.swizzle
         or row <= tensor.swizzle,
-        f"fill with NaN takes a floating-point type, got {tensor.type}": not tensor.fill_nan
+        f"filling with NaN requires a floating-point type, got {tensor.type}": not tensor.fill_nan
         or tensor.type[0] not in "us",
     }
     for rule, holds in rules.items():

@@ -169,7 +169,7 @@ def check_number(name: str, value: Any) -> Any:
     """
     if not isinstance(value, (int, float, complex, np.generic)):
         raise TypeError(
-            f"{name} hands one number from lane to lane, got {value!r}; hand the elements over one by one"
+            f"{name} exchanges one number between lanes, got {value!r}; exchange the elements one by one"
         )
     return value
 

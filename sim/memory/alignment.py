@@ -45,9 +45,12 @@ class Alignment:
         for allocation, (_, multiple, finding) in self.lowest.items():
             other = context.space.shifting(allocation, multiple)
             if other is not None:
-                where = f"after {other.name}, which has {plural(other.root.size, 'byte')},"
+                where = f"after {other.name}, which has {plural(other.root.size, 'byte')}"
                 where = "elsewhere on the stack" if other is allocation else where
-                reason = f"Here it does, by luck; {where} it may not, and a GPU then stops the kernel."
+                reason = (
+                    f"In this launch it does, but only by luck: the compiler may place it {where}. A GPU"
+                    " stops the kernel at a misaligned access."
+                )
                 yield replace(finding, reason=reason)
 
     def misaligned(self, name, address, size, multiple, site, what):
@@ -62,7 +65,7 @@ class Alignment:
             )
         return self.finding(
             "error",
-            f"{name} takes {size} bytes at an address that is a multiple of {multiple}, but {element} is"
+            f"{name} needs {size} bytes at an address that is a multiple of {multiple}, but {element} is"
             f" {plural(address % multiple, 'byte')} past one",
             element,
             site,

@@ -106,7 +106,7 @@ def check_dtype(dtype, name):
         text = base.kind in "SU"
         wanted = "text as numbers, with .view(np.uint8 or np.uint32)" if text else "convert with .astype()"
         raise LaunchError(
-            f"argument {name}: dtype {base} has no place on a GPU\n"
+            f"argument {name}: a GPU does not support dtype {base}\n"
             f"  wanted a native boolean, integer, floating-point or complex dtype; {wanted}"
         )
 

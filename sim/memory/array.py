@@ -181,7 +181,7 @@ class Array(Views, Marks, Methods):
                 n = math.inf
         if n > self.ndim:
             if len(index) > self.ndim and all(map(is_integer, index)):
-                given = f"{self.name} has {self.ndim} dimensions, and not {len(index)}"
+                given = f"{self.name} has {self.ndim} dimensions, but is indexed with {len(index)} indices"
                 raise IndexError(f"{given}; wanted {self.name}[{', '.join(['i'] * self.ndim) or '()'}]")
             return self.unusual_part(
                 tuple(i if isinstance(i, PARTS) else checked_integer(i, self) for i in index)

@@ -225,7 +225,7 @@ class AsyncProxyMemory:
         spot = self.range_spot(where, index, NBYTES, 64, self.site("load"), "read")
         if spot is None:
             raise InvalidOperand(
-                f"{self.name} takes the address of a tensor map, and no {NBYTES} bytes are there",
+                f"{self.name} needs the address of a tensor map, but got an address without {NBYTES} bytes",
                 f"A tensor map has {NBYTES} bytes at a multiple of 64.",
                 "pass the map as a __grid_constant__ parameter, and give its address to the copy",
             )
@@ -236,7 +236,7 @@ class AsyncProxyMemory:
         dimensions = len(located.map.sizes)
         if dimensions != len(coordinates):
             raise InvalidOperand(
-                f"{self.name} gives {plural(len(coordinates), 'coordinate')}, and its tensor map has"
+                f"{self.name} gives {plural(len(coordinates), 'coordinate')}, but its tensor map has"
                 f" {plural(dimensions, 'dimension')}",
                 "A copy gives one coordinate for each dimension of the map, the innermost first.",
                 f"use the form .{dimensions}d with {plural(dimensions, 'coordinate')}, or make the map of an"
@@ -254,7 +254,7 @@ class AsyncProxyMemory:
             Finding(
                 "misaligned-address",
                 "error",
-                f"{self.name} begins {begin} bytes into the rows of a tensor, which is no multiple of"
+                f"{self.name} begins {begin} bytes into the rows of a tensor, which is not a multiple of"
                 f" {PIECE}",
                 (self.witness("sent"),),
                 reason="The GPU stops with an illegal instruction (measured on an H100).",
@@ -267,7 +267,8 @@ class AsyncProxyMemory:
         begin, root = address - located.allocation.base, located.allocation.root
         if not 0 <= begin <= root.size - size:
             raise InvalidOperand(
-                f"{self.name} accesses byte {begin:,} of {located.allocation.name}, which has {root.size:,}",
+                f"{self.name} accesses byte {begin:,} of {located.allocation.name}, which has"
+                f" {root.size:,} bytes",
                 "The tensor map describes more than the array, so its bounds do not protect this access.",
                 "make the map with the sizes and strides of the array",
             )
@@ -292,7 +293,8 @@ class AsyncProxyMemory:
             Finding(
                 "misaligned-address",
                 "error",
-                f"{self.name} copies {size} bytes, and a bulk copy takes a positive multiple of {multiple}",
+                f"{self.name} copies {size} bytes, but the size of a bulk copy must be a positive multiple of"
+                f" {multiple}",
                 (self.witness("sent"),),
                 reason="The behaviour of such a copy is undefined.",
                 fix=f"round the size up to a multiple of {multiple}, and let both buffers have room for it",

@@ -155,7 +155,7 @@ class BarrierMemory:
             Finding(
                 "misuse",
                 "error" if busy else "warning",
-                f"the mbarrier {element} is initialised again, and "
+                f"the mbarrier {element} is initialised again, but "
                 + ("its phase is not complete" if busy else "has not been invalidated"),
                 (self.witness("initialises"), *witnesses),
                 *element,
@@ -173,9 +173,8 @@ class BarrierMemory:
             Finding(
                 "async-copy",
                 "error",
-                f"the mbarrier {element} gets an arrival for its next phase, and phase {barrier.phase}"
-                f" still waits"
-                f" for {plural(abs(barrier.tx), 'byte')}",
+                f"the mbarrier {element} gets an arrival for its next phase, but phase {barrier.phase}"
+                f" still waits for {plural(abs(barrier.tx), 'byte')}",
                 (self.witness("arrives"), *expecting),
                 *element,
                 reason="All threads of the phase have arrived, so a further arrival in it is undefined.",

@@ -126,7 +126,7 @@ class Declarations:
         logged."""
         site = SITES[self.context.sites.of_frame(frame, "call")]
         where = f"{site.function} line {site.line}  {site.source}"
-        self.context.notes[f"accesses to {space} arrays of objects are not watched: {where}"] = None
+        self.context.notes[f"accesses to {space} arrays of objects are not checked: {where}"] = None
         return np.empty(shape, object)
 
     def array(self, allocation, memory, dtype, shape):

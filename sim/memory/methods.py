@@ -122,7 +122,7 @@ class Methods:
 
     def item(self):
         if self.size != 1:
-            raise ValueError(f"item() of {self.name}, which has {self.size} elements; wanted one")
+            raise ValueError(f"item() needs an array of one element, and {self.name} has {self.size}")
         return next(self.elements())
 
     @property
@@ -144,9 +144,9 @@ def of_elements(what, wanted):
     def refused(self, *others):
         if any(other is None or isinstance(other, str) for other in others):
             return NotImplemented
-        given = f"{what} takes numbers in a kernel, and {self.name} is an array"
+        given = f"{what} takes numbers in a kernel, but {self.name} is an array"
         if not self.ndim:
-            raise TypeError(f"{given} of no dimensions; wanted its element, {self.name}[()]")
+            raise TypeError(f"{given} without dimensions; wanted its element, {self.name}[()]")
         raise TypeError(f"{given}; wanted a loop, or an element per thread: {wanted}")
 
     return refused

@@ -20,7 +20,7 @@ class Views:
     @property
     def imag(self):
         if self.dtype.kind != "c":
-            lacks = "has no imaginary part that is memory"
+            lacks = "has no imaginary part in memory"
             raise TypeError(f"{self.name} is an array of {self.dtype}, and {lacks}")
         return self.once(operator.attrgetter, "imag")
 

@@ -443,7 +443,7 @@ def test_a_shape_that_numba_does_not_take(line, part):
         with pytest.raises(LaunchError) as caught:
             simulate(names["kernel"], engine=engine)[1, 1](np.zeros(1))
         assert str(caught.value).startswith(
-            f"{part} in the shape of a declared array is no constant for Numba: kernel line 2  s = {line}\n "
+            f"{part} in the shape of a declared array is not a constant for Numba: kernel line 2  s = {line}\n "
             " use numbers"
         )
 
@@ -474,21 +474,21 @@ def test_a_grid_that_cannot_meet(launch):
         (
             np.array([None]),
             (
-                "argument x: dtype object has no place on a GPU\n"
+                "argument x: a GPU does not support dtype object\n"
                 "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"
             ),
         ),
         (
             np.zeros(1, ">f4"),
             (
-                "argument x: dtype >f4 has no place on a GPU\n"
+                "argument x: a GPU does not support dtype >f4\n"
                 "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"
             ),
         ),
         (
             np.zeros(1, [("n", "i4"), ("name", "U4")]),
             (
-                "argument x, field name: dtype <U4 has no place on a GPU\n"
+                "argument x, field name: a GPU does not support dtype <U4\n"
                 "  wanted a native boolean, integer, floating-point or complex dtype; text as numbers, with"
                 " .view(np.uint8 or np.uint32)"
             ),
@@ -496,7 +496,7 @@ def test_a_grid_that_cannot_meet(launch):
         pytest.param(
             np.zeros(1, np.longdouble),
             (
-                f"argument x: dtype {np.dtype(np.longdouble)} has no place on a GPU\n"
+                f"argument x: a GPU does not support dtype {np.dtype(np.longdouble)}\n"
                 "  wanted a native boolean, integer, floating-point or complex dtype; convert with .astype()"
             ),
             marks=pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="no wider type here"),
@@ -548,7 +548,7 @@ def more(out, x):
 
 
 BY_ELEMENT = (
-    " takes numbers in a kernel, and x is an array; wanted a loop, or an element per thread: out[i] = "
+    " takes numbers in a kernel, but x is an array; wanted a loop, or an element per thread: out[i] = "
 )
 NO_DIMENSIONS = np.array(3.0)
 
@@ -562,13 +562,21 @@ NO_DIMENSIONS = np.array(3.0)
         (equal, np.ones(3), f"=={BY_ELEMENT}x[i] == y[i]"),
         (negative, np.ones(3), f"-{BY_ELEMENT}-x[i]"),
         (magnitude, np.ones(3), f"abs{BY_ELEMENT}abs(x[i])"),
-        (as_float, np.ones(3), "<global array x float64[3]> is not a number, and cannot become a float"),
-        (first, np.ones((3, 2)), "<global array x float64[2]> is not a number, and cannot become a float"),
-        (first, NO_DIMENSIONS, "x has 0 dimensions, and not 1; wanted x[()]"),
+        (
+            as_float,
+            np.ones(3),
+            "<global array x float64[3]> is not a number, so it cannot be converted to a float",
+        ),
+        (
+            first,
+            np.ones((3, 2)),
+            "<global array x float64[2]> is not a number, so it cannot be converted to a float",
+        ),
+        (first, NO_DIMENSIONS, "x has 0 dimensions, but is indexed with 1 indices; wanted x[()]"),
         (
             more,
             NO_DIMENSIONS,
-            "+ takes numbers in a kernel, and x is an array of no dimensions; wanted its element, x[()]",
+            "+ takes numbers in a kernel, but x is an array without dimensions; wanted its element, x[()]",
         ),
         (first, None, "'NoneType' object is not subscriptable"),
         (more, None, "unsupported operand type(s) for +: 'NoneType' and 'int'"),

@@ -129,8 +129,7 @@ def test_names_are_taken_once():
         pass
 
     with pytest.raises(
-        ValueError,
-        match="^there is an instruction shfl_sync already, of sim.isa.warp; give this one a name of its own",
+        ValueError, match="^sim.isa.warp already defines an instruction shfl_sync; give this one another name"
     ):
         instruction(source="here")(shfl_sync)
 

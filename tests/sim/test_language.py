@@ -368,7 +368,7 @@ def test_a_shuffle_takes_one_number_not_an_array():
 
     with pytest.raises(
         ThreadError,
-        match=r"shfl_xor_sync hands one number from lane to lane, got <local array state float32\[2\]>",
+        match=r"shfl_xor_sync exchanges one number between lanes, got <local array state float32\[2\]>",
     ):
         simulate(kernel)[1, 32](np.zeros(1))
 

@@ -177,11 +177,11 @@ def test_a_thread_that_drops_out_is_not_waited_for_again():
     ("body", "message"),
     [
         (INIT.replace("64;", "0;"), "an mbarrier counts 1 to 1048575 arrivals, got 0"),
-        (INIT.replace("64;", "1;") + MEET + COMPLETE, "which it must not"),
-        (INIT + MEET + ARRIVE.replace("];", "], 65;"), "65 arrive at an mbarrier that waits for 64"),
-        ("bar.sync 1, 40;", "barrier 1 takes a multiple of 32 threads, got 40"),
-        ("bar.sync 16, 64;", "there are barriers 0 to 15, got 16"),
-        (MAKES + "bar.sync 1, 64;" + TAKES + "bar.sync 1, 32; END:", "and another thread's call is for"),
+        (INIT.replace("64;", "1;") + MEET + COMPLETE, "must not complete a phase"),
+        (INIT + MEET + ARRIVE.replace("];", "], 65;"), "65 arrivals at an mbarrier that waits for only 64"),
+        ("bar.sync 1, 40;", "the number of threads of barrier 1 must be a multiple of 32, got 40"),
+        ("bar.sync 16, 64;", "the number of a barrier is 0 to 15, got 16"),
+        (MAKES + "bar.sync 1, 64;" + TAKES + "bar.sync 1, 32; END:", "but another thread's call passes"),
     ],
 )  # fmt: skip
 def test_numbers_that_do_not_fit_end_the_launch(body, message):

@@ -148,7 +148,7 @@ OPERANDS = [
     (
         'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], 3;" :: "r"(at(&bar)));',
         "",
-        ["3 arrive", "waits for 2", "counts 2 arrivals", "wait for"],
+        ["3 arrivals", "waits for only 2", "counts 2 arrivals", "wait for"],
     ),
     ('asm volatile("barrier.cluster.wait;");', "", ["barrier.cluster.wait", "in turn", "number of times"]),
 ]  # fmt: skip
