@@ -44,7 +44,7 @@ def parse_argument(text, random):
             return make_array(*found.groups(), random)
         except (TypeError, ValueError, OverflowError, MemoryError) as error:
             raise LaunchError(
-                f"argument {text!r}: {error}; wanted float32[128] or int32[8,8]=0, say"
+                f"argument {text!r}: {error}; wanted for example float32[128] or int32[8,8]=0"
             ) from None
     try:
         dtype, _, number = text.rpartition(":")
@@ -66,10 +66,10 @@ def load_array(path):
         raise
     # numpy does not document its exceptions: ValueError, EOFError, BadZipFile, MemoryError, ...
     except Exception as error:
-        raise LaunchError(f"{path}: numpy can read no array of numbers from it: {error}") from None
+        raise LaunchError(f"{path}: numpy cannot read an array of numbers from it: {error}") from None
     if not isinstance(array, np.ndarray):
         raise LaunchError(
-            f"{path}: a {type(array).__name__} of several arrays; wanted one that np.save wrote"
+            f"{path} contains several arrays ({type(array).__name__}); wanted one array, written by np.save"
         )
     return array
 
@@ -78,11 +78,11 @@ def make_array(unwritten, dtype, shape, value, random):
     """Return the array for a text such as "float32[8,8]=0". Raise ValueError if it does not fit into
     memory."""
     if unwritten and value is not None:
-        raise ValueError(f"memory without initial values does not hold {value}")
+        raise ValueError(f"empty memory has no initial values, but {value} is given")
     shape, dtype = tuple(int(n) for n in shape.split(",")), np.dtype(dtype)
     needed, most = prod(shape) * dtype.itemsize, 1 << SPACE_SHIFT
     if needed > most:
-        raise ValueError(f"takes {needed:,} bytes; the simulated GPU has {most:,}")
+        raise ValueError(f"takes {needed:,} bytes, but the simulated GPU has {most:,}")
     return empty(shape, dtype) if unwritten else fill_array(shape, dtype, value, random)
 
 
@@ -107,21 +107,21 @@ def make_parser():
     usage, _, others, status = __doc__.split("\n\n")
     parser = argparse.ArgumentParser("python -m sim", description=usage, epilog=f"{others} {status}")
     parser.add_argument("file", type=Path, help="a .cu file, which NVRTC compiles, or a .ptx file")
-    parser.add_argument("--entry", help="the kernel's name; may be left out where there is one only")
+    parser.add_argument("--entry", help="the kernel's name; optional if the file has only one kernel")
     parser.add_argument("--grid", type=parse_extent, default=1, help="blocks: 4 or 4,2")
     parser.add_argument("--block", type=parse_extent, default=32, help="threads of a block: 128 or 16,16")
     parser.add_argument("--shared", type=int, default=0, help="bytes of dynamic shared memory")
     parser.add_argument("--engine", choices=ENGINES, default="auto")
-    parser.add_argument("--seed", type=int, default=0, help="of the schedule and of random arguments")
-    parser.add_argument("--max-steps", type=int, help="loop iterations before the launch counts as endless")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the schedule and of random arguments")
+    parser.add_argument("--max-steps", type=int, help="loop iterations until the launch counts as endless")
     diagnostics.add_options(parser)
-    parser.add_argument("--option", action="append", default=[], help="one of NVRTC's, such as -DN=8")
+    parser.add_argument("--option", action="append", default=[], help="an option of NVRTC, such as -DN=8")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a __constant__ or __device__ variable",
+        help="set a __constant__ or __device__ variable before the launch",
     )
     parser.add_argument(
         "arguments", nargs="*", metavar="ARGUMENT", help="7, 0.5, float32[128], int32[8]=0, x.npy"
@@ -193,7 +193,7 @@ def run(options):
     else:
         module = load_ptx(options.file.read_text(encoding="utf-8"), path=options.file)
     if not module.names:
-        raise LaunchError(f"{options.file}: there is no kernel in it")
+        raise LaunchError(f"{options.file} contains no kernel")
     if options.entry is None and len(module.names) != 1:
         raise LaunchError(f"which kernel? --entry is one of {', '.join(module.names)}")
     simulation = simulate(

@@ -60,7 +60,8 @@ BYTES, BYTES_OF_THREAD = 1 << 20, 1 << 14
 # kernel -> the work of its launches in this process that were interpreted to their end without findings
 EARLIER_WORK: "weakref.WeakKeyDictionary[Any, float]" = weakref.WeakKeyDictionary()
 NOTE = (
-    "begun in the interpreter, then restarted in compiled code, as the kernel's launches take long in total"
+    "started in the interpreter, then restarted as compiled code, because the kernel's launches take long in"
+    " total"
 )
 
 

@@ -29,7 +29,7 @@ class Stub:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         raise LaunchError(
-            f"cuda.{self.__name__} works inside a kernel only; launch one: simulate(kernel)[grid,"
+            f"cuda.{self.__name__} works only inside a kernel; launch one: simulate(kernel)[grid,"
             " block](*arguments)"
         )
 

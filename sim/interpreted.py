@@ -124,9 +124,9 @@ class Interpreted:
             # Resuming a generator costs a tenth of a greenlet switch.
             as_generator = binder.as_generator(launch.function, parameters, kernel)
             fiber, kernel = (GeneratorFiber, as_generator) if as_generator else (fiber, kernel)
-        unnumbered = "has no source to number, so its operators are Python's own"
+        unnumbered = "has no source code, so its operators have Python's types and not Numba's"
         if binder.without_source:
-            context.silent["branches"] = f"{binder.without_source[0]} has no source to number"
+            context.silent["branches"] = f"{binder.without_source[0]} has no source code"
         notes = tuple(f"{name} {unnumbered}" for name in binder.without_source)
         code = tuple(copy.__code__ for copy in binder.functions.values())
         limit = resident_blocks(launch, binder.used)

@@ -44,7 +44,7 @@ def make_parser() -> Parser:
     parser = Parser("%%simulate", description="Run this cell's kernel launches on a simulated GPU.")
     parser.add_argument("--engine", choices=ENGINES, default="auto")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the threads")
-    parser.add_argument("--max-steps", type=int, help="loop iterations before a launch counts as endless")
+    parser.add_argument("--max-steps", type=int, help="loop iterations until a launch counts as endless")
     parser.add_argument("--counters", action="store_true", help="count sectors, bank conflicts and branches")
     parser.add_argument("--trace", action="store_true", help="record the accesses, for figures")
     parser.add_argument("--raise", action="store_true", dest="raises", help="let a finding fail the cell")

@@ -36,7 +36,7 @@ def find_permission_problem(path):
     they must have the sticky bit, because otherwise other users could rename their entries.
     """
     if not stat.S_ISDIR(path.lstat().st_mode):
-        return f"{path} is no folder"
+        return f"{path} is not a folder"
     # Windows has no user ids.
     if not hasattr(os, "geteuid"):
         return ""
@@ -44,7 +44,7 @@ def find_permission_problem(path):
     if own.st_uid != os.geteuid():
         return f"{path} belongs to another user"
     if own.st_mode & 0o022:
-        return f"others may write in {path}"
+        return f"other users can write in {path}"
     # The owner of / is the administrator. Inside a container, this user's id may differ from 0.
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}
     for above in path.resolve().parents:
@@ -52,7 +52,7 @@ def find_permission_problem(path):
         if info.st_uid not in trusted:
             return f"{above} belongs to another user"
         if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-            return f"everyone may write in {above}, which has no sticky bit"
+            return f"every user can write in {above}, which has no sticky bit"
     return ""
 
 

@@ -44,7 +44,7 @@ def pytest_addoption(parser):
         "--cuda-sim-max-steps",
         type=parse_max_steps,
         metavar="N",
-        help="how many iterations loops may take before a thread ends; by default a million, or as many as"
+        help="how many iterations loops may take until a thread ends; by default a million, or as many as"
         " fit in 1 s",
     )
     group.addoption(
@@ -52,8 +52,8 @@ def pytest_addoption(parser):
         type=parse_words(kinds_of_findings),
         default=(),
         metavar="KIND,...",
-        help="kinds of findings that do not fail a test, for instance race-global; exception is what a thread"
-        " raises in a kernel without debug=True",
+        help="kinds of findings that do not fail a test, for instance race-global; the kind exception means"
+        " that a thread raised one in a kernel without debug=True",
     )
     group.addoption(
         "--cuda-sim-report",

@@ -317,7 +317,7 @@ def settings_of(item):
     given = {name: value for settings in reversed(marks) for name, value in settings}
     if unknown := given.keys() - {"off", "engine", "seeds", "tools", "max_steps", "allow"}:
         raise pytest.UsageError(
-            f"{item.nodeid}: the mark cuda_sim knows no {', '.join(sorted(unknown))}\n  wanted: {MARK}"
+            f"{item.nodeid}: the mark cuda_sim has no argument {', '.join(sorted(unknown))}\n  wanted: {MARK}"
         )
     for name, known in (("allow", kinds_of_findings()), ("tools", OBSERVER_NAMES), ("engine", ENGINES)):
         asked = given.get(name) or ()

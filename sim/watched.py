@@ -20,18 +20,18 @@ def watched(observers, share=1.0, silent=None, left=0):
     for observer in observers:
         name, hooks = observer_class(observer).__name__, {*overridden_hooks(observer)}
         missing = [hook for hook in silent if hook in hooks]
-        notes += [f"{name} has not watched all {hook}: {silent[hook]}" for hook in missing]
+        notes += [f"{name} has not observed all {hook}: {silent[hook]}" for hook in missing]
         compiled = isinstance(observer, type)
         recorded = 1.0 if compiled else observer.share
         if recorded < 1:
-            notes.append(f"{name} has recorded {recorded:.1%} of the events that it wanted, and no more")
+            notes.append(f"{name} has recorded only {recorded:.1%} of the events that it observes")
         events = hooks - FRAMES
         announced = share if "accesses" in events and not compiled else 1.0
         share_of_one = recorded * announced if events - set(missing) or not events else 0.0
         shares[name] = min(share_of_one, shares.get(name, 1.0))  # several observers may share a name
         seen |= events - set(missing)
     if left and "accesses" in seen:
-        notes.append(f"{left:,} accesses of threads that were ended have not been watched")
+        notes.append(f"{left:,} accesses of threads that were stopped have not been checked")
     if not seen & ACCESSES:
-        notes.append("no observer has watched the accesses to memory")
+        notes.append("no observer has checked the accesses to memory")
     return shares, tuple(notes)

@@ -43,7 +43,7 @@ class Device(driver.Device):
         )
 
     def __getattr__(self, name):
-        raise AttributeError(f"the simulated device does not know its {name}")
+        raise AttributeError(f"the simulated device has no value for {name}")
 
     def get_primary_context(self):
         self.primary_context = self.primary_context or driver.Context(weakref.proxy(self), 1)

@@ -54,7 +54,8 @@ class Uncompiled:
 
     def __getattr__(self, name):
         raise AttributeError(
-            f"{name}: the simulator compiles no machine code for a GPU; cuda.compile gives PTX without one"
+            f"{name}: the simulator does not compile machine code for a GPU; cuda.compile returns PTX, and"
+            " needs no GPU"
         )
 
 
@@ -316,7 +317,7 @@ def exception_report(kernel, options, configuration, error):
             " @cuda.jit(debug=True). The simulated launch ended here: the other threads were not checked."
         ),
         fix=(
-            "make the condition hold; if the exception is wanted, compile with debug=True and expect it in"
+            "make the condition hold; if the exception is intended, compile with debug=True and expect it in"
             " the test, or allow it: --cuda-sim-allow=exception"
         ),
         follows=bool(error.findings),

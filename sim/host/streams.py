@@ -31,8 +31,8 @@ FIX = (
 )
 EXTERNAL = "external streams were treated like those of cuda.stream(), which the default stream waits for"
 NOT_COMPARED = (
-    "races between streams: a launch with many threads, or before the second stream, was not recorded, so"
-    " that these operations were not compared:"
+    "races between streams: a launch with many threads, or a launch before the second stream was created, was"
+    " not recorded, so these operations were not compared:"
 )
 
 

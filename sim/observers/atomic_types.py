@@ -57,7 +57,7 @@ OPERATIONS = {"+": "add", "-": "sub", "|": "or", "&": "and", "^": "xor", "min": 
 # the atomics of CUDA C++ whose 64-bit version takes only unsigned integers
 UNSIGNED_ONLY = "add", "exchange", "swap"
 SIGNED_64 = re.compile(r"(?<!unsigned )\blong long\b(?! unsigned)|\bint64_t\b")
-SIGNED_NOTE = " (of unsigned long long: cast a pointer to long long)"
+SIGNED_NOTE = " (defined only for unsigned long long: cast the pointer to unsigned long long *)"
 # names of C++ types, in the declaration of an element
 SHORT_INTEGER = re.compile(r"\bshort\b|\bu?int16_t\b|\bchar16_t\b|\bushort\d?\b")
 PAIR_TYPE = r"\b(?:__half2|half2|(?:__)?nv_bfloat162)\b"

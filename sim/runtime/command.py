@@ -44,15 +44,17 @@ def make_parser() -> argparse.ArgumentParser:
         "--seeds", type=parse_seeds, default=[0], help="run each launch once per seed: 0,1,2"
     )
     running.add_argument("--observers", type=parse_observers, help=f"some of {','.join(OBSERVERS)}")
-    running.add_argument("--max-steps", type=int, help="loop iterations before a launch counts as endless")
+    running.add_argument("--max-steps", type=int, help="loop iterations until a launch counts as endless")
     running.add_argument(
-        "--multiprocessors", type=int, help="of the device; fewer make persistent kernels faster"
+        "--multiprocessors", type=int, help="number of multiprocessors; fewer make persistent kernels faster"
     )
     running.add_argument("--report", type=Path, metavar="DIR", help="write a page per launch with findings")
     diagnostics.add_options(running)
     running.add_argument("--first-finding", action="store_true", help="end the program at the first error")
     running.add_argument(
-        "arguments", nargs="*", help="the program's own; put -- before the first one if it begins with -"
+        "arguments",
+        nargs="*",
+        help="the program's own arguments; put -- before the first one if it begins with -",
     )
     return parser
 
@@ -71,7 +73,7 @@ def parse_observers(text: str) -> list[str]:
     for name in names:
         if name not in OBSERVERS:
             raise argparse.ArgumentTypeError(
-                f"{name!r} is no observer; wanted some of {', '.join(OBSERVERS)}"
+                f"{name!r} is not an observer; wanted some of {', '.join(OBSERVERS)}"
             )
     return names
 

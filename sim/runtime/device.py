@@ -43,7 +43,7 @@ from sim.runtime.streams import Streams
 # largest size in bytes of dynamic shared memory that does not require cudaFuncSetAttribute
 STATIC_LIMIT = DeviceSpec.dynamic_shared_bytes
 WATCHED_LIMIT = 64 << 20  # host memory up to this size in bytes is compared before and after each launch
-NOT_WATCHED = "host accesses to memory that a kernel may still use were not looked for"
+NOT_WATCHED = "host accesses to memory that a kernel may still use were not detected"
 TARGET = re.compile(r"^\.target sm_(\d+)", re.MULTILINE)
 # The mangled names of kernels in CUB and Thrust. For some sizes, these libraries launch kernels that have
 # nothing to do, and a program cannot change that. Such a launch is not reported as misuse.

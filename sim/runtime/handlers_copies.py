@@ -49,10 +49,10 @@ def side(device, address, nbytes, wanted, role, name):
         return None
     if buffer is None:
         if wanted or 0 <= address < 1 << SPACE_SHIFT and not is_mapped(address):
-            what = "a null pointer" if address == 0 else f"{address:#x}, which is no device memory"
-            fix = "exchange the arguments, or name the right direction" if address else "allocate it first"
+            what = "a null pointer" if address == 0 else f"{address:#x}, which is not device memory"
+            fix = "exchange the arguments, or pass the correct direction" if address else "allocate it first"
             if variable := device.variables.get(address):
-                what = f"the host address of the variable {variable.name}, which is no device memory"
+                what = f"the host address of the variable {variable.name}, which is not device memory"
                 fix = "use cudaMemcpyToSymbol or cudaMemcpyFromSymbol, or the address of cudaGetSymbolAddress"
             device.report("invalid-pointer", "error", f"the {role} of {name} is {what}", fix)
             return None
@@ -60,7 +60,7 @@ def side(device, address, nbytes, wanted, role, name):
     if wanted is False and buffer.kind in (DEVICE, SYMBOL):
         verdict = f"the {role} of {name} is {buffer}, but the direction says that it is on the host"
         device.report(
-            "copy-direction", "error", verdict, "name the direction of the copy, or use cudaMemcpyDefault"
+            "copy-direction", "error", verdict, "pass the direction of the copy, or use cudaMemcpyDefault"
         )
         return None
     if address + nbytes > buffer.end:

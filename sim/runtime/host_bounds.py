@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.nouns import plural
 from sim.runtime.memory import DeviceBuffer
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def report_fault(device: Device, buffer: DeviceBuffer, address: int, write: bool
 
 def report_overruns(device: Device, buffer: DeviceBuffer) -> None:
     """Report the bytes that the host has written next to a buffer, if there are any."""
-    for count, side in zip(buffer.count_overruns(), ("before the beginning", "after the end")):
+    for count, side in zip(buffer.count_overruns(), ("before its beginning", "after its end")):
         if count:
-            verdict = f"the host has written up to {count:,} bytes {side} of {buffer}"
+            verdict = f"the host has written outside of {buffer}, up to {plural(count, 'byte')} {side}"
             device.report(KIND, "error", verdict, FIX)

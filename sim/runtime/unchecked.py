@@ -79,7 +79,7 @@ def verdict_and_fix(name: str, code: int) -> tuple[str, str]:
     """Return the verdict and the fix of a failed call."""
     if name.startswith(("__cudaLaunchKernel", "cudaLaunchKernel")):
         return (
-            "this launch failed, and the program never asked for the error",
+            "this launch failed, but the program never checked for an error",
             "call cudaGetLastError() after each launch",
         )
     error = (
@@ -87,4 +87,4 @@ def verdict_and_fix(name: str, code: int) -> tuple[str, str]:
         if name in DRIVER or name in BLAS
         else f"failed with {error_name(code)}: {error_text(code)}"
     )
-    return f"{name} {error}; the program never looked at the error", "check the result of each call"
+    return f"{name} {error}, but the program never checked the error", "check the result of each call"

@@ -39,7 +39,7 @@ def memory_map(recording: Recording, name: str, block: int | Index3 | None = Non
     made = (request for number in blocks for request in requests(recording, number))
     found = [request for request in made if recording.array[request.rows[0]] == array]
     if not found:
-        raise ValueError(f"block {block} never touched {name}")
+        raise ValueError(f"block {block} never accessed {name}")
     scene.steps = [
         (sentence(recording, request), changes(recording, request.rows, first, shown))
         for request in found[:MOST_STEPS]
@@ -79,7 +79,7 @@ def grid(title: str, home: RecordedArray, touched: np.ndarray) -> tuple[Scene, i
     ]
     scene.legend(8, *LEGEND.items())
     if shown < elements:
-        notice = f"{shown:,} of {elements:,} elements are drawn, from the first that was touched."
+        notice = f"{shown:,} of {elements:,} elements are drawn, from the first one that was accessed."
         scene.notices.append(notice)
     return scene, first, shown
 

@@ -173,7 +173,7 @@ print(*(name for name in ("numba", "torch", "pytest") if name in sys.modules))
     assert status == 0, said
     assert printed.splitlines() == [
         "[35, 36, 37] [32] 0 <cuda.threadIdx>",
-        "cuda.grid works inside a kernel only; launch one: simulate(kernel)[grid, block](*arguments)",
+        "cuda.grid works only inside a kernel; launch one: simulate(kernel)[grid, block](*arguments)",
         "kernel is called without a launch configuration: kernel[grid, block](*arguments)",
         "cuda.jit wants a function, got 'void()'; signatures need Numba: pip install numba-cuda",
         'engine="native" compiles kernels with Numba, which is not installed',

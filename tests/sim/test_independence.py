@@ -119,5 +119,5 @@ def test_a_kernel_without_source_says_so():
     x = np.zeros(4)
     report = simulate(namespace["kernel"])[1, 4](x)
     assert x.tolist() == [0, 1, 2, 3] and report.notes == (
-        "kernel has no source to number, so its operators are Python's own",
+        "kernel has no source code, so its operators have Python's types and not Numba's",
     )

@@ -822,7 +822,7 @@ def test_a_link_is_not_used(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "sim-native").symlink_to(tmp_path / "elsewhere")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    with pytest.warns(RuntimeWarning, match="sim-native is no folder"):
+    with pytest.warns(RuntimeWarning, match="sim-native is not a folder"):
         assert not cache.folder.__wrapped__().is_relative_to(tmp_path)
 
 

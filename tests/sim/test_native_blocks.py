@@ -134,7 +134,7 @@ def test_a_block_that_writes_what_itself_and_others_have_read():
         "written",
     }
     assert report.notes[0].startswith(
-        "compiled; 512 of 512 blocks have errors, and 256 of them are explained by the interpreter"
+        "compiled; 512 of 512 blocks have errors; the interpreter explained 256 of them"
     )
 
 

@@ -119,7 +119,7 @@ HOST_FAULTS = {
     0: (rf"copy-out-of-bounds: cudaMemcpy \(DeviceToHost\) accesses 32 bytes at byte 0 of its source, {OF_P}: 16"
         r" bytes too many\n  at host_faults.cu:14"),
     1: rf"copy-direction: the source of cudaMemcpy \(HostToDevice\) is {OF_P}, and the destination is on the host\n",
-    2: r"invalid-pointer: the destination of cudaMemset is 0x\w+, which is no device memory\n  at host_faults.cu:16",
+    2: r"invalid-pointer: the destination of cudaMemset is 0x\w+, which is not device memory\n  at host_faults.cu:16",
     3: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:17\n  at host_faults.cu:17",
     4: rf"invalid-pointer: cudaFree is given a pointer into the middle of {OF_P}",
     5: rf"use-after-free: the source of cudaMemcpy \(DeviceToHost\) is {OF_P}, which was freed at host_faults.cu:19",
@@ -178,9 +178,9 @@ MANAGED = r"the managed memory allocated at host_faults.cu:47 \(1,000 bytes\)"
 PINNED = r"the pinned host memory allocated at host_faults.cu:"
 # (case, index of the accessed int) -> (words of the finding, line)
 HOST_ACCESSES = {
-    (30, 250): (rf"the host has written up to 4 bytes after the end of {MANAGED}", 48),
-    (31, -2): (rf"the host has written up to 8 bytes before the beginning of {PINNED}49", 49),
-    (31, 255): (rf"the host has written up to 24 bytes after the end of {PINNED}49", 49),
+    (30, 250): (rf"the host has written outside of {MANAGED}, up to 4 bytes after its end", 48),
+    (31, -2): (rf"the host has written outside of {PINNED}49, up to 8 bytes before its beginning", 49),
+    (31, 255): (rf"the host has written outside of {PINNED}49, up to 24 bytes after its end", 49),
     (31, 262144): (rf"the host writes 0x\w+, 1,047,576 bytes after the end of {PINNED}49", 49),
     (32, 1024): (rf"the host reads 0x\w+, after the end of {PINNED}50", 50),
     (32, -1): (rf"the host reads 0x\w+, 4 bytes before the beginning of {PINNED}50", 50),
@@ -226,7 +226,7 @@ def test_a_program_sees_the_error_of_its_call(run, built):
 @needs_nvcc
 def test_an_error_that_nobody_asks_for_is_reported(run, built):
     _, _, err = run(built("host_faults"), 6, options=["--engine", "fibers"])
-    assert "unchecked-error (warning): this launch failed, and the program never asked for the error" in err
+    assert "unchecked-error (warning): this launch failed, but the program never checked for an error" in err
 
 
 @needs_nvcc
@@ -236,7 +236,7 @@ def test_an_ignored_error_of_any_call_is_reported(run, built):
         (33, "cudaMalloc failed with cudaErrorMemoryAllocation: out of memory"),
         (34, "cudaSetDevice failed with cudaErrorInvalidDevice: invalid device ordinal"),
     ):
-        text = f"unchecked-error (warning): {verdict}; the program never looked at the error\n"
+        text = f"unchecked-error (warning): {verdict}, but the program never checked the error\n"
         assert f"{text}  at host_faults.cu:{line}\n  Likely fix: check the result of each call." in err
     assert "unchecked-error" not in run(built("host_faults"), 19, "ask", options=["--engine", "fibers"])[2]
 

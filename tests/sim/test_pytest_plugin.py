@@ -84,7 +84,7 @@ def test_random_reduce_vectorize():
 def test_what_is_missing_is_refused_by_name():
     with pytest.raises(NotImplementedError, match="cuIpcGetMemHandle"):
         cuda.to_device(X).get_ipc_handle()
-    with pytest.raises(AttributeError, match="regs_per_thread: the simulator compiles no machine code"):
+    with pytest.raises(AttributeError, match="regs_per_thread: the simulator does not compile machine code"):
         scale.get_regs_per_thread(next(iter(scale.overloads.values())).signature)
 """
 )

@@ -264,7 +264,7 @@ def test_a_wrong_option_is_refused(run, option, wrong, nearest):
             "engine of the mark cuda_sim: fibres: not among *; the nearest is fibers",
             marks=pytest.mark.nightly,
         ),
-        ("allowed=[]", "the mark cuda_sim knows no allowed"),
+        ("allowed=[]", "the mark cuda_sim has no argument allowed"),
     ],
 )
 def test_a_wrong_mark_is_refused_before_any_test(pytester, run, mark, wrong):

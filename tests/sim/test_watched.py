@@ -126,7 +126,7 @@ def test_a_report_says_what_each_observer_has_watched(observer, engine, language
     assert not any("watched" in note for note in report.notes)
 
 
-NOBODY = "no observer has watched the accesses to memory"
+NOBODY = "no observer has checked the accesses to memory"
 
 
 @pytest.mark.parametrize("language", KERNELS)
@@ -158,7 +158,7 @@ def test_arrays_of_objects_are_not_watched(observer, space, engine):
     kernel = {"shared": shared, "local": local}[space]
     report = simulate(kernel, engine=engine, observers=[*DEFAULT, observer])[1, 4](np.zeros(4))
     assert (
-        f"accesses to {space} arrays of objects are not watched: {space} line 2 "
+        f"accesses to {space} arrays of objects are not checked: {space} line 2 "
         f" parts = cuda.{space}.array(4, np.object_)"
     ) in report.notes
 
@@ -171,7 +171,7 @@ def test_branches_of_a_kernel_without_source_are_not_watched(observer, engine):
     report = simulate(namespace["kernel"], engine=engine, observers=[observer])[1, 4](np.zeros(4))
     name = observer.__name__
     assert report.watched == {name: 0}
-    assert f"{name} has not watched all branches: kernel has no source to number" in report.notes
+    assert f"{name} has not observed all branches: kernel has no source code" in report.notes
 
 
 @pytest.mark.parametrize("language", KERNELS)
@@ -179,7 +179,7 @@ def test_branches_of_a_kernel_without_source_are_not_watched(observer, engine):
 def test_a_trace_says_which_share_it_has_recorded(engine, language):
     report = launched(language, engine, [*DEFAULT, Trace(limit=32)])
     assert report.watched["Trace"] == 0.25 and len(report.trace) == 32
-    assert "Trace has recorded 25.0% of the events that it wanted, and no more" in report.notes
+    assert "Trace has recorded only 25.0% of the events that it observes" in report.notes
 
 
 @cuda.jit
@@ -236,7 +236,7 @@ def test_accesses_of_ended_threads_appear_as_a_note(engine):
     report = launch[1, 4](np.zeros(4), np.zeros(1, np.int32))
     assert [finding.kind for finding in report.findings] == ["no-progress"]
     assert report.watched["Races"] < 1
-    assert any("accesses of threads that were ended have not been watched" in note for note in report.notes)
+    assert any("accesses of threads that were stopped have not been checked" in note for note in report.notes)
 
 
 def test_a_hook_on_an_instance_is_refused():

@@ -66,8 +66,9 @@ def folder():
         path.mkdir(0o700, parents=True, exist_ok=True)
         if problem := find_permission_problem(path):
             warnings.warn(
-                f"compiled kernels are not kept, and each process compiles again: {problem}; loading them"
-                " runs code, so only you may be able to change their folder: close it or set NUMBA_CACHE_DIR",
+                f"compiled kernels are not cached, so each process compiles them again: {problem}. Loading a"
+                " cached kernel executes its code, so no other user may be able to change the cache folder:"
+                " change its permissions, or set NUMBA_CACHE_DIR to another folder",
                 RuntimeWarning,
                 stacklevel=2,
             )

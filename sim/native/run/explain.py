@@ -170,8 +170,8 @@ def format_explained(launch, count, explained, found):
         of = plural(launch.blocks, "block")
         return f"compiled; the interpreter also ran {explained:,} of {of}, and found no error"
     if count > explained:
-        these = f"and {explained:,} of them are explained by the interpreter: findings are counted in those"
-        return f"compiled; {format_errors(launch, count)}, {these}"
+        these = f"the interpreter explained {explained:,} of them, and the findings count only these blocks"
+        return f"compiled; {format_errors(launch, count)}; {these}"
     return f"compiled; {format_errors(launch, count)}, explained by the interpreter"
 
 

@@ -514,7 +514,7 @@ case(
     "sum of long long",
     (2, 32),
     "long long *s = (long long *)n;\ns[0] += 1;\n",
-    "one atomic, atomicAdd (of unsigned long long: cast a pointer to long long)",
+    "one atomic, atomicAdd (defined only for unsigned long long: cast the pointer to unsigned long long *)",
     [("s[0] += 1;", "atomicAdd((unsigned long long *)s, 1ull);")],
     value_is(64),
 )

@@ -44,9 +44,9 @@ def test_a_right_kernel_gives_0(capsys):
         ([*BUG, "1"], "was launched with 1 argument;"),
         ([*BUG, "int8:999"], "argument 'int8:999' is not a number, array or file"),
         ([*BUG, "float32[,]"], "argument 'float32[,]': invalid literal"),
-        ([*BUG, "empty:float32[3]=1"], "memory without initial values does not hold 1"),
-        ([*BUG, "float32[99999999999]"], "takes 399,999,999,996 bytes; the simulated GPU has"),
-        ([*BUG, "empty:float32[99999999999]"], "takes 399,999,999,996 bytes; the simulated GPU has"),
+        ([*BUG, "empty:float32[3]=1"], "empty memory has no initial values, but 1 is given"),
+        ([*BUG, "float32[99999999999]"], "takes 399,999,999,996 bytes, but the simulated GPU has"),
+        ([*BUG, "empty:float32[99999999999]"], "takes 399,999,999,996 bytes, but the simulated GPU has"),
         ([*BUG, "float32[99999999999999999999]"], "takes 399,999,999,999,999,999,996 bytes"),
         ([*BUG, "missing.npy", "float32[2]"], "missing.npy: No such file or directory"),
         ([*BUG, "--seed=-1", "1", "2"], "seed is -1"),
@@ -96,7 +96,9 @@ def test_several_arrays_are_bad_input(tmp_path, capsys):
     np.savez(tmp_path / "x.npz", a=1)
     file = (tmp_path / "x.npz").rename(tmp_path / "x.npy")
     assert main([*BUG, str(file), "float32[2]=0"]) == 2
-    assert "a NpzFile of several arrays; wanted one that np.save wrote" in capsys.readouterr().err
+    assert (
+        "contains several arrays (NpzFile); wanted one array, written by np.save" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"hello world\n", None])
