@@ -175,7 +175,7 @@ def present(found, text, options):
 def format_error(error, file):
     """Return a sentence for an error whose own text lacks the file name or the reason."""
     if isinstance(error, UnicodeDecodeError):
-        return f"{file}: not a text in UTF-8: {error}"
+        return f"{file}: not UTF-8 text: {error}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return f"not enough memory: {error}" if isinstance(error, MemoryError) else str(error)

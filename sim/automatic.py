@@ -143,7 +143,7 @@ class WorkLeft:
         self.done, self.work_of_done = 0, 0.0
 
     def block_ended(self, started, work):
-        """Store the work of the launch until now, at the end of a block.
+        """Store the work that the launch has done so far. Call this method at the end of a block.
 
         started: the number of blocks that have started.
         """
@@ -152,12 +152,12 @@ class WorkLeft:
         self.done, self.work_of_done = max(1, started - 1), work
 
     def estimate(self, started, work):
-        """Return the work that is left, given the number of started blocks and the work until now."""
+        """Return the work that is left, given the number of started blocks and the work done so far."""
         if not self.done:
             return work * max(1, self.blocks / started - 1)
         average, current = self.work_of_done / self.done, work - self.work_of_done
-        # If a block has already done more work than the average, its final excess is expected to be twice its
-        # present excess.
+        # If the current block already exceeds the average work, assume that it will finally exceed it by
+        # twice as much.
         block = max(average, 2 * current - average)
         return self.blocks * (self.work_of_done + block) / (self.done + 1) - work
 
@@ -206,12 +206,12 @@ class WatchedGrid(Grid):
             EARLIER_WORK[self.identity] = self.earlier + max(self.time_as_work(), self.counted())
 
     def counted(self):
-        """Return the work of this launch until now."""
+        """Return the work that this launch has done so far."""
         context = self.context
         return TURN * context.entered + context.logged + len(context.log or ())
 
     def time_as_work(self):
-        """Return the CPU time of this launch until now, converted to work."""
+        """Return the CPU time that this launch has taken so far, converted to work."""
         return self.second * (time.thread_time() - self.began) / (SECONDS * slowness())
 
     def may_be_compiled(self, launch):

@@ -86,7 +86,7 @@ def without_repetitions(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
 
 
 def formatted(diagnostics: Iterable[Diagnostic], style: str) -> str:
-    """Return diagnostics as a text in one of the formats."""
+    """Return diagnostics as text in one of the formats."""
     return FORMATS[style](list(diagnostics))
 
 

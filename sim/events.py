@@ -274,10 +274,11 @@ class Observer:
         """A thread has issued an operation of the async proxy. Its accesses are already in the log."""
 
     def async_done(self, at: Moment, operations: list[AsyncOperation], sources: bool) -> Findings:
-        """A thread has waited for these operations. If `sources`, they have only read their sources."""
+        """A thread has waited for these operations, or, if `sources`, only until they had read their
+        sources."""
 
     def async_tracked(self, operation: AsyncOperation, phase: Phase) -> Findings:
-        """An operation is complete, and an mbarrier has counted its bytes in this phase."""
+        """An operation is complete. An mbarrier has counted its bytes in this phase."""
 
     def bytes_expected(self, at: Moment, phase: Phase, site: int) -> Findings:
         """A thread makes a phase of an mbarrier, other than its first phase, expect bytes (expect_tx)."""
@@ -287,7 +288,7 @@ class Observer:
     ) -> Findings:
         """An mbarrier has completed a phase.
 
-        observations: (Moment, site) of the waits that observed the end of the phase before it.
+        observations: (Moment, site) of the waits that observed the end of the previous phase.
         arrival: the last arrival at the mbarrier, or the copy whose bytes completed the phase.
         """
 

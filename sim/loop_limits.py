@@ -54,7 +54,7 @@ class LoopLimits:
         # the number of turns after which sim.engine.attempts examines the kernel's common loop again, and the
         # number of these examinations so far
         self.next_common_test, self.common_tests = inf, 0
-        self.holds_blocks = False  # whether no further blocks start for the moment
+        self.holds_blocks = False  # whether no further blocks may start for now
         # A function, or None. It is called whenever a comparison of the threads has found a change. It may
         # raise an exception to end the run.
         self.when_changed = None

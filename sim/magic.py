@@ -61,7 +61,7 @@ class Cell:
 
     def target(self, subscripted: Any) -> Any:
         """Return the object to index with a launch configuration: the simulation of a kernel, or the object
-        itself if it is no kernel, such as a dict of functions."""
+        itself if it is not a kernel, such as a dict of functions."""
         is_kernel = isinstance(subscripted, Kernel) or python_function(subscripted) is not None
         if inspect.isclass(subscripted) or not is_kernel:
             return subscripted

@@ -72,7 +72,7 @@ class Clock:
         self.now = max(self.now, wakes)
 
     def advance(self, ticks):
-        """Move the clock ahead by this number of ticks, because threads wait for a time."""
+        """Advance the clock by this number of ticks, because threads wait until a given time."""
         self.now += ticks
         self.step = max(self.step, ticks // MOST_READS)
 
@@ -171,10 +171,11 @@ class ProgressCheck:
         return self.all_repeat() if decides and self.is_confirmed() else None
 
     def follows(self, cycle):
-        """Return whether to compare the states of the thread with this Cycle.
+        """Return whether to record the states of the thread to which this Cycle belongs.
 
-        If the first thread does not repeat itself, something changes, whatever the other threads do. Their
-        states are compared when it has repeated itself, or has not started as many iterations as they have.
+        As long as the first looping thread does not repeat a state, something changes, so the states of the
+        other threads are not needed. They are recorded once the first thread has repeated a state, or once
+        all threads together have made 2 * MAX_STATES iterations per live thread without repeating a state.
         """
         first = next(iter(self.cycles.values()))
         if not self.follows_all:
@@ -212,9 +213,11 @@ class ProgressCheck:
         return rounds >= MAX_REPEATS << self.confirms or enough and not self.may_advance()
 
     def is_confirmed(self):
-        """Return False at the first call, and True at the next, when each thread has repeated its state.
+        """Return False at the first call, and True at the second, when each thread has repeated its state
+        again.
 
-        A thread that has left its cycle is noticed only when it does not return.
+        The second round is necessary, because a thread that has left its cycle is noticed only when it does
+        not return to its state.
         """
         if self.confirms:
             return True

@@ -157,7 +157,7 @@ class SimulatedSession:
         """Look for copies for which the host has not waited, at the end of a phase of a test.
 
         A test that raises an exception before it waits is not reported for that. If it fails, its report
-        explains what the copies can have to do with it.
+        explains how the copies can have caused the failure.
         """
         for streams in self.streams():
             text = streams.explain_failure(call.excinfo) if call.excinfo is not None else streams.end_phase()

@@ -288,7 +288,7 @@ class Reruns:
         return effects.digest.digest(), *(hashlib.blake2b(root).digest() for root, _ in self.before.saved)
 
     def try_beginning(self):
-        """Return whether two undefined values lead to different effects of the launch up to now. If the only
+        """Return whether two undefined values have led to different effects of the launch so far. If the only
         doubtful findings are reads of inactive lanes, the values of these lanes must cause the difference.
 
         The first run calls this method, and continues afterwards.

@@ -87,7 +87,7 @@ def repeats_failed_atomic(thread, frame, known):
 
 def is_stateless(frame):
     """Return whether all iterations of the loop around a frame's position have the same effect, as long as
-    memory does not change. Return False in case of doubt.
+    memory does not change. Return False if this is uncertain.
 
     The result is True if the loop consists of atomics, fences and arithmetic, and no iteration uses a value
     that an earlier iteration computed. A counter that affects nothing else is allowed.

@@ -110,7 +110,7 @@ def swizzle_text(swizzle):
 
 
 class Misfit(NamedTuple):
-    """Two chunks of a matrix that are at other positions of a box than the descriptor assumes.
+    """Two chunks of a matrix whose positions in a box differ from the positions that the descriptor assumes.
 
     what: "swizzle", "pitch" (the distance of rows), "group" (the distance of groups of eight rows) or "next"
         (the distance of the parts that are as wide as the swizzle).
@@ -163,7 +163,7 @@ def misfit(descriptor, mn_major, count, tile):
 
 def doubts(context, descriptor, of, mn_major, count, found, site):
     """Return pairs (Finding, {address: operation}) for the boxes that tensor copies have written in another
-    layout than that of the descriptor. A Finding is correct only if the operation was the last one that wrote
+    layout than the descriptor's. A Finding is correct only if the operation was the last one that wrote
     the address.
 
     of: "A" or "B".

@@ -157,8 +157,8 @@ def fix_of_arrivals(barrier, missing):
 
 
 def missing_bytes_finding(context, barrier, at, witnesses, behind):
-    """Return the finding for threads that wait at an mbarrier whose phase expects another number of bytes
-    than arrives.
+    """Return the finding for threads that wait at an mbarrier whose phase expects more or fewer bytes than
+    arrive.
 
     at: text with the number of these threads and the name of the mbarrier.
     behind: a sentence about threads that wait at other barriers.
@@ -184,7 +184,7 @@ def missing_bytes_finding(context, barrier, at, witnesses, behind):
 
 
 def fix_of_bytes(barrier, expected, brought, clustered):
-    """Return the fix for a phase that expects another number of bytes than arrives."""
+    """Return the fix for a phase that expects more or fewer bytes than arrive."""
     mask = "; the mask of a multicast copy names each block that receives the bytes" if clustered else ""
     if brought < expected == barrier.complete_bytes:
         return (

@@ -57,8 +57,8 @@ class Seeded:
         return False
 
     def stalls(self, thread, site, frame):
-        """Return whether a thread has to let others run before an atomic that does not repeat a failed
-        atomic.
+        """Return whether a thread must let other threads run before its next atomic, which is not a
+        repetition of a failed atomic.
 
         site, frame: the number of the atomic's site, and the stack frame of the function that contains it.
         """

@@ -52,7 +52,7 @@ def can_poll(function, parameters):
 
 def has_loop_around_grid_barrier(function):
     """Return whether a `while` loop of a function may contain a grid barrier, directly or in a function that
-    the loop calls. Return True in case of doubt."""
+    the loop calls. Return True if this is uncertain."""
     loops = [node for node in all_nodes(function) if isinstance(node, ast.While)]
     calls = [node for loop in loops for node in all_nodes(loop) if isinstance(node, ast.Call)]
     of_methods = {getattr(call.func, "attr", "") for call in calls if call.calls == MEMBER}
@@ -118,7 +118,7 @@ def deciding_variables(function, parameters):
 def deciding_variables_of(loop, arrays):
     """Return the deciding variables of one `while` loop, or None if memory can influence its decisions.
 
-    arrays: the names of parameters that are never assigned and are no records.
+    arrays: the names of parameters that are never assigned and are not records.
     """
     nodes = all_nodes(loop)
     if any(isinstance(node, INDIRECT) for node in nodes):
@@ -142,7 +142,7 @@ def common_loop(function, parameters):
     the same values of all variables that the loop reads, and that waits only at one atomic. Return an empty
     range if there is none.
 
-    The arguments are those of `can_poll`.
+    The arguments are the same as for `can_poll`.
     """
     arrays, assigned = array_names(function, parameters), set()
     for node in function.body:
@@ -187,8 +187,8 @@ def matters(node, deciding):
 
 
 def array_names(function, parameters):
-    """Return the names of the parameters that a function never assigns and that are no records. The
-    arguments are those of `can_poll`."""
+    """Return the names of the parameters that a function never assigns and that are not records. The
+    arguments are the same as for `can_poll`."""
     assigned = {node.id for node in all_nodes(function) if is_name(node, ast.Store)}
     records = {name for name, type_ in parameters if isinstance(type_, Record)}
     return argument_names(function) - assigned - records

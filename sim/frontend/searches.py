@@ -72,7 +72,7 @@ def is_over_range(node):
 
 
 def search_of(loop, around):
-    """Return the Search of one `while` loop, or None if it is no search.
+    """Return the Search of one `while` loop, or None if it is not a search.
 
     around: the variables of the `for` loops around it.
     """

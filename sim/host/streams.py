@@ -252,7 +252,7 @@ class HostStreams(StreamOrder):
         footprint: the memory that it accesses, if that is known without observers.
         """
         with contextlib.ExitStack() as stack:
-            if uses.ranges:  # other threads must not access the memory of pending copies meanwhile
+            if uses.ranges:  # other threads must not access the memory of pending copies during the launch
                 stack.enter_context(self.entered())
             with self.entered():
                 begun, exact = self.begin(handle), footprint is not None

@@ -287,7 +287,7 @@ class Outside(Array):
 
 
 class Reinterpreted(Array):
-    """A view whose elements have another type than those of the array, so that they may be misaligned. Views
+    """A view whose elements differ in type from those of the array, so that they may be misaligned. Views
     of such a view are Reinterpreted, too."""
 
     __slots__ = ()

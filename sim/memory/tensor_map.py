@@ -85,7 +85,7 @@ def tensor_map_bytes(
     kind: the type, one of sim.isa.tensor_map.TYPES.
     strides: the bytes between elements, axis by axis like shape. The last one is not used.
 
-    The other parameters are those of `tensor_map`. Raise ValueError for a map that the driver refuses.
+    The other parameters are the same as for `tensor_map`. Raise ValueError for a map that the driver refuses.
     """
     described = TensorMap(
         kind,

@@ -77,10 +77,11 @@ class AsyncProxy:
         self.stages = Stages(context, performed, number)
         self.fenced = {space: ProxyOrder(order.clocks) for space in (SHARED, GLOBAL)}
         self.waiting, self.operations = [], []  # batches and operations that have not been processed
-        self.known, self.ends, self.read_ends = [], {}, {}  # operations by number; operation -> Moments
+        self.known, self.ends, self.read_ends = [], {}, {}  # the operations, by number; operation -> Moments
         self.by_segment = {}  # segment -> the operation whose accesses it contains
         self.units, self.nodes, self.node_of = {}, [], {}
-        self.writes, self.write_of = [], {}  # generic writes by number; (segment, site) -> the number
+        # the generic writes, by number; (segment, site) of a write -> its number
+        self.writes, self.write_of = [], {}
         self.copy_ends = flights.ends
         self.checked, self.reported = {}, {}  # key -> its rank, a function, arguments of the function
 
@@ -223,8 +224,8 @@ class AsyncProxy:
     def meet(self, rows, row, numbers, operations):
         """Report the accesses that conflict with operations on the same bytes.
 
-        numbers: a number for each access. operations(number) returns the operations on the same bytes. The
-            number is -1 if there are no such operations.
+        numbers: for each access, the number that `operations` maps to the operations on the same bytes, or
+            -1 if there are no such operations.
         """
         hits = np.flatnonzero(numbers >= 0)
         if not len(hits):

@@ -16,7 +16,7 @@ from sim.observers.tickets import BARRIER, index, is_unchanged
 class Exchange:
     """A read of `element` on line `read`, and the store of `value` on line `line`.
 
-    old: the variable that gets the old value, or None if the line uses it in another way.
+    old: the variable to which the old value is assigned, or None if the line uses the value differently.
     value_is_known: whether `value` is computed before line `read`, so that an exchange can take place there.
     """
 

@@ -334,7 +334,7 @@ class Facts(AccessPair):
             if number in self.block_barriers:
                 return None
             if FENCE.search(text) and self.outline.apart(self.one.line, number):
-                # In the opposite arm of a branch, the fence belongs to other threads than the write.
+                # If the fence is in the opposite arm of a branch, other threads execute it.
                 fence = None if self.outline.branch(self.one.line, number) else number
             if fence and ATOMIC_CALL.search(text):
                 return fence

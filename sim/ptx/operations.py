@@ -129,7 +129,7 @@ class Operations:
         return self.analysis(Subwords).find(item)
 
     def transfer(self, name, reach="grid", waits=False):
-        """Return the name of the function that executes a MemoryInstruction. `reach` and `waits` are those of
+        """Return the name of the function that executes a MemoryInstruction. `reach` and `waits` are as in
         sim.memory.transfer.Memory."""
         entry, sites = INSTRUCTIONS[name], self.transfer_sites()
         self.used.add(name)

@@ -381,7 +381,7 @@ class Run:
         return with_site(self.on_memory(entry, sites, *options), sites["load"])
 
     def on_memory(self, entry, sites=None, reach="grid", waits=False):
-        """Return the function that executes a MemoryInstruction. `reach` and `waits` are those of
+        """Return the function that executes a MemoryInstruction. `reach` and `waits` are as in
         sim.memory.transfer.Memory."""
         memory = AddressMemory(self.memory, entry.name, sites)
         memory.reach, memory.waits = reach, waits

@@ -45,7 +45,7 @@ class Launcher:
         return load_ptx(relocate_files(self.ptx))[self.metadata.name]
 
     def __call__(self, x, y, z, stream, function, packed, launch_metadata, enter_hook, exit_hook, *arguments):
-        """Run a launch of x * y * z programs. The parameters are those of Triton's own launcher."""
+        """Run a launch of x * y * z programs. The parameters are the same as for Triton's own launcher."""
         session = triton.runtime.driver.active.session
         if enter_hook is not None:
             enter_hook(launch_metadata)

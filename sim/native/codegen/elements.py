@@ -224,7 +224,7 @@ class Element:
             shadow = self.array.shadow() if self.x.has_shadow else I64(0)
             self.array.call(check, I64(watch), shadow, flat, members.state)
         value = do(flat)
-        # The log entry for a store contains the new value, so append it after the access.
+        # The log entry for a store contains the stored value, so the entry is appended after the access.
         if self.x.site is not None:
             self.log(flat, writes=check is not watch_load)
         after = builder.block

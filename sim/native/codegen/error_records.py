@@ -90,7 +90,7 @@ def forget_errors(state):
 
 @int64_helper(inline=False)
 def record_access(state, entry, host):
-    """Append a row for an access. The parameters are those of `note_access`."""
+    """Append a row for an access. The parameters are the same as for `note_access`."""
     if state.records != 0 and state.split == 0:
         row = append_row(state, entry)
         value = 0

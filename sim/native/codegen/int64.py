@@ -37,7 +37,7 @@ def variant(function, suffix, **known):
     """Return a helper: a plain function specialised for known values of some parameters.
 
     function: the plain function.
-    suffix: a text that distinguishes the helper's symbol from those of the other variants.
+    suffix: the text that distinguishes the helper's symbol from the symbols of the other variants.
     known: {parameter: constant or helper}.
     """
     return make_intrinsic(Function(function, False, f"_{suffix}", known))

@@ -80,7 +80,7 @@ def note_loop(state, depth):
 
 @int64_helper
 def note_iteration(state, depth):
-    """Count an iteration of a loop around a barrier. The parameters are those of `note_loop`."""
+    """Count an iteration of a loop around a barrier. The parameters are the same as for `note_loop`."""
     state.iterations[depth] += 1
 
 
@@ -111,7 +111,7 @@ def agree_on_side(state, before, now, thread, warp):
 @int64_helper(inline=False)
 def choose_side(state, before, now, thread, warp):
     """Return the result of the side that the run follows: `before` or `now`, which differ. Mark threads of
-    the other side as absent. The parameters are those of `agree_on_side`."""
+    the other side as absent. The parameters are the same as for `agree_on_side`."""
     is_new = state.split == 0
     if is_new:
         state.split = 1

@@ -214,7 +214,7 @@ def note_event(copy, state, event):
 
 @int64_helper(inline=False)
 def record_event(copy, state, event):
-    """Record the start or the arrival of a copy. The parameters are those of `note_event`."""
+    """Record the start or the arrival of a copy. The parameters are the same as for `note_event`."""
     from_region = copy[FROM]
     source = from_region[BASE] + copy[FROM_AT] if from_region != 0 else 0
     to_region = copy[TO]
@@ -313,7 +313,7 @@ def note_reader(copy, state):
 
 @int64_helper(inline=False)
 def arrive(copy, state, entry):
-    """Write the bytes of a copy, and check it. The parameters are those of `check_copy`."""
+    """Write the bytes of a copy, and check it. The parameters are the same as for `check_copy`."""
     check_copy(copy, state, entry)
     to_region, from_region, size = copy[TO], copy[FROM], copy[BYTES]
     to = to_region[HOST] + copy[TO_AT]

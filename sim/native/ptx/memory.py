@@ -147,7 +147,7 @@ def make_locator(watched, size):
 
 @int64_helper
 def watch_ptx_load(watch, shadow, flat, state):
-    """Check a load. Undefined bytes in local memory are no error here: only the use of an undefined value
+    """Check a load. Undefined bytes in local memory are not an error here; only the use of their value
     is."""
     if watch != LOCAL:
         watch_load(watch, shadow, flat, state)

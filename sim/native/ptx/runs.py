@@ -167,7 +167,7 @@ class RunCompiler(Evaluator):
         return self.load(watch_read_only_load, ptx_type, space, count, site, address)
 
     def load(self, watched, ptx_type, space, count, site, address):
-        """Emit a load of `count` elements. The arguments are those of `locate`."""
+        """Emit a load of `count` elements. The arguments are the same as for `locate`."""
         pointers = self.locate(watched, ptx_type, space, count, site, address)
         values = tuple(self.of_code(self.builder.load(pointer), ptx_type) for pointer in pointers)
         return values[0] if count == 1 else values

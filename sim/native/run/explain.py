@@ -73,7 +73,7 @@ def explain(attempt):
     """Return the Outcome of a launch with error flags.
 
     The interpreter explains the errors. If it reaches none of them within a limit of time, compiled code
-    records the errors of the first block. If these are no errors for the observers, the interpreter continues
+    records the errors of the first block. If the observers do not report them, the interpreter continues
     without a limit. If compiled code cannot record errors of the kernel, there is no limit from the start.
 
     attempt: the Attempt, after its `run`.

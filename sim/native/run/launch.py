@@ -356,7 +356,7 @@ class Attempt(Memory):
         self.began += time.process_time() - began
 
     def run_blocks(self, *given):
-        """Run blocks in compiled code. The parameters are those of `run_arguments`."""
+        """Run blocks in compiled code. The parameters are the same as for `run_arguments`."""
         self.grid_function(*self.run_arguments(*given))
 
     def replay_log(self):

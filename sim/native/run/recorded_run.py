@@ -203,9 +203,10 @@ class RecordedRun:
         return RecordedRun(self.original, self.position, checks=self.checks, **given)
 
     def before_race(self, racing):
-        """Return a run with the rows that `again(trap=racing.trap)` would record, without the earliest ones.
+        """Return a copy of this run whose rows are the recent events at the bytes of a race.
 
-        The rows are empty if this run has not stored the events before the race.
+        A rerun, `again(trap=racing.trap)`, would record the same rows, and also earlier ones. The rows are
+        empty if this run has not stored the events before the race.
 
         racing: the Row of the later access of the race.
         """

@@ -51,7 +51,7 @@ class Branches(Regions):
 
     def lower_branch(self, node, depth, group, check):
         """Return the lines for an `if` statement at which lanes may diverge. The lanes of one arm run first,
-        and then those of the other arm. The parameters are those of `lower_compound`.
+        and then those of the other arm. The parameters are the same as for `lower_compound`.
 
         check: the lines that a loop runs first in each iteration. A branch needs none.
         """
@@ -67,7 +67,7 @@ class Branches(Regions):
 
     def lower_loop(self, node, depth, group, check):
         """Return the lines for a `while` loop that lanes may leave after different numbers of iterations. The
-        parameters are those of `lower_branch`."""
+        parameters are the same as for `lower_branch`."""
         votes = self.votes[node.test] = self.module.fresh_name("votes")
         left = self.module.fresh_name("left")
         # The last region of an iteration can also evaluate the test of the next one.

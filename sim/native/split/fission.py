@@ -27,7 +27,8 @@ from sim.native.lower.module import CannotLower
 from sim.native.split.branches import Branches
 from sim.native.split.regions import BLOCK, CODES, THREAD, WARP, indent, result_of_test
 
-# synchronising instruction -> its function in sim.native.codegen.synchronization, if it is no block barrier
+# synchronising instruction other than a block barrier -> its function in
+# sim.native.codegen.synchronization
 BARRIERS = {"this_grid": "grid_barrier"}
 BARRIERS |= {name: name for name in ("wait_for_phase", "passed_phase", "arrived_at_phase")}
 
