@@ -53,7 +53,9 @@ def several_calls_finding(scheduler, block):
             "In PTX, arrivals from all lines count, so the barrier opens. In CUDA C++, every thread of the"
             f" block has to reach the same {name}, and a compiler may rely on that."
         ),
-        fix=fix if "bar" not in name else f"{fix}; or, if this is intended, {name}, {len(block.threads)}",
+        fix=fix
+        if "bar" not in name
+        else f"{fix}; or, if this is intended, pass the number of threads: {name}, {len(block.threads)}",
         advice=advice,
     )
 
@@ -133,7 +135,7 @@ def divergence_finding(scheduler, block, threads=None):
             verdict.replace(" a barrier", f" {names}").replace("different barriers", names),
             seen,
             reason=f"Without a count, such a call waits for all {all_of_them} threads of the block.",
-            fix=f"give the number of threads that arrive, {counted(threads)}; or {fix}",
+            fix=f"pass the number of threads that arrive, {counted(threads)}; or {fix}",
         )
     reason = "cuda.syncthreads() opens only when every thread of the block has reached the same call."
     if len({access.site for access in seen}) == 1:

@@ -114,8 +114,8 @@ def text_of_parity(graph, barrier):
     phase = barrier.phase
     before = f"phase {phase - 1}, which has ended" if phase else "the phase before the first, which has ended"
     return (
-        f" The wait tests parity {phase & 1}, so it waits for the end of phase {phase}; parity"
-        f" {1 - (phase & 1)} would name {before}."
+        f" The wait tests parity {phase & 1}, so it waits for the end of phase {phase}. Parity"
+        f" {1 - (phase & 1)} is the parity of {before}."
     )
 
 
@@ -196,7 +196,7 @@ def fix_of_bytes(barrier, expected, brought, clustered):
     right = bytes_of_phase(barrier)
     counts = "arrive at this block's own barrier" if clustered else "this barrier counts"
     missing = f", or send the missing copy{mask}" if brought < expected else ""
-    return f"let expect_tx name the bytes of all copies that {counts} in a phase, {right}{missing}"
+    return f"pass expect_tx the bytes of all copies that {counts} in a phase, {right}{missing}"
 
 
 MISSING = "Nothing changes while they wait, so the missing arrivals never happen."

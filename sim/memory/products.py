@@ -174,19 +174,22 @@ def report_early_access(context, word, site, issue, name=None):
     state = products_of(context.thread)
     which = f"register {name} of a wgmma is" if name else "registers of a wgmma are"
     if not state.is_pending(issue):
-        reason = "The compiler may move the access before the wait, because it does not depend on it."
+        reason = "The access does not depend on the wait, so the compiler may move it before the wait."
         fix = "pass the registers through the wait, and use its result: acc = wgmma_wait_0(acc)"
     elif issue.committed:
-        reason = "A wgmma works on its registers until a wgmma.wait_group covers its group."
+        reason = "A wgmma may access its registers until a wgmma.wait_group has waited for its group."
         fix = "wait before this line: wgmma.wait_group 0, or the number of newer groups that may still run"
     else:
-        reason = "A wgmma works on its registers until a wait covers its group, and it is in no group yet."
+        reason = (
+            "A wgmma may access its registers until the thread has waited for its group, and this wgmma does"
+            " not belong to a group yet."
+        )
         fix = "put wgmma.commit_group after the wgmma, and wgmma.wait_group before this line"
     context.findings.append(
         Finding(
             "wgmma",
             "error",
-            f"{which} {word} while it may be under way",
+            f"{which} {word} while the product may still be running",
             (context.witness(word, site), context.witness("issued", issue.site)),
             reason=reason,
             fix=fix,

@@ -126,7 +126,7 @@ PATTERNS = (
         "wait for the wrong parity",
         lambda facts: facts.early_wait,
         fix_of_early_wait,
-        "The wait at the mbarrier between the two accesses passed too early.",
+        "The wait at the mbarrier between the two accesses tested the wrong parity, so it ended too early.",
     ),
     Pattern(
         "too few buffers",
@@ -283,7 +283,9 @@ PATTERNS = (
         "copy without a wait",
         conditions.is_copy_without_wait,
         fixes.fix_of_copy,
-        lambda facts: f"Such a copy arrives at any time until {END[facts.copy_waits.is_tracked]}.",
+        lambda facts: (
+            f"Such a copy may write its bytes at any time until {END[facts.copy_waits.is_tracked]}."
+        ),
     ),
     Pattern("arms with an mbarrier", lambda facts: facts.mbarrier_arms, fix_of_mbarriers),
     Pattern("opposite arms", fixes.is_in_arms, fixes.fix_of_arms, steps=fixes.steps_of_arms),

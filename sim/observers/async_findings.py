@@ -39,9 +39,8 @@ class AsyncFindings:
         verb = "reads" if is_source else "writes"
         between = f"while a {operation.kind} that {verb} it may be under way, and nothing orders the two"
         fix = (
-            f"{self.fix(operation, is_source)}; or, if the access has to come first, let its thread"
-            f" arrive"
-            f" at a barrier after it, and the thread that sends the {operation.kind} wait there"
+            f"{self.fix(operation, is_source)}; or, if the access has to come first, let its thread arrive"
+            f" at a barrier after it, and let the thread that sends the {operation.kind} wait there"
         )
         return self.finding(operation, row, row.site, address, other, between, fix)
 
@@ -61,7 +60,7 @@ class AsyncFindings:
     def fix(self, operation, is_source):
         """Return the fix for an access that no wait orders after an operation."""
         if any(address == operation.barrier for _, address in self.context.early_barriers):
-            return "correct the bytes that its mbarrier expects first, as the finding about the phase says"
+            return "first correct the bytes that its mbarrier expects (see the finding about the phase)"
         return FIXES[operation.through, is_source]
 
     def finding(self, operation, row, site, address, other, between, fix):

@@ -161,7 +161,7 @@ def steps_of_ticket(facts):
 def fix_of_claim(facts):
     found = facts.claim
     how = atomic(facts, "swap" if found.operation == "cas" else found.operation)
-    done = "" if found.line == found.header else f" and leave out line {found.line}"
+    done = "" if found.line == found.header else f" and delete line {found.line}"
     if found.copied:
         return (
             f"compare and write {found.element} by one atomic, {how}, in place of {found.copied} in line"

@@ -332,7 +332,7 @@ class Flights:
         wait = WAIT + (
             " before this line" if own else ", and synchronise all threads after that: cuda.syncthreads()"
         )
-        direction, does = ("to", "arrives") if place.is_written else ("from", "reads")
+        direction, does = ("to", "write") if place.is_written else ("from", "read")
         return Finding(
             "async-copy",
             "error",
@@ -340,6 +340,6 @@ class Flights:
             f" {direction} it may be under way",
             (reads, sent),
             *element,
-            reason=f"Such a copy {does} at any time until {END[tracked]}.",
+            reason=f"Such a copy may {does} its bytes at any time until {END[tracked]}.",
             fix=f"{WAIT_FOR_PHASE} before this line" if tracked else wait,
         )

@@ -72,11 +72,13 @@ class MbarrierEvents:
 def fix_of_early_wait(facts):
     found = facts.early_wait
     observed = (
-        f"phase {found.phase}, which had ended" if found.phase >= 0 else "the phase before the first one"
+        f"phase {found.phase}, which had ended before"
+        if found.phase >= 0
+        else "the phase before the first one"
     )
     barrier = facts.extents.element(found.barrier[1])
     return (
         f"let the wait at the mbarrier {barrier} before line {found.site.line} test parity"
-        f" {found.wanted & 1}: it names phase {found.wanted}, in which the other thread arrives after line"
-        f" {found.other.line}; the wait tested parity {found.phase & 1}, which named {observed}"
+        f" {found.wanted & 1}, the parity of phase {found.wanted}, in which the other thread arrives after"
+        f" line {found.other.line}; the wait tested parity {found.phase & 1}, the parity of {observed}"
     )

@@ -66,8 +66,8 @@ class Conflict:
         early = self.earlier.footprint.verb or VERBS[self.early]
         late = self.later.footprint.verb or VERBS[self.late]
         return (
-            f"this operation is not ordered after the one at {self.earlier.site}, in another stream: that one"
-            f" {early} {what}, and this one {late} it"
+            f"this operation is not ordered after the one at {self.earlier.site}, in another stream: the"
+            f" other operation {early} {what}, and this one {late} it"
         )
 
 

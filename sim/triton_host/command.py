@@ -29,7 +29,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("script", type=Path, help="a Python file")
     parser.add_argument("--engine", choices=ENGINES, default="auto")
     parser.add_argument("--seeds", type=parse_seeds, default=[0], help="run each launch once per seed: 0,1,2")
-    parser.add_argument("--architecture", type=int, default=80, help="80, 86, 89 or 90; 80 by default")
+    parser.add_argument("--architecture", type=int, default=80, help="80 (default), 86, 89 or 90")
     parser.add_argument("--max-steps", type=int, help="loop iterations until a launch counts as endless")
     parser.add_argument("--benchmarks", action="store_true", help="run each benchmark once, untimed")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write a page per launch with findings")

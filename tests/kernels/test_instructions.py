@@ -515,7 +515,7 @@ def test_a_tile_that_is_not_declared_aligned_is_a_warning(seed):
     assert finding.kind == "misaligned-address" and finding.severity == "warning"
     assert "tile[0, 0] has to lie at a multiple of 16 bytes, but tile is declared with" in finding.message
     assert "alignment 2 · block 0 · thread 0" in finding.message
-    assert "by luck; after ends, which has 6 bytes, it may not" in finding.message
+    assert "by luck: the compiler may place it after ends, which has 6 bytes" in finding.message
     assert "Likely fix: declare tile with alignment=16." in finding.message
 
 

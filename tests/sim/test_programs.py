@@ -484,7 +484,7 @@ def test_operations_of_two_streams_without_an_order_are_found(run, built, which)
     status, _, err = run(built("streams"), which)
     found = re.findall(
         r"stream-race: this operation is not ordered after the one at"
-        r" streams.cu:(\d+), in another stream: that one (\w+(?: byte [\d,]+ of)?) .*,"
+        r" streams.cu:(\d+), in another stream: the other operation (\w+(?: byte [\d,]+ of)?) .*,"
         r" and this one (\w+) it\n  at streams.cu:(\d+)",
         err,
     )

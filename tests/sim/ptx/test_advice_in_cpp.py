@@ -217,16 +217,16 @@ CASES = {
     "parity of the phase before the first": (
         ONE_PHASE,
         "wait for the wrong parity",
-        "let the wait at the mbarrier full[0] before line 25 test parity 0: it names phase 0, in which the"
-        " other thread arrives after line 21; the wait tested parity 1, which named the phase before the",
+        "let the wait at the mbarrier full[0] before line 25 test parity 0, the parity of phase 0, in which"
+        " the other thread arrives after line 21; the wait tested parity 1, the parity of the phase before",
         "wait(full, 1)",
         "wait(full, 0)",
     ),
     "parity of an earlier phase": (
         LATER_PHASE.replace("wait(full, 1)", "wait(full, 0)"),
         "wait for the wrong parity",
-        "test parity 1: it names phase 1, in which the other thread arrives after line 23; the wait tested"
-        " parity 0, which named phase 0, which had ended",
+        "test parity 1, the parity of phase 1, in which the other thread arrives after line 23; the wait"
+        " tested parity 0, the parity of phase 0, which had ended",
         "wait(full, 0)",
         "wait(full, k)",
     ),
@@ -359,7 +359,7 @@ MORE = {
         n[0] = v;
 """,
         "claim",
-        "atomicMax, on line 3: let the branch test the old value that it returns and leave out line 4",
+        "atomicMax, on line 3: let the branch test the old value that it returns and delete line 4",
         [("v > n[0])\n        n[0] = v;", "v > atomicMax(&n[0], v));")],
         {"n": [31]},
     ),

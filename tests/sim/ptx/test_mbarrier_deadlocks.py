@@ -109,7 +109,7 @@ def test_the_bytes_of_an_early_phase_are_those_of_all_its_copies():
     early, *others = (finding for finding in report.findings if finding.kind == "async-copy")
     assert "expect the bytes of all copies of the phase or wait" in early.fix
     assert others and all(
-        "correct the bytes that its mbarrier expects first" in other.fix for other in others
+        "first correct the bytes that its mbarrier expects" in other.fix for other in others
     )
 
 
