@@ -52,8 +52,9 @@ class Context:
         self.alignment = None
         self.kernel, self.language = "", "Numba"  # the kernel's name, and its source language
         self.outline = lambda site: None  # maps a Site to the Outline of its source, or to None
-        # returns the number of instructions of the kernel and, if it is in Python, of the functions that it
-        # calls; in PTX, a barrier or warp instruction counts as several (SYNCHRONISATION in sim.ptx.program)
+        # Returns the number of instructions of the kernel. For a Python kernel, the number includes the
+        # functions that the kernel calls. In PTX, a barrier or warp instruction counts as several
+        # (SYNCHRONISATION in sim.ptx.program).
         self.count_instructions = lambda: 0
         self.max_steps = max_steps
         self.sites = FrameSites()
@@ -74,19 +75,21 @@ class Context:
         self.cooperative = False  # whether all blocks must be resident, as for a grid barrier
         # Whether every `while` loop calls `tick`. The loops of a kernel without source do not.
         self.ticking = True
-        self.overwriting = set()  # atomics such as exch, and loads, that do not use the old value
-        self.strong = {}  # relaxed and acquire loads, relaxed and release stores -> LOAD or STORE
-        self.mbarriers = self.invalidates = False  # whether the kernel may initialise, invalidate mbarriers
+        # the sites of atomics that do not use the old value, such as exch, and of loads
+        self.overwriting = set()
+        # site of a relaxed or acquire load, or of a relaxed or release store -> LOAD or STORE
+        self.strong = {}
+        self.mbarriers = self.invalidates = False  # whether the kernel may initialise or invalidate mbarriers
         self.asynchronous = False  # whether the kernel may use the async proxy (bulk copies, wgmma)
-        self.cluster, self.clustered = (1, 1, 1), False  # blocks per cluster; whether more than 1
+        self.cluster, self.clustered = (1, 1, 1), False  # blocks per cluster; whether there are several
         self.registers_at_launch = None  # registers per thread, if setmaxnreg is used and they are known
-        # site of an access -> its view (Binder.views), if dynamic shared memory has several views; the
-        # Allocation of that memory
+        # If dynamic shared memory has several views: {site of an access: its view (Binder.views)}, and the
+        # Allocation of this memory.
         self.views, self.dynamic_shared = {}, None
         self.element_bytes = {}  # name of a PTX argument -> bytes per element of its pointer in the source
         self.tensor_maps = {}  # bytes of a tensor map -> its Located (sim.memory.tensor_map)
         self.memory = None  # the Memory of a PTX kernel (sim.ptx.memory)
-        # atomics of scope .cta -> LOAD or STORE; for other blocks they count as plain accesses
+        # Site of an atomic of scope .cta -> LOAD or STORE. For other blocks, it counts as this plain access.
         self.block_scoped = {}
         # name of a generated function -> its variables that depend on a clock
         self.timed: dict[str, frozenset] = {}
@@ -94,7 +97,7 @@ class Context:
         self.speculative: set[int] = set()  # the sites of loads whose value a thread may discard
         # the code object of the kernel, and the lines of the loop that all threads enter with the same values
         self.common_loop: tuple[object, range] = (None, range(0))
-        # site of a loop -> the local variables that alone decide how many iterations follow
+        # site of a loop -> the local variables, if they alone decide how many iterations follow
         self.deciding: dict[int, frozenset] = {}
         # site of a loop that searches memory -> its Search (sim.frontend.searches)
         self.searches: dict[int, object] = {}
@@ -113,9 +116,9 @@ class Context:
             branches=bool(self.listeners["branches"]),
         )
         self.orderer = None  # the first observer that keeps the happens-before order (sim.observers.order)
-        self.coverage = None  # a Coverage, if it determines whether the launch runs again
+        self.coverage = None  # a Coverage, if the coverage determines whether the launch runs again
         self.in_observer = False  # Whether a hook is running. A hook may be slow, but it returns.
-        self.silent = {}  # hook that is not called, or not for every event -> the reason
+        self.silent = {}  # hook that is never called, or not for every event -> the reason
         self.notes: dict[str, None] = {}  # notes for the report, stored as keys so that each appears once
         self.findings = FindingLog()
         self.error_limit = ErrorLimit(self)
@@ -129,20 +132,22 @@ class Context:
         """Start empty logs of accesses (bit layout in sim.events) and of branches, if observers need them."""
         self.log = array("q") if self.listeners["accesses"] else None
         self.values = []  # values written by the logged stores and atomics, in order
-        # branch entry, from the lowest bit: 1 bit taken, 12 bits thread, then the site's number
+        # Fields of an entry for a branch, from the lowest bit: 1 bit (whether it was taken), 12 bits (the
+        # thread), the site's number.
         self.decisions = array("q") if self.listeners["branches"] else None
         # For each segment since the last flush, `starts` has its first log position, and `owners` its thread.
         # `earlier` is the number of segments before that flush.
         self.starts, self.owners, self.earlier = array("q"), [], 0
         self.logged = 0  # number of accesses flushed so far
-        # For loads that copy a structure, by log position: (first byte, end) of the structure relative to the
-        # address, the line in the PTX, and the bytes with which the kernel computes. For stores: sources as
-        # (position of the load, byte in the load, byte in the store, bytes). See sim.ptx.struct_copies.
+        # Loads and stores that copy a structure (sim.ptx.struct_copies). The keys are positions in the log.
+        # The value of a load is (first byte, end) of the structure relative to the address, the line in the
+        # PTX, and the bytes with which the kernel computes. The value of a store lists its sources, as
+        # (position of the load, byte in the load, byte in the store, bytes).
         self.copied_loads, self.copied_stores = {}, {}
         # whether one batch may contain interleaved accesses of several blocks
         self.mixes_blocks = not (self.enabled.local or self.enabled.branches)
 
-        # whether blocks have one thread, and no observer needs to know their epochs
+        # whether each block has one thread, and no observer needs the epochs of such blocks
         self.merges_epochs = prod(self.block_shape) == 1 and not any(
             getattr(hook.__self__, "lone_barriers", True)
             for name in ("accesses", "barrier_opened", "block_ended")
@@ -152,17 +157,18 @@ class Context:
         # the numbers of entries, values and segments in the log when the last of these blocks ended
         self.ended_log = (0, 0, 0)
         self.invalidating = set()  # log segments that invalidate an mbarrier
-        # log segments of async operations; (block, address) of mbarriers that expect too few bytes
+        # the log segments of operations of the async proxy; (block, address) of the mbarriers that expect too
+        # few bytes
         self.async_segments, self.early_barriers = set(), set()
 
     def begin_threads(self):
-        """Set the state of the threads, and the counters of their progress."""
+        """Initialise the state of the threads and the counters of their progress."""
         self.thread = None
         self.entered = 0  # number of times that any thread has been resumed
         self.ordered = 0  # number of events that may order accesses, such as atomics and fences
         # single-element accessors, indexed by the array's rank
         self.load = self.store = ()
-        self.max_turns = inf  # value of `turns` at which a partial rerun of a launch ends
+        self.max_turns = inf  # the value of `turns` at which a rerun of the first part of a launch ends
         self.live = ()  # if several blocks run concurrently: the blocks that have started and not ended
         self.pending = ()  # if several blocks run concurrently: the blocks that have not started
         self.resident = inf  # the number of blocks that the device holds at a time
@@ -185,7 +191,7 @@ class Context:
             for listener in self.listeners[hook]:
                 self.findings.extend(listener(*facts) or ())
             return
-        # Read the clock only if a loop is being timed, because reading it takes longer than many a hook.
+        # Read the clock only if a loop is being timed, because reading it takes longer than many hooks.
         began = 0 if self.loops.since is None else time.process_time()
         self.in_observer = hook != "access_refused"
         for listener in self.listeners[hook]:

@@ -33,7 +33,7 @@ class EndlessSearch:
         self.begin()
 
     def begin(self):
-        """Delete the record, and wait again until all threads are in searches."""
+        """Discard the record. A new one begins when all threads are in searches."""
         self.changes, self.recording = self.context.changes, False
         self.searching = {}  # thread -> (the result of `place_of`, its Search)
         self.states = {}  # thread -> the state at the start of its current iteration

@@ -39,14 +39,15 @@ class Thread:
         # the same two lists for bulk copies (sim.memory.async_proxy.Pending)
         self.async_sent, self.async_groups = [], []
         self.products = None  # the ThreadProducts (sim.memory.products) if the thread uses wgmma
-        self.cluster_phase = None  # phase of barrier.cluster in which the thread arrived, until it waits
-        # origin of the undefined value that the thread passes to a shuffle; afterwards, the origin of the
-        # result
+        # Phase of barrier.cluster in which the thread has arrived. It is None after the thread has waited.
+        self.cluster_phase = None
+        # Origin of the undefined value that the thread passes to a shuffle. After the shuffle, it is the
+        # origin of the result.
         self.origin = False
         self.failed_atomic = None  # the thread's last atomic, if it did not change memory
         # (mbarrier, site) of the thread's last test of a phase, if the phase was incomplete
         self.failed_wait = None
-        # how many times in a row the thread was skipped because its atomic would fail again
+        # number of times in a row that the thread was skipped because its atomic would fail again
         self.times_skipped = 0
         self.turns_left = 0  # number of opportunities to yield that the thread may still decline
         self.retries = False  # whether the thread has lost a compare-and-swap since it last yielded
@@ -116,9 +117,10 @@ class Block:
         self.mbarriers = {}  # address -> Barrier (sim.isa.mbarrier)
         self.parked = set()  # the mbarriers at which threads are suspended until a phase ends
         self.located = {}  # (state space, address, shift) -> location of an mbarrier (sim.ptx.copies)
-        # the operations of the async proxy that the block has issued; address of a tile in shared memory ->
-        # the Tile (sim.memory.tensor_map) of the last tensor copy to it
-        self.in_flight, self.tiles = [], {}
+        # the operations of the async proxy that the block has issued
+        self.in_flight = []
+        # address of a tile in shared memory -> the Tile (sim.memory.tensor_map) of the last tensor copy to it
+        self.tiles = {}
         # the blocks of the cluster, in the order of their ranks, and its barrier (sim.engine.cluster)
         self.cluster, self.barrier = (self,), None
         self.wrong_rank = None  # the last rank outside the cluster to which mapa was applied

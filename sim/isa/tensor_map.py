@@ -32,7 +32,7 @@ SIZES = dict(zip(TYPES, (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4)))
 # type -> its code in bits 7 to 10 of word 3, and bit 16
 CODES = {name: (code, 0) for name, code in zip(TYPES, (0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 8))}
 CODES |= {"tf32": (7, 1), "tf32_ftz": (8, 1)}
-SWIZZLES = (0, 32, 64, 128)  # bytes of the row within which 16-byte chunks are exchanged
+SWIZZLES = (0, 32, 64, 128)  # widths in bytes of the rows within which a swizzle exchanges 16-byte chunks
 NAN = 0x7FF7  # every 16 bits of the NaN that fills the part of a box outside the tensor (on an H100)
 NBYTES = 128
 

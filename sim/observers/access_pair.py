@@ -48,7 +48,7 @@ class AccessPair:
     sites: tuple[int, ...]  # the sites of all accesses that race on the byte
     exceeds_scope: bool  # whether an atomic of block scope races with an access by another block
     lacks_fence: bool  # whether fences before the atomics would order the accesses
-    one_lock: bool  # whether both threads hold the same lock, and it lacks fences
+    one_lock: bool  # whether both threads hold the same lock, which lacks fences
     lock_atomics: tuple[Any, Any] | None  # Sites that take and release a lock around the first access
     relaxed: bool  # whether the only arrivals between the accesses are relaxed, or have block scope
     synchronizes: bool  # whether threads use the results of atomics, or execute fences
@@ -56,7 +56,7 @@ class AccessPair:
     meetings: dict[tuple[str, str], set[int]]  # (barrier, function) -> lines where the barrier opened
     named: tuple[int, int] | None  # number and count of a named barrier that both threads call
     callers: int  # the number of threads of the block that call this named barrier
-    near: int  # 0 if the blocks differ, 1 if only the warps differ, 2 in the same warp
+    near: int  # 0 for threads in different blocks, 1 in different warps of a block, 2 in one warp
     outline_of: Callable[[Any], Any] | None  # maps a Site to the Outline of its function, or to None
     kernel: str  # name of the kernel
     language: str
@@ -67,7 +67,7 @@ class AccessPair:
     array: str | None  # name of the array in findings
     strong: dict[int, int] | None  # site of each strong load or store -> LOAD or STORE
     mbarrier_events: Any  # the MbarrierEvents of the launch, or None
-    copies: dict[int, Any]  # position of an access that is the store of an asynchronous copy -> its Flight
+    copies: dict[int, Any]  # position of the store of an asynchronous copy -> the copy's Flight
 
     # --- the two sites --------------------------------------------------------------------------------------
 

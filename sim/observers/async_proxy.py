@@ -83,7 +83,11 @@ class AsyncProxy:
         # the generic writes, by number; (segment, site) of a write -> its number
         self.writes, self.write_of = [], {}
         self.copy_ends = flights.ends
-        self.checked, self.reported = {}, {}  # key -> its rank, a function, arguments of the function
+        # Pairs that have been compared: (operation, segment of an access, whether the operation only reads)
+        # -> whether they conflict; (number of a write, segment of an operation, state space) -> True
+        self.checked = {}
+        # key of a finding -> (rank, the function that makes the finding, its arguments)
+        self.reported = {}
 
     # --- events ---------------------------------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ def loop_around(name, function, known):
 
 
 def calls_of(name, text):
-    """Return the matches of calls of a function in a text."""
+    """Return the places where a text calls a function, as matches of a regular expression."""
     return re.findall(rf"\b{re.escape(name)}\s*\(", text) if name else []
 
 

@@ -113,7 +113,8 @@ START, END = f"{SYNC} before the first such access", f"{SYNC} after the last suc
 
 
 def started(order, row, owner):
-    """Return whether an access is ordered after any point in the execution of a block."""
+    """Return whether an access is ordered after some point in the execution of a block, so that the block
+    has certainly started."""
     return any(
         key == owner or isinstance(key, tuple) and key[0] == owner
         for clock in order.clocks_at(row)

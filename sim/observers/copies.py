@@ -27,7 +27,7 @@ LINE_SHIFT = 4
 NEVER = math.inf
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
 WAIT = "let the thread that sent the copy commit it and wait for it (cp.async.wait_group)"
-# the end of a copy, by whether an mbarrier tracks the copy
+# whether an mbarrier tracks a copy -> the text that describes the end of the copy
 END = {False: "the thread that sent it waits for it", True: "the mbarrier's phase is complete"}
 WAIT_FOR_PHASE = "wait for the phase of the mbarrier that counts the copy (mbarrier.try_wait)"
 
@@ -211,7 +211,8 @@ class Flights:
     def __init__(self, context):
         self.context, self.under_way = context, {}  # number of a block -> {id of a Copy: its Flight}
         self.examined = {}  # {id of a Copy: its Flight} in the epoch that ended last
-        # (segment, site) of a copy's issue -> the ends of its Flight; only with an async proxy
+        # (segment, site) of a copy's issue -> the ends of its Flight. Used only if the kernel uses the async
+        # proxy.
         self.ends = {}
 
     def add_copy(self, at, block, copy):

@@ -34,9 +34,9 @@ MAX_PARTS = 8  # the maximum number of a thread's separate clocks before they ar
 class HappensBefore:
     """Vector clocks of all threads. They are maintained from the first event that can order accesses.
 
-    A clock maps two kinds of keys to bounds. A block maps to an epoch: all accesses of the block in
-    earlier epochs happen before. `(block, thread)` maps to a segment: all accesses of the thread up to this
-    segment happen before.
+    A clock belongs to a point in the execution of a thread. It maps two kinds of keys to bounds. A block maps
+    to an epoch: all accesses of the block in earlier epochs happen before this point. `(block, thread)` maps
+    to a segment: all accesses of the thread up to this segment happen before this point.
 
     generous: whether to treat every atomic as if a grid-wide fence preceded it. Accesses ordered only in this
         mode lack a fence.
@@ -51,7 +51,7 @@ class HappensBefore:
         # atomics then depends on the schedule alone.
         self.atomics_order = True
         self.delayed = False  # whether a thread's own accesses enter its clock only at certain events
-        self.active = False  # whether any event so far can order accesses
+        self.active = False  # whether any event so far could order accesses
         # (block, thread) -> {source: clock acquired from this source}. A new clock from a source contains the
         # earlier clocks from it, and therefore replaces them.
         self.acquired, self.acquirers = {}, {}  # block -> the threads with an entry in `acquired`

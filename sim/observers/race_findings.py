@@ -23,7 +23,8 @@ class RaceFindings:
 
     def __init__(self, races):
         self.races, self.context = races, races.context
-        self.generous = None  # an OnDemand: the order if every atomic had a fence before it
+        # an OnDemand: the order that would hold if a fence preceded every atomic
+        self.generous = None
         # (block, thread) -> (segment, whether it is a grid-wide fence) of each recorded fence and atomic
         self.fences = {}
         self.meetings = {}  # (barrier, such as "syncthreads" or "grid.sync", function) -> its lines

@@ -42,8 +42,8 @@ class Settled:
         self.keys = place << SEGMENT_BITS | self.begins.segment
         self.firsts = self.keys.searchsorted(np.arange(len(places)) << SEGMENT_BITS)
         self.add_ends([flight.ends for flight in flights])
-        # in_turn: for each copy, whether it began only after the end of the previous copy to the same place,
-        # and the same is true of all earlier copies there
+        # in_turn: for each copy, whether this copy and all earlier copies to the same place began only after
+        # the end of the copy before them
         later = np.flatnonzero(place[1:] == place[:-1]) + 1
         late = np.zeros(len(flights), int)
         late[later] = ~self.have_ended(later - 1, self.begins[later])

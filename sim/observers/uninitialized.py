@@ -73,7 +73,8 @@ class Uninitialized(OrderingObserver):
 
     def launch_started(self, context):
         super().launch_started(context)
-        # block, or (block, base of an array from sim.empty) -> mask of the bytes written in earlier epochs
+        # block -> mask of the bytes of shared memory that were written in earlier epochs; for an array from
+        # sim.empty, the key is (block, base of the array)
         self.on_chip = {}
         self.layout = (0, (), ())  # see `shared_layout`
         # (site, array) -> (the lowest read as (position, access, address, use), the number of reads)

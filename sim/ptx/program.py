@@ -54,20 +54,20 @@ class Program(Operations):
         self.acts = False  # whether threads act on the results of atomics
         self.stores = False  # whether the source stores to memory
         self.fenced = False  # whether the source has fences
-        self.receives = False  # whether the source receives signals, which fences order (sim.ptx.effects)
+        self.receives = False  # whether threads receive signals, which fences order (sim.ptx.effects)
         # the ids of the instructions of a destructor, which affect no other thread
         self.unobserved = destructor_of(entry)
         self.accessed = set()  # numbers of the sites that access global or shared memory
         self.polls = False  # whether some loop can wait for another thread (sim.ptx.polling)
         self.timed = {}  # Python name of a function -> its variables that contain times
-        # the sites of ld.global.nc, the sites of loads that only serve to update a bit-field, and the sites
-        # of loads whose value a thread may discard
+        # The sites of three kinds of loads: ld.global.nc, loads that only serve to update a bit-field, and
+        # loads whose value a thread may discard.
         self.noncoherent, self.field_updates, self.speculative = set(), set(), set()
         self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
         self.deciding = {}  # site of a loop -> the variables that decide when it ends (deciding_registers)
-        # joins: the names of the functions in which a thread waits, if the kernel itself calls them and they
-        # have an attribute `join` (sim.ptx.generators). joined: the names of their sim.isa entries.
-        # waits_elsewhere: whether a thread can also wait in another function.
+        # `joins` contains the names of functions in which a thread waits, if the kernel itself calls them and
+        # they have an attribute `join` (sim.ptx.generators). `joined` contains the names of their sim.isa
+        # entries. `waits_elsewhere` is true if a thread can also wait in another function.
         self.joins, self.joined, self.waits_elsewhere = [], set(), False
         self.counter, self.missing = itertools.count(1), []
         self.source = self.translate()

@@ -24,9 +24,9 @@ FIELD_SIZES = {
     "resume_epoch": 1,  # epoch in which the current block began, or passed its last grid barrier
     "phase_epoch": 1,  # first epoch after the last grid barrier; all earlier epochs have smaller numbers
     "while_left": 1,  # remaining iterations of `while` loops in the current block
-    "further_limit": 1,  # iterations that a block may run after `while_left`, within `first_time`
-    "further_left": 1,  # how many of these iterations remain in the current block
-    "first_time": 1,  # CPU time, from the block's first poll, within which it may run them
+    "further_limit": 1,  # iterations that a block may run after `while_left` is used up, within `first_time`
+    "further_left": 1,  # number of the iterations of `further_limit` that remain in the current block
+    "first_time": 1,  # CPU time after the block's first poll within which it may run these iterations
     "polled": 1,  # CPU time of the first poll in a `while` loop of the current block, or 0
     "for_left": 1,  # remaining iterations of `for` loops in the current block
     "errors_at_limit": 1,  # error flags of a block when it exceeded a limit of iterations
@@ -54,9 +54,9 @@ FIELD_SIZES = {
     "records": 1,  # address of the rows of sim.native.codegen.error_records, or 0
     "record_count": 1,  # number of rows recorded so far, including overwritten rows
     "recent": 1,  # address of the rows of the most recent events, or 0 if they are not stored
-    "recent_count": 1,  # number of events stored there so far, including overwritten ones
+    "recent_count": 1,  # number of events stored in `recent` so far, including overwritten ones
     "trap": 1,  # address, as in a log entry, of the bytes whose accesses are recorded, or 0
-    "trap_end": 1,  # end of these bytes, exclusive
+    "trap_end": 1,  # end of the bytes of `trap`, exclusive
     "flipped": 1,  # the bits to invert in the bytes that fill unwritten shared memory
     "missed_barrier": 1,  # 1 if threads of the block wait at a barrier, and others have returned
     # The fields of sim.native.codegen.sides. If the threads of a block disagree about where to continue, a
@@ -76,21 +76,22 @@ FIELD_SIZES = {
     "barrier_sites": PASSED,  # indices of the sites of the first barriers that the side has reached
     "warp_site": 1,  # index of the site of the last warp operation, in code that can follow a side
     "waiting_warp": 1,  # number of the warp that waits for absent lanes
-    "waiting_mask": 1,  # mask of its warp operation, or 0 if no warp waits for absent lanes
+    # mask of the operation at which `waiting_warp` waits, or 0 if no warp waits for absent lanes
+    "waiting_mask": 1,
     # 1 + the byte that fills the values of absent lanes, whose threads then count as returned, or 0
     "absent_fill": 1,
     "reader": 1,  # 1 + index in its block of the first thread that reads from an absent lane, or 0
-    "read_lane": 1,  # the lane from which it reads
+    "read_lane": 1,  # the lane from which `reader` reads
     "read_site": 1,  # index of the site of the warp operation, in code that can follow a side
     "excluded": 1,  # 1 + index of the first thread of the block whose mask does not include itself, or 0
-    "excluding_mask": 1,  # that mask
+    "excluding_mask": 1,  # the mask that this thread passes
     # The fields of sim.native.codegen.branches. Each element of `awaited` and `apart` belongs to one warp.
     "inactive": 1,  # mask of the lanes of the current warp that skip the current arm of a branch
     "awaits": 1,  # 1 if the block has awaited lanes
     "awaited": WARPS,  # lanes that must return before they synchronise again
     "apart": WARPS,  # lanes that have executed a warp operation in a divergent branch
     "log": 1,  # address of the access log (sim.native.codegen.access_log)
-    "log_count": 1,  # number of entries, including entries that did not fit
+    "log_count": 1,  # number of entries in `log`, including entries that did not fit
     "log_room": 1,  # capacity of `log`, in entries
     "segments": WARPS,  # number of synchronisations within each warp so far, modulo 2**16
     "indices": THREADS,  # threadIdx of each thread, as x | y << 16 | z << 32

@@ -59,7 +59,8 @@ class Lowering(Program):
     def __init__(self, text, origin, entry, records=False):
         self.records = records  # whether accesses with errors are recorded
         self.calls, self.sync_points, self.ptx_types = {}, {}, {"go": "s64", "carry": "u32"}
-        # the number in SITES and the PTX type of each memory access and block-wide barrier, by its index
+        # For each memory access and block-wide barrier: its number in SITES, and its PTX type. The position
+        # in the lists is the index of the access or barrier.
         self.sites, self.site_types = [], []
         self.copied_sites = set()  # the indices of the stores by asynchronous copies
         self.sync_sites = {}  # synchronisation point -> index of its site

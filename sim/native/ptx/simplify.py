@@ -28,7 +28,7 @@ def simplify(statements, ptx_types):
 
 
 def follow_jumps(statements, targets):
-    """Replace each test of `go` whose result is known by the statements that then run.
+    """Find the tests of `go` whose results are known, and replace each of them by the statements that run.
 
     Return (statements, the set of values that `go` can have after them). The set is empty if no path reaches
     the end of the statements.

@@ -59,9 +59,9 @@ def test_tensor_map_describes_an_array():
 @pytest.mark.parametrize(
     ("shape", "box", "options", "message"),
     [
-        ((8, 8), (8, 8), {"swizzle": 16}, "swizzle 16"),
+        ((8, 8), (8, 8), {"swizzle": 16}, "swizzle must be 0, 32, 64 or 128 bytes, got 16"),
         ((8, 6), (8, 4), {}, "multiples of 16 bytes"),
-        ((8, 64), (8, 64), {"swizzle": 128}, "takes up to 128"),
+        ((8, 64), (8, 64), {"swizzle": 128}, "swizzle allows 128"),
         ((8, 8), (8, 300), {}, "1 to 256"),
         ((8, 8), (8, 6), {}, "multiple of 16"),
         ((8, 8), (8,), {}, "the box has 1 dimensions"),
