@@ -169,8 +169,8 @@ class Context:
         # single-element accessors, indexed by the array's rank
         self.load = self.store = ()
         self.max_turns = inf  # the value of `turns` at which a rerun of the first part of a launch ends
-        self.live = ()  # if several blocks run concurrently: the blocks that have started and not ended
-        self.pending = ()  # if several blocks run concurrently: the blocks that have not started
+        self.live = ()  # the blocks that have started and not ended, if several blocks run concurrently
+        self.pending = ()  # the blocks that have not started, if several blocks run concurrently
         self.resident = inf  # the number of blocks that the device holds at a time
         self.changes = 0  # the number of atomics that have changed memory
         self.runs_compiled = False  # whether compiled code is running

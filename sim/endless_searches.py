@@ -20,10 +20,10 @@ class EndlessSearch:
     """A record of the iterations of threads, while all of them are in searches (sim.frontend.searches).
 
     The record begins when each thread that can run is in a search. Threads do not return to a search that
-    they have left. Therefore, if all of them are still there at the end of the record, and no atomic has
-    changed memory, then memory was constant during the record, and the state at the start of an iteration
-    determines the state at the start of the next one. If an iteration has been recorded for each of these
-    states, then no thread can leave its search.
+    they have left. If all of them are still in their searches at the end of the record, and no atomic has
+    changed memory, memory was therefore constant during the record. The state at the start of an iteration
+    then determines the state at the start of the next one. If an iteration has been recorded for each of
+    these states, no thread can leave its search.
     """
 
     def __init__(self, context):

@@ -169,7 +169,7 @@ class Simulation:
 
     engine: EngineName
     on_finding: OnFinding
-    launch: Launch  # without configuration and arguments
+    launch: Launch  # the launch, without its configuration and arguments
 
     def __call__(self, *arguments: Any) -> Report:
         raise LaunchError("the grid and the block are missing; wanted simulate(kernel)[grid, block](...)")

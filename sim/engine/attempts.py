@@ -47,7 +47,7 @@ def nothing_changes(context):
             if thread.done or thread.waits not in (None, "turn") and thread not in waking:
                 continue
             if thread.waits is None and thread.frame is None and thread.fiber is not None:
-                are_common = True  # it has not started
+                are_common = True  # the thread has not started
                 continue
             if thread.waits != "turn":
                 return False

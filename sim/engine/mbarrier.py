@@ -11,8 +11,9 @@ from sim.nouns import joined, plural
 def is_deadlocked(context, block):
     """Return whether a block is deadlocked. If it is, append the finding.
 
-    A block is deadlocked if all its threads are in loops that only wait for a phase, or at the barrier of the
-    block, while no copy can complete a phase, and no other block can arrive at an mbarrier of this block.
+    A block is deadlocked under three conditions: each of its threads waits at the barrier of the block, or is
+    in a loop that only waits for a phase; no copy can complete a phase; and no other block can arrive at an
+    mbarrier of this block.
     """
     if context.clustered or context.asynchronous:
         return False

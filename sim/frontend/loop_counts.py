@@ -56,7 +56,7 @@ class BarrierPasses:
 
     def of_function(self, function):
         if function not in self.cache:
-            self.cache[function] = NEVER  # for recursive calls
+            self.cache[function] = NEVER  # the value for recursive calls
             source = source_of(function)
             self.cache[function] = NEVER if source is None else self.of_body(source.tree.body, ast.Return)
         return self.cache[function]

@@ -138,9 +138,10 @@ def deciding_variables_of(loop, arrays):
 
 
 def common_loop(function, parameters):
-    """Return the lines of the `while` loop that every thread enters before any other access to memory, with
-    the same values of all variables that the loop reads, and that waits only at one atomic. Return an empty
-    range if there is none.
+    """Return the lines of the common loop of a kernel, or an empty range if there is none.
+
+    Every thread enters this `while` loop before any other access to memory, and with the same values of all
+    variables that the loop reads. The loop waits only at one atomic.
 
     The arguments are the same as for `can_poll`.
     """

@@ -126,7 +126,7 @@ def table_operation(name):
     # The table ignores .ftz, and has no separate entries for these modifiers.
     ftz, relu = name.take("ftz"), name.take("relu")
     floating = name.types and name.types[0] in REALS and name.base != "setp"
-    whole = name.canonical == "cvt.sat.f32.f32"  # this instruction has its own entry (__saturatef)
+    whole = name.canonical == "cvt.sat.f32.f32"  # cvt.sat.f32.f32 has its own entry (__saturatef)
     sat = floating and not whole and name.take("sat")
     finite = floating and name.take("satfinite")
     name.rest = [DIRECTIONS.get(part, part) for part in name.rest]
@@ -163,7 +163,8 @@ def spell_entry(name, entry, operands, result):
         key = name.base + "_" + "_".join([*name.rest, *name.types])
         HELPERS[key], HELPER_ENTRIES[key] = bind_width(semantics, entry.operands), entry
         text = f"{key}({calls})"
-        converts = result in REALS and semantics not in FUSED.values()  # these return the type of the result
+        # The functions in FUSED return the type of the result, so their results need no conversion.
+        converts = result in REALS and semantics not in FUSED.values()
         return (f"{REALS[result].__name__}({text})" if converts else text), False, operands
     whole = all(ptx_type[0] in "su" and ptx_type not in REALS for ptx_type in operands)
     same = len({WIDTHS[ptx_type] for ptx_type in (*operands, *((result,) if result != "pred" else ()))}) == 1

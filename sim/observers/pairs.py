@@ -184,7 +184,7 @@ def pairs_of_distinct(cells, order):
             if mixed:
                 pairs = pairs_with_atomics(rows, party, members, order.atomics_order)
             else:
-                members = members.tolist()  # because single elements of a numpy array are slow to read
+                members = members.tolist()  # single elements of a numpy array are slow to read
                 pairs = successive_pairs(rows, party, members)
             racing = (pair for pair in pairs if not ordered(*pair))
             pair = next(racing, None)

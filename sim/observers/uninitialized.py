@@ -341,7 +341,7 @@ class Uninitialized(OrderingObserver):
         """Return pairs (index of an uninitialized load, function that returns whether a byte is set for the
         load).
 
-        The bytes of such a load are not in `written`, its own thread has not stored them before, and no other
+        The bytes of such a load are not in `written`, and its own thread has not stored them before. No other
         thread stores them in this epoch, except by a store ordered after the load. The arguments of the
         function are the index and the offset of the byte.
         """

@@ -103,7 +103,7 @@ def access_type(writer, ptx_type, registers):
         raise Missing
     named = [register for register in registers if isinstance(register, Register)]
     if ptx_type[0] == "s" and any(WIDTHS.get(register.type, 64) > width for register in named):
-        return ptx_type  # because the value has to be sign-extended
+        return ptx_type  # the value has to be sign-extended
     holding = {writer.kinds[register.name] for register in named}
     floating = [kind for kind in REALS if WIDTHS[kind] == width and kind in writer.module.float_kinds]
     found = next((k for k in floating if holding == {k} or ptx_type == k and not holding - {k}), None)

@@ -22,7 +22,7 @@ class TestedStores:
     uses: the Uses of the function.
     """
 
-    __test__ = False  # so that pytest does not collect this class
+    __test__ = False  # pytest must not collect this class
 
     def __init__(self, uses):
         self.uses, self.body = uses, uses.body

@@ -273,7 +273,7 @@ class Variables(MutableMapping[str, np.ndarray]):
         if unset is not None and unset.all():
             raise LaunchError(f"{name}, which is {describe(view)}, has not been set")
         view = view.copy()
-        view.flags.writeable = False  # because a change of the copy would not set the variable
+        view.flags.writeable = False  # a change of the copy would not set the variable
         return view
 
     def __setitem__(self, name: str, value: Any) -> None:

@@ -75,7 +75,7 @@ def __cudaRegisterManagedVar(device, handle, host, function, name, external, nby
     module.store.roots[name] = root
     device.memory.add(DeviceBuffer(base, root, "symbol", device.call, f"the variable {name}"))
     device.variables[host] = HostVariable(device.modules[handle - 1], name, nbytes)
-    module.store.laid_out[name] = None  # because the host can pass its address to any kernel
+    module.store.laid_out[name] = None  # the host can pass the variable's address to any kernel
     write_pointer(host, base)
 
 

@@ -79,7 +79,7 @@ def free(device, address, kinds, name):
     buffer = device.memory.buffers.get(address)
     if buffer is not None and buffer.kind in kinds:
         if name != "cudaFreeAsync":
-            device.streams.synchronize_all()  # as a GPU does
+            device.streams.synchronize_all()  # on a GPU, such a call waits for the device
         device.streams.forget(buffer.base, buffer.end)
         report_overruns(device, buffer)
         device.memory.free(buffer, device.call)

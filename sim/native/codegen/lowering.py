@@ -27,7 +27,7 @@ class Lower(lowering.Lower):
 
     def init(self):
         super().init()
-        self.context.__class__ = Context  # this context is a copy that only this function uses
+        self.context.__class__ = Context  # the context is a copy for this function alone
         models = self.context.data_model_manager
         self.context.enable_nrt = any(
             models[numba_type].contains_nrt_meminfo() for numba_type in set(self.fndesc.typemap.values())

@@ -19,7 +19,8 @@ from sim.observers import DEFAULT
 from sim.ptx.regions import VIEWS
 from sim.ptx.run import Run
 
-MBARRIER_OPERATIONS = {operation for operation, *_ in MBARRIER_CALLS.values()}  # they need the mbarriers
+# operations that need the array of mbarriers
+MBARRIER_OPERATIONS = {operation for operation, *_ in MBARRIER_CALLS.values()}
 WHILE_LIMIT = 1 << 31  # a block counts as endless if its loops have more iterations than this in total
 
 

@@ -26,7 +26,8 @@ from sim.ptx.warps import form_of
 
 COPY_SIZES = {f"cp_async_{size}": size for size in (4, 8, 16)}
 WAITS = {"cp_async_commit": "commit", "cp_async_wait": "receive", "cp_async_wait_all": "receive_all"}
-COPY_OPERATIONS = {"copy", "track", *WAITS.values()}  # they need the rings of asynchronous copies
+# operations that need the rings of asynchronous copies
+COPY_OPERATIONS = {"copy", "track", *WAITS.values()}
 # mbarrier instruction -> its operation in sim.native.ptx.runs, followed by arguments of the operation
 MBARRIER_CALLS = {
     "mbarrier_init": ("initialise",),

@@ -123,7 +123,7 @@ class Memory:
     def dynamic_memory(self):
         """Return (dynamic shared memory as bytes, its shadow memory).
 
-        Shadow memory has entries per element and does not record its type or its variable, so raise
+        Shadow memory has entries per element, and does not record the element's type or variable. Raise
         CannotLower if the kernel views the bytes with elements of different types, or by several variables of
         one function.
         """
