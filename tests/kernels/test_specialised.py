@@ -354,7 +354,7 @@ def test_the_folder_is_private(gpu, tmp_path, mode, used):
     if used:
         assert code_cache.folder() == path and path.stat().st_mode & 0o777 == 0o700
     else:
-        with pytest.warns(RuntimeWarning, match="others may write in"):
+        with pytest.warns(RuntimeWarning, match="other users can write in"):
             assert code_cache.folder() is None
             run()
         assert len(gpu.launched) == 1 and not [*path.iterdir()]

@@ -613,7 +613,9 @@ def counted(engine):
 def test_blocks_wait_until_the_system_has_threads_for_them():
     *results, notes = counted("threads")
     assert results == [[144, 0], [7] * 6, ()] and results == [*counted("fibers")[:3]]
-    assert [note.partition(";")[0] for note in notes] == ["the system has threads for 2 resident blocks"]
+    assert [note.partition(",")[0] for note in notes] == [
+        "the operating system has threads for 2 resident blocks only"
+    ]
 
 
 @pytest.mark.usefixtures("few_threads")

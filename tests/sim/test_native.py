@@ -789,10 +789,10 @@ def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(again, few):
         (0o700, 0o700, ""),
         (0o755, 0o755, ""),
         (0o1777, 0o700, ""),
-        (0o777, 0o700, "everyone may write in {}, which has no sticky bit"),
-        (0o703, 0o700, "everyone may write in {}, which has no sticky bit"),
-        (0o1777, 0o777, "others may write in {}/home/sim-native"),
-        (0o700, 0o720, "others may write in {}/home/sim-native"),
+        (0o777, 0o700, "every user can write in {}, which has no sticky bit"),
+        (0o703, 0o700, "every user can write in {}, which has no sticky bit"),
+        (0o1777, 0o777, "other users can write in {}/home/sim-native"),
+        (0o700, 0o720, "other users can write in {}/home/sim-native"),
     ],
 )
 def test_a_folder_that_others_may_change_is_not_used(tmp_path, monkeypatch, above, own, wrong):
