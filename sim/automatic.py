@@ -6,11 +6,13 @@ are not counted, so the interpreter also measures CPU time. This time matters on
 to take longer than the compiler, so the engine of a shorter launch does not depend on the machine.
 
 The work that is left is estimated from the blocks. Before the first block has ended, each block that has not
-started is expected to take as much work as a started block until now. At least as much work is expected to be
-left as has been done. Later, each block is expected to take the average work of the blocks that have ended.
+started is expected to take as much work as a started block has taken so far. At least as much work is
+expected to be left as has been done. Later, each block is expected to take the average work of the blocks
+that have ended.
+
 The kernel is compiled if this estimate exceeds the work that the interpreter could do while the kernel is
-compiled, which is estimated from the number of instructions. A launch of one block without errors therefore
-takes at most twice as long as on the better engine, as far as these estimates are right, and a launch of many
+compiled. The compile time is estimated from the number of instructions. If these estimates are correct, a
+launch of one block without errors takes at most twice as long as on the better engine, and a launch of many
 blocks is compiled soon. The interpreted run is then abandoned, memory is restored, and compiled code runs the
 launch from its start. If the kernel cannot be compiled, the interpreted run continues.
 

@@ -218,7 +218,8 @@ def resident_blocks(launch, used):
     if launch.cooperative and "this_grid" in used and blocks > limit:
         raise GridTooLarge(
             f"the kernel synchronises the whole grid, whose {blocks:,} blocks must all be resident at once\n"
-            f"  {spec.name} holds {limit:,} blocks of this size: launch fewer and let each do more"
+            f"  {spec.name} holds {limit:,} blocks of this size: launch fewer blocks, and let each of them do"
+            " more work"
         )
     return limit
 

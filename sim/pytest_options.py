@@ -64,7 +64,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--cuda-sim-format",
         choices=("github", "sarif", "json"),
-        help="also give the findings in this format, at the end",
+        help="at the end, print the findings in this format, too",
     )
     group.addoption(
         "--cuda-sim-output", type=Path, metavar="FILE", help="where to write them; by default the terminal"

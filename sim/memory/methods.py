@@ -25,8 +25,8 @@ def wrap_reduction(method):
     def of_all_elements(self, axis=None, dtype=None, out=None, ddof=0):
         if axis is not None or out is not None or ddof:
             raise TypeError(
-                f"{method.__name__} takes no axis, out or ddof in a kernel: a kernel makes no new array; it"
-                " goes through all elements"
+                f"{method.__name__} does not accept axis, out or ddof in a kernel, because a kernel cannot"
+                " create an array; it always uses all elements"
             )
         return method(self) if dtype is None else method(self, dtype)
 

@@ -52,8 +52,8 @@ def fix_of_lock(facts):
     if facts.several_blocks:
         later = "the end of the kernel, in a second launch"
     return (
-        f"hold the lock on line {site.line} too (it protects lines {first} to {last}), or let that line come"
-        f" after {later}"
+        f"hold the lock on line {site.line} too (it protects lines {first} to {last}), or execute line"
+        f" {site.line} only after {later}"
     )
 
 

@@ -58,8 +58,8 @@ FIX = {
 
 FIX_REMOTE = f"{FIRST}, and put cluster.sync() (barrier.cluster.arrive and .wait) between the two"
 FIX_VARIABLE = (
-    "initialise it where it is declared, or use it only if the function that sets it reports that it has done"
-    " so"
+    "initialise the variable where it is declared; or, if a function does not always set it, let this"
+    " function report whether it has set it, and use the variable only then"
 )
 
 

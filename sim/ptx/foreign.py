@@ -26,8 +26,8 @@ def explain_address(address, other, heap):
     if address >> SPACE_SHIFT in OWNED:
         name, owner = OWNED[address >> SPACE_SHIFT]
         return (
-            f"It is an address in {name} memory, where this kernel has none: a pointer to {name} memory is"
-            f" valid only in the {owner} that took it, and only until that {owner} ends.",
+            f"It is an address in {name} memory, but in no array of this kernel: a pointer to {name} memory"
+            f" is valid only in the {owner} that took it, and only until that {owner} ends.",
             f"keep the data in global memory if a later launch or another {owner} uses it",
             of_launch,
         )

@@ -275,8 +275,8 @@ class Heap:
             f"{what} never freed: {site.function} line {site.line}  {site.source}",
             (),
             piece.allocation.name,
-            reason="The launch has ended, and no __device__ variable, argument or memory that can be reached"
-            f" holds the address. The heap has {self.context.spec.heap_bytes:,} bytes for all launches.",
+            reason="The launch has ended, and no __device__ variable, argument or reachable memory contains"
+            f" the address. The heap has {self.context.spec.heap_bytes:,} bytes for all launches.",
             fix="free it, or keep its address in a __device__ variable for a later launch",
         )
 

@@ -74,7 +74,9 @@ def find_nvcc() -> Path:
     if usable is None:
         raise LaunchError(f"nvcc is not installed\n  {INSTALL}\n  {KERNELS_ALONE}")
     if shutil.which("gcc") is None:
-        raise LaunchError("nvcc needs the C++ compiler gcc, which is not installed\n  apt install g++, say")
+        raise LaunchError(
+            "nvcc needs the C++ compiler gcc, which is not installed\n  for example: apt install g++"
+        )
     return usable
 
 
