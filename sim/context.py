@@ -89,7 +89,8 @@ class Context:
         self.element_bytes = {}  # name of a PTX argument -> bytes per element of its pointer in the source
         self.tensor_maps = {}  # bytes of a tensor map -> its Located (sim.memory.tensor_map)
         self.memory = None  # the Memory of a PTX kernel (sim.ptx.memory)
-        # Site of an atomic of scope .cta -> LOAD or STORE. For other blocks, it counts as this plain access.
+        # Site of an atomic of scope .cta -> LOAD or STORE, the plain access as which it counts for threads of
+        # other blocks.
         self.block_scoped = {}
         # name of a generated function -> its variables that depend on a clock
         self.timed: dict[str, frozenset] = {}

@@ -47,7 +47,7 @@ from sim.watched import watched
 # its errors.
 AFTER_ERROR, AFTER_LIMIT = "several seconds after its first error", "after the time limit of the interpreter"
 BUILTINS = vars(builtins) | builtin_functions.BUILTINS
-# Functions that replace Python's operators in rewritten code, by the name used there.
+# {name in rewritten code: the function that replaces an operator of Python}
 CALLED_OPERATORS = {PREFIX + name: INSTRUCTIONS[f"operator.{name}"].call for name in OPERATORS.values()}
 
 

@@ -71,13 +71,13 @@ class LoopLimits:
         # For the test of sim.engine.attempts: whether it has proven that nothing changes any more; the value
         # of `steps` below which it runs again; whether the comparison of threads was postponed for it.
         self.is_endless, self.next_test, self.postponed = False, 1, False
-        # since the last reset: a Forecast of the loops, and whether it predicts that one ends in time
+        # A Forecast from the samples since the last reset, and whether it predicts that a loop ends in time.
         self.forecast, self.ends, self.leap = None, False, FIRST_LEAP
         self.exhausted = False  # whether an exhaustive comparison has been made
         # CPU time of the last change (None until the clock is first read), and seconds that may pass without
         # one
         self.since, self.patience = None, first_patience()
-        # the remaining iterations at that time, and whether barriers have opened since then
+        # the remaining iterations at the time of the last change, and whether barriers have opened since then
         self.steps_then, self.around_barrier = self.steps, False
 
     def barrier_opened(self):
@@ -110,7 +110,7 @@ class LoopLimits:
             self.check_stuck(site, sys._getframe(1))
 
     def is_test_due(self):
-        """Return whether it is time to test with sim.engine.attempts if anything can still change."""
+        """Return whether the test by sim.engine.attempts is due: whether anything can still change."""
         if self.context.max_steps or self.is_endless:
             return False
         if self.steps > 0 and not self.steps & 1023 and self.is_slow():

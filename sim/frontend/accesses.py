@@ -55,9 +55,10 @@ class Accesses(ast.NodeTransformer):
         self.unassigned = set()  # Ids of Name nodes that may be read before an assignment.
         self.constants, self.calls, self.makers, self.temporaries = {}, {}, {}, 0
         self.counting = loops_to_count(source)
-        # the result of sim.frontend.polling.deciding_variables, by loop and by the number of the loop's site
+        # the variables that decide how often a loop repeats (sim.frontend.polling.deciding_variables): {id of
+        # the loop: variables}, and {number of the loop's site: variables}
         self.deciding, self.deciding_at = {}, {}
-        # the result of sim.frontend.searches.searches, by loop and by the number of the loop's site
+        # {id of a loop: its Search}, and {number of the loop's site: its Search}
         self.searches, self.searches_at = {}, {}
         # number of an access site -> the type of the array's elements, and the variable or None
         self.elements = {}

@@ -79,7 +79,8 @@ def simplify(tree, function, lines):
     return tree
 
 
-# the context of names (Load, Store, Del), and fields that contain no nodes
+# The fields of AST nodes that are not searched: the context of a name (Load, Store, Del), and fields that
+# contain no nodes.
 OTHER_FIELDS = {"ctx", "id", "attr", "arg", "kind", "type_comment"}
 
 

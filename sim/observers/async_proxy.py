@@ -77,10 +77,12 @@ class AsyncProxy:
         self.stages = Stages(context, performed, number)
         self.fenced = {space: ProxyOrder(order.clocks) for space in (SHARED, GLOBAL)}
         self.waiting, self.operations = [], []  # batches and operations that have not been processed
-        self.known, self.ends, self.read_ends = [], {}, {}  # the operations, by number; operation -> Moments
+        self.known = []  # the operations in the order of their numbers
+        # operation -> the Moments at which a thread has observed its end, or the end of its reads
+        self.ends, self.read_ends = {}, {}
         self.by_segment = {}  # segment -> the operation whose accesses it contains
         self.units, self.nodes, self.node_of = {}, [], {}
-        # the generic writes, by number; (segment, site) of a write -> its number
+        # the generic writes in the order of their numbers; (segment, site) of a write -> its number
         self.writes, self.write_of = [], {}
         self.copy_ends = flights.ends
         # Pairs that have been compared: (operation, segment of an access, whether the operation only reads)

@@ -232,7 +232,7 @@ class Flights:
         # A copy that ended in an earlier epoch is no longer listed.
         flights = self.under_way.get(at.block, {})
         for copy in copies:
-            if id(copy) in flights:  # a copy that is missing was already complete
+            if id(copy) in flights:  # a copy that is not in `flights` was already complete
                 flights[id(copy)].ends.append(at)
 
     def sent_by(self, row, address):

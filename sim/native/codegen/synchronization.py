@@ -30,9 +30,10 @@ EXPORTED = set(
 )
 
 REPLAY_THRESHOLD = 1 << 16  # at the end of a block, a launch pauses if its log has more entries than this
+# After the first limit on iterations, the clock is read again whenever this number of iterations has passed.
+FURTHER = 1 << 22
 # Exit codes of a region. A region that evaluates a test returns 0 or 1 (see `is_true`), so these codes begin
 # at 10.
-FURTHER = 1 << 22  # iterations after the first limit between two readings of the clock
 NO_THREAD, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 
 

@@ -81,7 +81,7 @@ class Lowered:
     module: Module
     parameters: list  # their names in `statements`, which can differ from those in the kernel
     statements: list
-    writes: set  # the parameters to which the kernel may write, by their names in the kernel
+    writes: set  # the names, in the kernel, of the parameters to which the kernel may write
     code: tuple  # the code objects of the kernel and of every function that it calls
     synchronizes: bool  # whether the kernel acts on results of atomics, which depend on the order of threads
     stores: bool  # whether the kernel stores to arrays that it does not declare itself
