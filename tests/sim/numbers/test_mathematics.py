@@ -135,9 +135,7 @@ def test_degrees_multiplies_by_a_constant_of_the_type():
 
 
 def test_a_name_that_kernels_lack():
-    with pytest.raises(
-        AttributeError, match=r"^math\.factorial cannot be called in a Numba CUDA kernel$"
-    ):
+    with pytest.raises(AttributeError, match=r"^math\.factorial cannot be called in a Numba CUDA kernel$"):
         math.factorial
     with pytest.raises(TypeError, match=r"^Numba's math\.exp takes no complex64$"):
         math.exp(np.complex64(1))
