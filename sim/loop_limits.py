@@ -54,6 +54,8 @@ class LoopLimits:
         # the number of turns after which sim.engine.attempts examines the kernel's common loop again, and the
         # number of these examinations so far
         self.next_common_test, self.common_tests = inf, 0
+        # the CPU seconds for which a loop may run while something changes, in place of `time_limit`, or None
+        self.given_limit = None
         self.holds_blocks = False  # whether no further blocks may start for now
         # A function, or None. It is called whenever a comparison of the threads has found a change. It may
         # raise an exception to end the run.
@@ -183,7 +185,7 @@ class LoopLimits:
             self.forecast.take(now, context, frame)
             self.ends = now - self.moved + self.forecast.seconds_left() <= self.longest()
         factor = COMPARING if stuck is None else 1
-        late = now - self.moved > factor * PATIENCE and now - self.moved > factor * self.time_limit()
+        late = now - self.moved > factor * self.time_limit()
         if stuck or late or stuck is False and len(context.log or ()) > MAX_LOGGED:
             raise Stuck(site, bool(stuck))
         if stuck is False:
@@ -230,6 +232,8 @@ class LoopLimits:
         The limit is higher if the Forecast predicts that the loop ends, but not after an error: on a GPU,
         that error may have ended the launch or caused the endless loop.
         """
+        if self.given_limit is not None:
+            return self.given_limit
         if self.context.has_errors:
             return PATIENCE
         if self.ends:

@@ -6,11 +6,20 @@ from math import prod
 from numba.core.compiler_lock import global_compiler_lock
 
 from sim.engine.base import Kernel
+from sim.native.codegen.int64 import CLOCKS_PER_SECOND
 from sim.native.codegen.refreshes import few_refreshes
 from sim.native.lower.module import CannotLower
 from sim.native.run.access_log import hooks_without_log
-from sim.native.run.explain import explain, find_endless_loop, interpret, is_final
-from sim.native.run.launch import Attempt
+from sim.native.run.explain import (
+    ends_alone,
+    explain,
+    find_endless_loop,
+    interpret,
+    is_decided,
+    remains_undecided,
+    undecided_outcome,
+)
+from sim.native.run.launch import FIRST_SECONDS, LAST_SECONDS, Attempt
 
 
 class Native:
@@ -54,24 +63,28 @@ class Native:
         try:
             attempt.run()
             attempt = in_fast_code(attempt)
-            endless = find_endless_loop(attempt) if attempt.exceeds_first_limit else None
-            if endless and is_final(attempt, endless):
-                return endless
-            if attempt.exceeds_first_limit and not endless:
-                attempt = run_again(attempt, attempt.most_iterations)
+            if attempt.exceeds_first_limit:
+                endless, position = find_endless_loop(attempt), attempt.state.position
+                if is_decided(endless) and ends_alone(attempt):
+                    return endless
+                if not is_decided(endless):
+                    attempt = run_again(attempt, attempt.certain_iterations, LAST_SECONDS)
+                    if endless and remains_undecided(attempt, position):
+                        return undecided_outcome(attempt, endless)
         except CannotLower as reason:
             return interpret(attempt.launch, f"interpreted: {reason.message()}")
         return attempt.outcome() if attempt.is_clean else explain(attempt)
 
 
-def run_again(attempt, while_limit):
+def run_again(attempt, while_limit, seconds=FIRST_SECONDS):
     """Run the launch of an Attempt from its start, and return the new Attempt.
 
-    while_limit: the number of iterations of `while` loops after which a block counts as endless.
+    while_limit, seconds: the number of iterations of `while` loops and the CPU seconds after which a block
+        counts as endless. Both limits have to be exceeded, or the limit `most_iterations`.
     """
     attempt.restore()
     again = make_attempt(attempt.launch)
-    again.while_limit = while_limit
+    again.while_limit, again.state.first_time = while_limit, int(seconds * CLOCKS_PER_SECOND)
     again.compile()
     again.run()
     return in_fast_code(again)
@@ -83,7 +96,7 @@ def in_fast_code(attempt):
     if not attempt.is_slow:
         return attempt
     attempt.optimise()
-    return run_again(attempt, attempt.while_limit)
+    return run_again(attempt, attempt.while_limit, attempt.state.first_time / CLOCKS_PER_SECOND)
 
 
 @global_compiler_lock  # Numba's registries are not thread-safe

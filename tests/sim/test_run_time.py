@@ -642,11 +642,11 @@ def test_a_long_loop_that_ends_is_compiled(monkeypatch):
     """Exceed the first limit of compiled code, at which the interpreter finds no endless loop."""
     monkeypatch.setattr(launch, "FIRST_LIMIT", 10_000)
     monkeypatch.setattr(launch, "FIRST_SECONDS", -1)
-    monkeypatch.setattr(explain, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(explain, "MOST_PROBE_SECONDS", 0.1)
     interpret_blocks, outcomes = explain.interpret_blocks, []
 
-    def recorded(*given):
-        outcomes.append(interpret_blocks(*given))
+    def recorded(*given, **limits):
+        outcomes.append(interpret_blocks(*given, **limits))
         return outcomes[-1]
 
     monkeypatch.setattr(explain, "interpret_blocks", recorded)

@@ -21,7 +21,9 @@ from sim.ptx.run import Run
 
 # operations that need the array of mbarriers
 MBARRIER_OPERATIONS = {operation for operation, *_ in MBARRIER_CALLS.values()}
-WHILE_LIMIT = 1 << 31  # a block counts as endless if its loops have more iterations than this in total
+# A block counts as endless if its loops have more iterations than WHILE_LIMIT in total, or more than
+# LEAST_LIMIT and the time limit is exceeded.
+WHILE_LIMIT, LEAST_LIMIT = 1 << 31, 1 << 29
 
 
 class PtxAttempt(Attempt):
@@ -33,6 +35,10 @@ class PtxAttempt(Attempt):
     def most_iterations(self):
         """The number of iterations of all loops after which a block counts as endless."""
         return self.launch.max_steps or WHILE_LIMIT
+
+    @property
+    def certain_iterations(self):
+        return self.launch.max_steps or LEAST_LIMIT
 
     def prepare(self):
         """Lower the kernel and allocate its memory.

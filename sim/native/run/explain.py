@@ -9,7 +9,7 @@ from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.hooks import observer_class
 from sim.interpreted import AFTER_ERROR, Interpreted, format_ended_early
-from sim.native.codegen.shadow import BLOCK_RACE, BOUNDS, DIVERGED, ERROR_FLAGS, OF_LAUNCH
+from sim.native.codegen.shadow import BLOCK_RACE, BOUNDS, DIVERGED, ERROR_FLAGS, EXHAUSTED, OF_LAUNCH
 from sim.native.run.error_records import recorded_findings
 from sim.nouns import plural
 from sim.observers import DEFAULT
@@ -29,7 +29,8 @@ UNEXPLAINED = (
 )
 SMALL = "compiled, then explained by the interpreter"
 SMALL_WITHOUT_FINDING = "compiled; the interpreter also ran this launch, and found no error"
-PROBE_SECONDS = 4.0  # CPU seconds in which the interpreter has to find that a loop is endless
+# CPU seconds in which the interpreter has to find that a loop is endless, for the loop and for everything
+PROBE_SECONDS, MOST_PROBE_SECONDS = 4.0, 6.0
 ENDLESS_LOOP = {"no-progress", "undecided"}  # kinds of findings that end a launch
 INCOMPLETE = BOUNDS | DIVERGED  # the flags of blocks whose results in compiled code are incomplete
 
@@ -47,7 +48,8 @@ def interpret(launch, note, make_grid=Grid):
 
 def find_endless_loop(attempt):
     """Return the Outcome of the block that exceeded a limit of iterations, or of all blocks of a cooperative
-    launch, if the interpreter finds an endless loop there. Otherwise, return None.
+    launch, if the interpreter finds a loop there that is endless, or that does not end within PROBE_SECONDS.
+    Otherwise, return None.
 
     attempt: the Attempt, after its `run`. Memory is not restored.
     """
@@ -55,18 +57,42 @@ def find_endless_loop(attempt):
     blocks = [*range(attempt.launch.blocks)] if attempt.is_cooperative else [block]
     with attempt.results_kept():
         attempt.stop = blocks[-1] + 1
-        outcome = interpret_blocks(attempt, blocks, PROBE_SECONDS)
+        outcome = interpret_blocks(attempt, blocks, MOST_PROBE_SECONDS, loop_seconds=PROBE_SECONDS)
     if not any(finding.kind in ENDLESS_LOOP for finding in outcome.findings):
         return None
     outcome.notes = f"compiled; block {block:,} is explained by the interpreter", *outcome.notes
     return outcome
 
 
-def is_final(attempt, outcome):
-    """Return whether the result of `find_endless_loop` needs no further explanation: nothing changes any more
-    in the loop, and no other block can end it."""
-    certain = all(finding.kind != "undecided" for finding in outcome.findings)
-    return certain and not attempt.program.lowered.synchronizes and not attempt.is_cooperative
+def is_decided(outcome):
+    """Return whether `find_endless_loop` has found a loop in which nothing changes any more."""
+    return outcome is not None and all(finding.kind != "undecided" for finding in outcome.findings)
+
+
+def ends_alone(attempt):
+    """Return whether no other block can end a loop of the block that exceeded a limit of iterations."""
+    return not attempt.program.lowered.synchronizes and not attempt.is_cooperative
+
+
+def remains_undecided(attempt, position):
+    """Return whether the block at linear index `position` has exceeded the last limit of iterations, too, and
+    no block has another error.
+
+    attempt: the Attempt of the launch with this limit, after its `run`.
+    """
+    flagged = np.flatnonzero(attempt.block_errors)
+    exhausted = attempt.state.stopped == OF_LAUNCH and attempt.block_errors[flagged] == EXHAUSTED
+    return flagged.tolist() == [position] and exhausted.all() and ends_alone(attempt)
+
+
+def undecided_outcome(attempt, outcome):
+    """Return the result of `find_endless_loop` for a loop that has also exceeded the last limit."""
+    reason = (
+        "Something still changes, but the threads of this block ran"
+        f" {plural(attempt.certain_iterations, 'iteration')} of loops in compiled code without an end."
+    )
+    findings = [replace(f, reason=reason) if f.kind == "undecided" else f for f in outcome.findings]
+    return replace(outcome, findings=findings)
 
 
 def explain(attempt):
@@ -180,13 +206,16 @@ class LimitedGrids:
 
     seconds: the CPU seconds, or None.
     make_grid: a function with Grid's parameters.
+    loop_seconds: the CPU seconds for which a loop may run while something changes, or None for the usual
+        limits.
     """
 
-    def __init__(self, seconds, make_grid=Grid):
-        self.seconds, self.make_grid, self.grids = seconds, make_grid, []
+    def __init__(self, seconds, make_grid=Grid, loop_seconds=None):
+        self.seconds, self.make_grid, self.loop_seconds, self.grids = seconds, make_grid, loop_seconds, []
 
     def make(self, *given):
         self.grids.append(self.make_grid(*given))
+        self.grids[-1].context.loops.given_limit = self.loop_seconds
         if self.seconds is not None and len(self.grids) == 1:
             self.grids[0].context.error_limit.end_after(self.seconds)
         return self.grids[-1]
@@ -207,12 +236,13 @@ def passes_divergent_barrier(outcome):
     return any(f.kind == "barrier-divergence" and f.severity == "warning" for f in outcome.findings)
 
 
-def interpret_blocks(attempt, blocks, seconds=None, must_find=False):
+def interpret_blocks(attempt, blocks, seconds=None, must_find=False, loop_seconds=None):
     """Return the Outcome of a rerun in which the interpreter runs some blocks and compiled code all others.
 
     blocks: the linear indices of the blocks to interpret.
     seconds: CPU seconds after which the rerun ends, or None.
     must_find: whether to raise Unexplained if it ends in this way, and has found no error.
+    loop_seconds: as in LimitedGrids.
     """
     launch = attempt.launch
     attempt.restore()
@@ -221,7 +251,9 @@ def interpret_blocks(attempt, blocks, seconds=None, must_find=False):
         launch,
         observers=tuple(observer for observer in launch.observers if observer_class(observer) in DEFAULT),
     )
-    grids = LimitedGrids(seconds, lambda *given: MixedGrid(attempt, blocks, not grids.grids, *given))
+    grids = LimitedGrids(
+        seconds, lambda *given: MixedGrid(attempt, blocks, not grids.grids, *given), loop_seconds
+    )
     outcome = Interpreted(Fiber).run(watching, grids.make)
     if must_find:
         grids.check(outcome)

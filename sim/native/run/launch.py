@@ -45,8 +45,9 @@ WHILE_LIMIT = 1 << 28
 # optimiser needs n > 1 seconds, the limit is n times as long.
 QUICK_SECONDS = 1.0
 # The interpreter examines whether a `while` loop is endless if a block exceeds this number of iterations, and
-# this number of CPU seconds. If it finds nothing, the launch runs again up to `most_iterations`.
-FIRST_LIMIT, FIRST_SECONDS = 1 << 26, 8.0
+# this number of CPU seconds. If it finds nothing, the launch runs again. The block then counts as endless
+# after `certain_iterations` and LAST_SECONDS, or after `most_iterations`.
+FIRST_LIMIT, FIRST_SECONDS, LAST_SECONDS = 1 << 26, 3.0, 5.0
 UNLIMITED = 1 << 62  # a time that no launch takes
 LOG_CAPACITY = 1 << 24  # log entries of 8 bytes; the entries of a single block must fit
 MAX_PAIRS = 1 << 16  # the number of pairs of racing blocks that one launch can record
@@ -132,6 +133,11 @@ class Attempt(Memory):
     def most_iterations(self):
         """The number of iterations of `while` loops after which a block counts as endless."""
         return self.launch.max_steps or WHILE_LIMIT
+
+    @property
+    def certain_iterations(self):
+        """The number of iterations of `while` loops that a block can execute, no matter how long it takes."""
+        return self.most_iterations
 
     @property
     def exceeds_first_limit(self):
