@@ -67,7 +67,7 @@ class AccessPair:
     array: str | None  # name of the array in findings
     strong: dict[int, int] | None  # site of each strong load or store -> LOAD or STORE
     mbarrier_events: Any  # the MbarrierEvents of the launch, or None
-    copies: dict[int, Any]  # position of the store of an asynchronous copy -> the copy's Flight
+    copies: dict[int, Any]  # position of an access by an asynchronous copy -> the Flight of the copy
 
     # --- the two sites --------------------------------------------------------------------------------------
 
@@ -311,9 +311,16 @@ class AccessPair:
             return None
         if site.action == "store":
             return found.name if found and found.is_element else None
-        value = found.value if found else statement(self.statement(site))
+        text = self.statement(site)
+        rest = statement(text)
+        # The condition of a branch can be on the same line.
+        header = text.partition(rest)[0] if rest else text
+        value = f"{found.value if found else rest}; {header}"
         if found and found.is_element:  # the index of the target is read too
             value += f"; {found.target if found.operator else found.target.replace(found.name, '', 1)}"
+        if self.language == CPP:
+            # Inline PTX can contain brackets, and a semicolon that divides its string.
+            value = re.sub(r'"[^"]*("|$)', "", value)
         # For a member, such as `u.f[i]` or `p->f[i]`, the name is that of the object.
         names = set(re.findall(r"(?<![\w.>])(\w+)(?:(?:\.|->)\w+)*\s*\[", value))
         if self.language == CPP:  # in Python, `* name` multiplies

@@ -13,7 +13,7 @@ from typing import Any
 from sim.events import Step
 from sim.observers import advice_conditions as conditions
 from sim.observers import atomic_fixes as atomics
-from sim.observers import double_checks, fixes
+from sim.observers import double_checks, fixes, signals
 from sim.observers.atomic_types import atomic, atomic_load
 from sim.observers.copies import END
 from sim.observers.early_waits import fix_of_early_wait
@@ -233,6 +233,13 @@ PATTERNS = (
         "overwritten",
         conditions.is_overwritten,
         "let each thread write an element of its own, or let one thread do it for all",
+    ),
+    Pattern(
+        "flag tested once",
+        lambda facts: facts.signal,
+        signals.fix_of_signal,
+        signals.cause_of_signal,
+        signals.steps_of_signal,
     ),
     Pattern(
         "arrays exchanged between blocks",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sim.events import ATOMIC, LOAD, SITES, STORE
-from sim.observers import double_checks, exchanges, tickets
+from sim.observers import double_checks, exchanges, signals, tickets
 from sim.observers.access_pair import AccessPair
 from sim.observers.call_lines import calls_of, is_polled
 from sim.observers.copy_waits import find_copy_waits
@@ -155,6 +155,10 @@ class Facts(AccessPair):
     @cached_property
     def check(self):
         return tickets.find_check(self)
+
+    @cached_property
+    def signal(self):
+        return signals.find_signal(self)
 
     @cached_property
     def missed_barrier(self):

@@ -205,6 +205,58 @@ def lock_in_functions_without_fences(x, out, n):
         give_without_fence(n)
 
 
+# --- flags that a branch tests once -------------------------------------------------------------------------
+
+ONCE = "flag tested once"
+ONCE_FIX = "read {0} on line {1} by an atomic (cuda.atomic.add of 0), and execute cuda.threadfence() between"
+
+
+def seven_or_nothing(x, out, n):
+    assert out[0] == 7 and n[0] == 1 and out[1] in (0, 7)
+
+
+@case(
+    ONCE,
+    (2, 1),
+    "write n[0] on line 4 by an atomic (cuda.atomic.exch) after cuda.threadfence(), read",
+    seven_or_nothing,
+)
+def flag_in_a_branch(x, out, n):
+    if cuda.blockIdx.x == 0:
+        out[0] = 7
+        n[0] = 1
+    elif n[0] == 1:
+        out[1] = out[0]
+
+
+@case(ONCE, (2, 1), "by an atomic (cuda.atomic.exch), " + ONCE_FIX.format("n[0]", 7), seven_or_nothing)
+def flag_after_a_fence(x, out, n):
+    if cuda.blockIdx.x == 0:
+        out[0] = 7
+        cuda.threadfence()
+        n[0] = 1
+    if cuda.blockIdx.x == 1:
+        if n[0]:
+            out[1] = out[0]
+
+
+@case(
+    ONCE,
+    (2, 1),
+    ONCE_FIX.format("n[0]", 6) + " this read and the read of the data on line 9",
+    seven_or_nothing,
+)
+def flag_in_a_variable(x, out, n):
+    if cuda.blockIdx.x == 0:
+        out[0] = 7
+        n[0] = 1
+        return
+    ready = n[0]
+    if ready == 0:
+        return
+    out[1] = out[0]
+
+
 # --- exchanges ----------------------------------------------------------------------------------------------
 
 
@@ -477,6 +529,32 @@ def test_no_advice_changes_what_a_lock_protects():
     for kernel in (lock_without_fences, lock_in_functions, lock_around_a_test):
         findings, _ = launched(kernel, (4, 8))
         assert {finding.advice.pattern for finding in findings} == {RELEASE}
+
+
+@cuda.jit
+def flags_of_all_threads(x, out, n):
+    i = cuda.grid(1)
+    out[i] = 7
+    n[i] = 1
+    if n[63 - i] == 1:
+        x[i] = out[63 - i]
+
+
+@cuda.jit
+def flag_of_the_block(x, out, n):
+    if cuda.threadIdx.x == 0:
+        out[0] = 7
+        n[0] = 1
+    if cuda.threadIdx.x == 33:
+        if n[0] == 1:
+            out[1] = out[0]
+
+
+@pytest.mark.parametrize("kernel, launch", [(flags_of_all_threads, (2, 32)), (flag_of_the_block, (1, 64))])
+def test_flags_that_a_barrier_orders(kernel, launch):
+    """Test flags that all threads set, or that a thread of the block sets. A barrier is the usual fix."""
+    findings, _ = launched(kernel, launch)
+    assert findings and not {f.advice.pattern for f in findings} & {ONCE}
 
 
 # --- locks in functions without fences ----------------------------------------------------------------------

@@ -660,6 +660,67 @@ case(
     HALVES + "template <class T> __device__ void sum(T *s, T v) {\n    s[0] = s[0] + v;\n}\n",
 )
 
+# --- flags that a branch tests once -------------------------------------------------------------------------
+
+
+def seven_or_nothing(x, out, n):
+    assert out[0] == 7 and n[0] == 1 and out[1] in (0, 7)
+
+
+ONCE = "if (blockIdx.x == 0) {{\n    out[0] = 7;\n{}    {}\n}} else {{\n    {}\n}}\n"
+FENCED, USE = "    __threadfence();\n", "if (n[0]) out[1] = out[0];"
+ATOMIC_USE = ("if (n[0]) out", "if (atomicAdd(n, 0)) { __threadfence(); out"), ("out[0];\n}", "out[0]; }\n}")
+for name, body, says, edits in (
+    (
+        "in a branch on one line",
+        ONCE.format("", "n[0] = 1;", USE),
+        "write n[0] on line 4 by an atomic (atomicExch) after __threadfence(), read n[0] on line 6 by an"
+        " atomic (atomicAdd of 0), and execute __threadfence() between this read and the read of the data on"
+        " line 6. The kernel must then be correct even if the flag is not set yet, because the test",
+        [("n[0] = 1;", "__threadfence(); atomicExch(n, 1);"), *ATOMIC_USE],
+    ),
+    (
+        "after a fence",
+        ONCE.format(FENCED, "n[0] = 1;", USE),
+        "write n[0] on line 5 by an atomic (atomicExch), read n[0] on line 7 by an atomic (atomicAdd of 0)",
+        [("n[0] = 1;", "atomicExch(n, 1);"), *ATOMIC_USE],
+    ),
+    (
+        "that an atomic sets",
+        ONCE.format("", "atomicExch(n, 1);", USE),
+        "execute __threadfence() before the atomic on line 4, read n[0] on line 6 by an atomic (atomicAdd",
+        [("atomicExch", "__threadfence(); atomicExch"), *ATOMIC_USE],
+    ),
+    (
+        "that only a plain read makes wrong",
+        ONCE.format(FENCED, "atomicExch(n, 1);", "if (n[0]) { __threadfence(); out[1] = out[0]; }"),
+        "read n[0] on line 7 by an atomic (atomicAdd of 0). The kernel must then",
+        [("if (n[0])", "if (atomicAdd(n, 0))")],
+    ),
+    (
+        "in a conditional expression",
+        ONCE.format("", "*n = 1;", "out[1] = *n == 1 ? out[0] : 0;"),
+        "write *n on line 4 by an atomic (atomicExch) after __threadfence(), read *n on line 6",
+        [
+            ("*n = 1;", "__threadfence(); atomicExch(n, 1);"),
+            ("out[1] = *n == 1 ?", "bool set = atomicAdd(n, 0) == 1; __threadfence(); out[1] = set ?"),
+        ],
+    ),
+    (
+        "before a return",
+        f"if (blockIdx.x == 0) {{\n    out[0] = 7;\n{FENCED}    n[0] = 1;\n    return;\n}}\n"
+        "int ready = n[0];\nif (!ready) return;\nout[1] = out[0];\n",
+        "read n[0] on line 8 by an atomic (atomicAdd of 0), and execute __threadfence() between this read and"
+        " the read of the data on line 10.",
+        [
+            ("n[0] = 1;", "atomicExch(n, 1);"),
+            ("ready = n[0];", "ready = atomicAdd(n, 0);"),
+            ("return;\nout", "return;\n__threadfence();\nout"),
+        ],
+    ),
+):
+    case(f"flag {name}", (2, 1), body, says, edits, seven_or_nothing)
+
 # --- compare-and-swap loops ---------------------------------------------------------------------------------
 
 # The example of the section "Atomic Functions" of the CUDA C++ Programming Guide
