@@ -62,7 +62,7 @@ def is_pass_of_grid(facts):
 
 
 def is_copy_without_wait(facts):
-    """Return whether one access is the store of an asynchronous copy, and no wait for the copy precedes the
+    """Return whether one access belongs to an asynchronous copy, and no wait for the copy precedes the
     other access. If a barrier precedes the other access, the race is with a copy of another iteration."""
     waits = facts.copy_waits
     return waits and waits.is_missing and not fixes.has_barrier_between(facts)

@@ -11,7 +11,8 @@ race.
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,13 @@ class Flight:
         same = (begin.block, begin.thread, copy.site) == (row.block, row.thread, row.site)
         return same and row.segment <= begin.segment and 0 <= address - copy.address < copy.size
 
+    def is_read_by(self, row, address):
+        """Return whether an access (a Row) can be the load by which the copy reads an address."""
+        begin, copy = self.begin, self.copy
+        same = (begin.block, begin.thread) == (row.block, row.thread) and row.segment <= begin.segment
+        inside = copy.source is not None and 0 <= address - copy.source < copy.read
+        return same and inside and is_load_of(copy.site, row.site)
+
     def is_tracked(self):
         """Return whether an mbarrier tracks the copy."""
         return any(end.epoch == NEVER for end in self.ends)
@@ -75,6 +83,13 @@ class Flight:
         """Return whether the end of the copy is ordered before all further accesses of the block. This is
         called when all threads of the block have reached a barrier."""
         return any(end.epoch < NEVER or order.precedes_barrier(end) for end in self.ends)
+
+
+@cache
+def is_load_of(site, load):
+    """Return whether a site can be the load of the copy whose store has another site: both have the same
+    place in the source."""
+    return load & 3 == LOAD and replace(SITES[load], action="store", opcode=SITES[site].opcode) == SITES[site]
 
 
 def precedes(at, row, order):
@@ -214,8 +229,12 @@ class Flights:
         # (segment, site) of a copy's issue -> the ends of its Flight. Used only if the kernel uses the async
         # proxy.
         self.ends = {}
+        self.sources = {}  # site of copies -> (lowest, highest) address from which they have read
 
     def add_copy(self, at, block, copy):
+        if copy.source is not None:
+            low, high = self.sources.get(copy.site, (copy.source, 0))
+            self.sources[copy.site] = min(low, copy.source), max(high, copy.source + copy.read - 1)
         flight = Flight(at.block, copy, Moment(block, at.epoch, at.thread, at.segment))
         self.under_way.setdefault(block, {})[id(copy)] = flight
         if self.context.asynchronous:
@@ -236,14 +255,20 @@ class Flights:
                 flights[id(copy)].ends.append(at)
 
     def sent_by(self, row, address):
-        """Return the Flight of the copy whose store to an address is this access (a Row), or None.
+        """Return the Flight of the copy whose store to an address, or load from it, is this access (a Row).
+        Return None for any other access, and if the Flight is no longer listed.
 
         The access belongs to the epoch that ended last, or to an epoch that has not ended.
         """
         flights = *self.under_way.get(row.block, {}).values(), *self.examined.values()
-        # The store is in the log before the issue of its copy.
-        sent = [flight for flight in flights if flight.is_sent_by(row, address)]
+        # The access is in the log before the issue of its copy.
+        sent = [one for one in flights if one.is_sent_by(row, address) or one.is_read_by(row, address)]
         return min(sent, key=lambda flight: flight.begin.segment, default=None)
+
+    def is_source(self, row, address):
+        """Return whether an access (a Row) is a load by a copy, as far as its site and address show it."""
+        reads = self.sources.items() if row.site & 3 == LOAD else ()
+        return any(low <= address <= high and is_load_of(site, row.site) for site, (low, high) in reads)
 
     def lines(self, block):
         """Return the numbers of the 16-byte lines to which copies in flight write."""

@@ -7,6 +7,8 @@ that sent the copy has to wait for it before the barrier.
 import re
 from dataclasses import dataclass
 
+from sim.events import LOAD
+
 WAIT = re.compile(r"wait", re.IGNORECASE)
 COMMENT = re.compile(r"//.*|/\*.*?\*/|(?<!\S)#.*")
 
@@ -18,6 +20,7 @@ class CopyWaits:
     copy, other: the lines of the copy and of the other access.
     lines: the lines that wait, as far as the source shows it.
     is_tracked: whether an mbarrier counts the copy.
+    is_source: whether the other access writes the memory from which the copy reads.
     has_ended: whether the thread that sent the copy waits for it before the next barrier of the block.
     """
 
@@ -25,6 +28,7 @@ class CopyWaits:
     other: int
     lines: tuple[int, ...]
     is_tracked: bool
+    is_source: bool
     has_ended: bool
 
     @property
@@ -42,7 +46,7 @@ class CopyWaits:
 
 
 def find_copy_waits(facts):
-    """Return the CopyWaits of a race, or None unless exactly one access is the store of a copy.
+    """Return the CopyWaits of a race, or None unless exactly one access belongs to a copy.
 
     If no known function contains both accesses or calls, the copy is assumed to come first.
     """
@@ -56,5 +60,6 @@ def find_copy_waits(facts):
             outline, lines = facts.calls.outline, facts.calls.lines
     text = outline.text(outline.function(lines[0])) if outline else ()
     waits = tuple(number for number, line in text if WAIT.search(COMMENT.sub("", line)))
-    flight = sent[0] or sent[1]
-    return CopyWaits(*lines[:: 1 if sent[0] else -1], waits, flight.is_tracked(), bool(flight.ends))
+    flight, row = (sent[0], facts.a) if sent[0] else (sent[1], facts.b)
+    tracked, is_source = flight.is_tracked(), row.site & 3 == LOAD
+    return CopyWaits(*lines[:: 1 if sent[0] else -1], waits, tracked, is_source, bool(flight.ends))

@@ -79,7 +79,9 @@ class RaceFindings:
             return finding
         space = "shared" if address >> SPACE_SHIFT == SHARED else "global"
         facts = self.facts(a, b, address, rows, equal, pairs, space)
-        copies = [row.position in facts.copies for row in (a, b)]
+        # The Flight of a copy in an earlier epoch is no longer known.
+        flights = self.races.flights
+        copies = [row.position in facts.copies or flights.is_source(row, address) for row in (a, b)]
         witnesses = tuple(self.witness(row, is_copy) for row, is_copy in zip((a, b), copies))
         called = f"{element}{alias(witnesses[0], element.array)}"
         done = done_by([self.word(row.site) for row in (a, b)], copies)
@@ -186,7 +188,7 @@ def done_by(words, copies):
     another".
 
     words: the participles for the two accesses.
-    copies: for each of them, whether it is the store of an asynchronous copy.
+    copies: for each of them, whether it is an access by an asynchronous copy.
     """
     if words[0] != words[1]:
         by = [COPY * is_copy for is_copy in copies]

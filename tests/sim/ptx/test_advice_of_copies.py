@@ -194,3 +194,51 @@ def test_the_place_of_the_wait(name, engine, loaded):
 def test_copies_of_two_threads_to_one_place(loaded):
     findings, _ = findings_of(loaded(TWO_COPIES), "fibers")
     assert "is written by asynchronous copies of two threads, and nothing" in findings[0].verdict
+
+
+WRITABLE = HEAD.replace("const float *x", "float *x")
+WRITE = "    x[63 - t] = 63 - t;\n"
+OF_SOURCE = (
+    "x[0] in global memory is written by one thread and read by an asynchronous copy of another thread"
+)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_write_to_the_source_of_a_copy(name, engine, loaded):
+    """Write the elements from which another thread copies. A barrier is not enough: the copy can read after
+    it."""
+    includes, copy, fix, wait, needs_barrier = FORMS[name]
+    text = f"{includes}{WRITABLE}{copy}"
+    findings, _ = findings_of(loaded(f"{text}{WRITE}{wait}{SYNC}{READ}}}\n"), engine)
+    (race,) = (finding for finding in findings if finding.kind == "race-global")
+    assert race.verdict.startswith(OF_SOURCE) and race.reason.startswith(
+        "Such a copy reads at any time until"
+    )
+    assert race.fix.startswith(fix.format(text.count("\n") + 1))
+    assert [access.what for access in race.accesses] == ["written", "sent"]
+    fixed = f"{text}{wait}{SYNC * needs_barrier}{WRITE}{SYNC}{READ}}}\n"
+    assert findings_of(loaded(fixed), engine) == ((), True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_write_before_the_copy_needs_a_barrier(engine, loaded):
+    before, after = f"{PRIMITIVES[0]}{WRITABLE}{WRITE}", f"{COPY}{COPY_WAIT}{SYNC}{READ}}}\n"
+    (race,), _ = findings_of(loaded(before + after), engine)
+    assert race.verdict.startswith(OF_SOURCE) and race.fix.startswith("__syncthreads() between the two lines")
+    assert findings_of(loaded(before + SYNC + after), engine) == ((), True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_write_of_another_block_to_the_source(engine, loaded):
+    """Copy x[i[t]]. The load of i[t] is on the same line, and no copy."""
+    head = PRIMITIVES[0] + WRITABLE.replace("*y", "*y, int *i")
+    writes = "    if (blockIdx.x) { x[t] = t; i[t] = t; return; }\n"
+    copy = "    __pipeline_memcpy_async(&s[t], &x[i[t]], 4);\n"
+    kernel = loaded(f"{head}{writes}{copy}{COPY_WAIT}{SYNC}{READ}}}\n")
+    x, y, i = np.arange(64, dtype=np.float32), np.zeros(64, np.float32), np.arange(64, dtype=np.int32)
+    report = simulate(kernel, engine=engine, on_finding="report")[2, 64](x, y, i)
+    assert {finding.array: [access.what for access in finding.accesses] for finding in report.findings} == {
+        "x": ["written", "sent"],
+        "i": ["written", "read"],
+    }
