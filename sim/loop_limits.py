@@ -9,7 +9,16 @@ from sim.errors import Stuck
 from sim.forecast import Forecast
 from sim.idle_variables import original_name
 from sim.nouns import plural
-from sim.progress import EXHAUSTIVE, FIRST_LEAP, MAX_LEAP, MOST_STATES, Cycle, ProgressCheck, comparable
+from sim.progress import (
+    EXHAUSTIVE,
+    FIRST_LEAP,
+    FULL_TABLE,
+    MAX_LEAP,
+    MOST_STATES,
+    Cycle,
+    ProgressCheck,
+    comparable,
+)
 
 DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress before threads are compared
 # CPU seconds without progress before threads are compared. The delay starts at FIRST_PATIENCE and doubles
@@ -213,13 +222,22 @@ class LoopLimits:
     def most_states(self):
         """Return the number of distinct states that the next comparison may record.
 
-        A comparison that records EXHAUSTIVE states takes about a second. It is made only once, and only if
-        threads seem to search for something (see `searches`).
+        A comparison that records EXHAUSTIVE states takes about a second, and one that records FULL_TABLE
+        states takes as long as the time limit permits. It is made only once, and only if threads seem to
+        search for something (see `searches` and `all_fail`).
         """
-        if self.searches() and not self.exhausted:
+        all_fail = self.all_fail()
+        if not self.exhausted and (all_fail or self.searches()):
             self.exhausted = True
-            return EXHAUSTIVE
+            return FULL_TABLE if all_fail else EXHAUSTIVE
         return MOST_STATES if self.patience >= PATIENCE / 4 else 0
+
+    def all_fail(self):
+        """Return whether the last atomic of each thread that can run has changed nothing. These threads seem
+        to search memory for an element that no thread will provide, such as a free slot of a hash table."""
+        threads = [thread for block in self.context.live for thread in block.threads]
+        runnable = [one for one in threads if not one.done and one.waits in (None, "turn")]
+        return bool(runnable) and all(one.failed_atomic is not None for one in runnable)
 
     def searches(self):
         """Return whether threads seem to search: a number that they compare rises and falls, and they do not

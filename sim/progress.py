@@ -16,8 +16,9 @@ from sim.idle_variables import idle_variables
 # A thread is not in a short cycle if the span of its Cycle exceeds MAX_STATES before it repeats a state. The
 # search for longer cycles continues until all threads together have started twice MOST_STATES iterations in a
 # thorough check, or twice EXHAUSTIVE in an exhaustive check. The exhaustive check finds the cycle of a thread
-# that searches a full hash table for a missing key.
-MAX_STATES, MOST_STATES, EXHAUSTIVE = 64, 1 << 11, 1 << 16
+# that searches a full hash table for a missing key. If each thread repeats atomics that change nothing, such
+# as compare-and-swaps in a full table, the limit is FULL_TABLE.
+MAX_STATES, MOST_STATES, EXHAUSTIVE, FULL_TABLE = 64, 1 << 11, 1 << 16, 1 << 18
 # A loop counts as endless when its threads have each started this many iterations, on average, in a state
 # seen before.
 MIN_REPEATS = 128

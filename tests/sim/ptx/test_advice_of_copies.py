@@ -213,7 +213,7 @@ def test_a_write_to_the_source_of_a_copy(name, engine, loaded):
     findings, _ = findings_of(loaded(f"{text}{WRITE}{wait}{SYNC}{READ}}}\n"), engine)
     (race,) = (finding for finding in findings if finding.kind == "race-global")
     assert race.verdict.startswith(OF_SOURCE) and race.reason.startswith(
-        "Such a copy reads at any time until"
+        "Such a copy may read its source at any time until"
     )
     assert race.fix.startswith(fix.format(text.count("\n") + 1))
     assert [access.what for access in race.accesses] == ["written", "sent"]
