@@ -179,8 +179,8 @@ PINNED = r"the pinned host memory allocated at host_faults.cu:"
 # (case, index of the accessed int) -> (words of the finding, line)
 HOST_ACCESSES = {
     (30, 250): (rf"the host has written outside of {MANAGED}, up to 4 bytes after its end", 48),
-    (31, -2): (rf"the host has written outside of {PINNED}49, up to 8 bytes before its beginning", 49),
-    (31, 255): (rf"the host has written outside of {PINNED}49, up to 24 bytes after its end", 49),
+    (31, -2): (rf"the host has written outside of {PINNED}49 .*, up to 8 bytes before its beginning", 49),
+    (31, 255): (rf"the host has written outside of {PINNED}49 .*, up to 24 bytes after its end", 49),
     (31, 262144): (rf"the host writes 0x\w+, 1,047,576 bytes after the end of {PINNED}49", 49),
     (32, 1024): (rf"the host reads 0x\w+, after the end of {PINNED}50", 50),
     (32, -1): (rf"the host reads 0x\w+, 4 bytes before the beginning of {PINNED}50", 50),
