@@ -42,6 +42,12 @@ def first_free_after(base, nbytes):
     return base + round_up(nbytes, ALIGNMENT) + ALIGNMENT
 
 
+def in_binary_units(nbytes):
+    """Return the text of a number of bytes that is a power of two, such as `16 GiB`."""
+    unit = (nbytes.bit_length() - 1) // 10
+    return f"{nbytes >> 10 * unit} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"
+
+
 def window_end(space):
     """Return the first address after the window of a state space."""
     return SPACES.index(space) + 1 << SPACE_SHIFT
@@ -97,7 +103,7 @@ class AddressSpace:
     an allocation that does not fit is refused.
     """
 
-    gap = 0  # the number of unused bytes before each allocation
+    gaps = dict.fromkeys(SPACES, 0)  # the number of unused bytes before each allocation, by state space
     clustered = False  # whether addresses in shared memory contain the rank of their block
     # Whether shared arrays lie close together at low addresses, because a matrix descriptor has room for 18
     # bits only.
@@ -106,7 +112,6 @@ class AddressSpace:
     def __init__(self):
         self.next = {space: (number << SPACE_SHIFT) + ALIGNMENT for number, space in enumerate(SPACES)}
         self.next["shared"] += RESERVED_SHARED - ALIGNMENT
-        self.packed = RESERVED_SHARED  # the next address in shared memory without guard bytes
         self.allocations = []
 
     def add(self, name, space, root, home, copies=1, keep=None, unwritten=None, align=ALIGNMENT, key=None):
@@ -125,9 +130,10 @@ class AddressSpace:
         else:
             base = self.choose_address(space, root.size * copies, max(align, ALIGNMENT), name, key)
         if base is None:
+            window = self.end(space) - (SPACES.index(space) << SPACE_SHIFT)
             raise LaunchError(
                 f"{name}: no simulated addresses are left for its {root.size * copies:,} bytes; all {space}"
-                f" memory of a launch has to fit into {(1 << SPACE_SHIFT) >> 30} GiB\n"
+                f" memory of a launch has to fit into {in_binary_units(window)}\n"
                 "  launch with smaller arrays, or with fewer of them"
             )
         allocation = Allocation(name, space, root, base, home, copies, keep, unwritten)
@@ -136,22 +142,23 @@ class AddressSpace:
 
     def choose_address(self, space, nbytes, align, name, key):
         """Return an address for `nbytes` new bytes, or None if the window is full."""
-        base = round_up(self.next[space] + self.gap, align)
+        base = round_up(self.next[space] + self.gaps[space], align)
         self.next[space] = first_free_after(base, nbytes)
-        return base if self.next[space] <= window_end(space) else None
+        return base if self.next[space] <= self.end(space) else None
+
+    def end(self, space):
+        """Return the end of the addresses that allocations in a state space may have."""
+        return window_end(space)
 
     def pack(self, nbytes, align):
-        """Return an address for `nbytes` new bytes in shared memory.
+        """Return an address for `nbytes` new bytes in shared memory, or None if there is no room.
 
         The address equals the address that ptxas assigns without guard bytes, modulo the period of a swizzle
-        pattern.
+        pattern, because the number of guard bytes is a multiple of this period.
         """
-        at = round_up(self.packed, align)
-        self.packed = at + nbytes
-        at %= SWIZZLE_PERIOD
-        base = round_up(self.next["shared"] - at, SWIZZLE_PERIOD) + at
-        self.next["shared"] = first_free_after(base, nbytes)
-        return base
+        base = round_up(self.next["shared"], align)
+        self.next["shared"] = base + nbytes + self.gaps["shared"]
+        return base if base + nbytes <= self.end("shared") else None
 
     def shifting(self, allocation, multiple):
         """Return a declared array whose size can move `allocation` off a boundary of `multiple` bytes.

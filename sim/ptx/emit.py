@@ -88,6 +88,7 @@ class Writer:
             self.emit_parameter(variable)
         for variable in self.function.variables:
             if variable.space == "local":
+                self.module.local.add(variable)
                 self.emit(f"{python_name(variable.name)} = {self.module.push_frame(variable)}()")
         if self.module.follows_copies:
             self.module.analysis(StructCopies).initialise(self)

@@ -46,6 +46,7 @@ class Program(Operations):
         self.factories, self.arguments, self.names = {}, {}, {}
         self.addressed = set()  # the names of the module variables whose addresses the source uses
         self.shared = set()  # the variables in shared memory whose addresses the source uses
+        self.local = set()  # the variables in local memory of the functions in the source
         self.analyses = {}  # (class of the analysis, name of a function) -> the analysis
         # Whether the source contains indirect calls. If so, all functions of the module whose addresses are
         # taken are translated, because a pointer can come from an earlier launch of another kernel.

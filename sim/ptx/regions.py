@@ -9,8 +9,17 @@ import numpy as np
 from sim.events import CONST, GLOBAL, LOCAL, SHARED, SPACE_SHIFT
 from sim.isa.ptx_types import REALS
 from sim.memory.array import Array, array_at
-from sim.memory.spaces import AddressSpace, first_free_after, fresh_memory, round_up, window_end
+from sim.memory.spaces import (
+    ALIGNMENT,
+    SWIZZLE_PERIOD,
+    AddressSpace,
+    first_free_after,
+    fresh_memory,
+    round_up,
+    window_end,
+)
 from sim.ptx.syntax import Variable
+from sim.sites import RANK_SHIFT
 
 WINDOWS = {
     name: number << SPACE_SHIFT
@@ -32,6 +41,11 @@ VIEWS |= REALS
 GAP = 1 << 24  # the number of guard bytes between arrays: a slightly wrong address is in no array
 SHARED_GAP = 1 << 20  # the number of guard bytes between shared arrays, whose addresses have 28 bits
 NARROW_GAP = 1 << 16  # the number of guard bytes if the window has no room for more
+# State space -> bits of an address within its window, if they are fewer than SPACE_SHIFT. In an address in
+# shared memory, the higher bits are the rank of a block. In constant and local memory, PTX also allows
+# addresses in 32-bit registers.
+WIDTHS = {"const": 32, "shared": RANK_SHIFT, "local": 32}
+DESCRIPTOR_BITS = 18  # the bits of an address in shared memory that a matrix descriptor has room for
 # The device heap occupies the last quarter of the global window (sim.ptx.heap).
 HEAP_BASE = window_end("global") - (1 << SPACE_SHIFT - 2)
 PERSISTENT_SPACES = "global", "const"
@@ -134,11 +148,29 @@ class PaddedSpace(AddressSpace):
     """The address space of a PTX launch. It has guard bytes between its allocations, and shares its addresses
     with all other launches of the process."""
 
-    gap = GAP
-
     def __init__(self, addresses=ADDRESSES):
         super().__init__()
         self.addresses, self.start = addresses, dict(self.next)
+        self.gaps = {"shared": SHARED_GAP, "local": GAP}
+
+    def end(self, space):
+        if space == "shared" and self.packs_shared:
+            return WINDOWS[space] + (1 << DESCRIPTOR_BITS)
+        return WINDOWS[space] + (1 << WIDTHS.get(space, SPACE_SHIFT))
+
+    def fit_gaps(self, space, allocations):
+        """Reduce the number of guard bytes in a state space so that all its allocations have addresses.
+
+        allocations: (bytes, alignment) of each allocation that the launch can make in the space.
+        """
+        if space == "shared" and self.packs_shared:
+            most = unit = SWIZZLE_PERIOD
+            needed = sum(nbytes + align for nbytes, align in allocations)
+        else:
+            most, unit = self.gaps[space], ALIGNMENT
+            needed = sum(first_free_after(max(align, ALIGNMENT), nbytes) for nbytes, align in allocations)
+        room = max(self.end(space) - self.next[space] - needed, 0) // max(len(allocations), 1)
+        self.gaps[space] = min(most, room // unit * unit)
 
     def choose_address(self, space, nbytes, align, name, key):
         """Return the address of a new allocation, or None if there is no room.
@@ -146,7 +178,6 @@ class PaddedSpace(AddressSpace):
         An allocation in global or constant memory has the same address as in earlier launches.
         """
         if space not in PERSISTENT_SPACES:
-            self.gap = SHARED_GAP if space == "shared" else GAP
             return super().choose_address(space, nbytes, align, name, key)
         with self.addresses.lock:
             self.addresses.forget_deleted()
@@ -167,14 +198,14 @@ class PaddedSpace(AddressSpace):
         If the window is full, the addresses of earlier launches' arguments are reused. If it is still full,
         there are fewer guard bytes.
         """
-        addresses, limit = self.addresses, HEAP_BASE if space == "global" else window_end(space)
+        addresses, limit = self.addresses, HEAP_BASE if space == "global" else self.end(space)
         start = max(self.start[space], addresses.next.get(space, 0))
         base = addresses.first_gap(space, start, nbytes, align, GAP)
         for gap in (GAP, NARROW_GAP):
             if first_free_after(base, nbytes) > limit:
                 addresses.forget_arguments({allocation.base for allocation in self.allocations})
                 base = addresses.first_gap(space, self.start[space], nbytes, align, gap)
-        return base if first_free_after(base, nbytes) <= window_end(space) else None
+        return base if first_free_after(base, nbytes) <= self.end(space) else None
 
 
 class PointerArray(Array):

@@ -59,11 +59,28 @@ class Run:
         self.dynamic = None
         self.grid = GridBarrier(scheduler)
         self.declared_bytes = {"shared": 0, "local": 0}
+        self.stack = STACK
+        self.fit_gaps()
         self.lay_out()
         self.shared_pointers = self.memory.shared_pointers = SharedPointers(self)
         self.heap = self.memory.heap = Heap(self, self.store.heap)
 
     # --- memory ---------------------------------------------------------------------------------------------
+
+    def fit_gaps(self):
+        """Choose the number of guard bytes between the shared and between the local variables, so that all
+        their addresses fit into the windows of their state spaces."""
+        space, threads = self.context.space, self.launch.threads
+        static = [v for v in self.program.shared if v.count is not None]
+        extern = [v.align for v in self.program.shared if v.count is None]
+        shared = [(v.bytes, v.align) for v in [*static, RESERVED]]
+        shared += [(self.launch.shared, max(extern))] if extern else []
+        space.fit_gaps("shared", shared)
+        frames = lambda: [(v.bytes * threads * self.most_frames(v), v.align) for v in self.program.local]  # noqa: E731
+        window = space.end("local") - WINDOWS["local"]
+        while sum(nbytes for nbytes, _ in frames()) > window // 2 and self.stack > 1:
+            self.stack //= 2
+        space.fit_gaps("local", frames())
 
     def lay_out(self):
         """Allocate the module variables reachable from the kernel, and write addresses into their initial
@@ -174,7 +191,7 @@ class Run:
     def most_frames(self, variable):
         """Return how many calls of the function that declares a local variable can be active at once in one
         thread."""
-        return 1 if variable in self.program.entry.variables else max(STACK // max(variable.bytes, 1), 1)
+        return 1 if variable in self.program.entry.variables else max(self.stack // max(variable.bytes, 1), 1)
 
     def pop_frame(self, variable):
         """Return the function that releases the local memory of a call."""

@@ -12,9 +12,10 @@ from numba import cuda, float32
 import sim
 from sim import LaunchError, load_ptx, simulate
 from sim.events import SPACES
-from sim.memory.spaces import ALIGNMENT, AddressSpace, bind_arguments, round_up, window_end
+from sim.memory.spaces import ALIGNMENT, AddressSpace, bind_arguments, in_binary_units, round_up
+from sim.ptx.heap_state import BASE, GUARD, HeapSnapshot
 from sim.ptx.module import Module
-from sim.ptx.regions import GAP, NARROW_GAP, PERSISTENT_SPACES, SHARED_GAP, Addresses, PaddedSpace
+from sim.ptx.regions import NARROW_GAP, PERSISTENT_SPACES, RESERVED, Addresses, PaddedSpace
 
 THREADS, LENGTH = 64, 60
 NBYTES = 4 * LENGTH
@@ -150,16 +151,20 @@ def start_before_the_end(monkeypatch, space, room):
 
     def begin(self):
         original(self)
-        self.next[space] = window_end(space) - room
+        self.next[space] = self.end(space) - room
 
     monkeypatch.setattr(AddressSpace, "__init__", begin)
 
 
-def check_at_the_limit(monkeypatch, run, space, room, wanted):
+def check_at_the_limit(monkeypatch, run, space, room, wanted, window=1 << 34):
     """Run at the limit, one step below it and one step above it.
 
     Up to the limit, the findings must be the usual ones. Above it, the launch must be refused.
+
+    room: the number of bytes that the allocations need.
+    window: the number of bytes of the state space.
     """
+    limit = in_binary_units(window)
     assert {finding.kind for finding in run().findings} == {wanted}
     for spare in (0, ALIGNMENT):
         with monkeypatch.context() as patch:
@@ -167,7 +172,7 @@ def check_at_the_limit(monkeypatch, run, space, room, wanted):
             assert {finding.kind for finding in run().findings} == {wanted}
     with monkeypatch.context() as patch:
         start_before_the_end(patch, space, room - ALIGNMENT)
-        with pytest.raises(LaunchError, match=f"all {space} memory of a launch has to fit into 16 GiB"):
+        with pytest.raises(LaunchError, match=f"all {space} memory of a launch has to fit into {limit}"):
             run()
 
 
@@ -198,9 +203,130 @@ def test_ptx_kernels_at_the_limit(space, fault, engine, monkeypatch):
         return simulate(kernel, engine=engine, on_finding="report")[1, THREADS](x)
 
     allocations = 2 if space == "global" else 1  # The two allocations are x and the variable.
-    gap = NARROW_GAP if space in PERSISTENT_SPACES else SHARED_GAP if space == "shared" else GAP
+    gap = NARROW_GAP if space in PERSISTENT_SPACES else 0
     room = allocations * (gap + round_up(NBYTES * copies, ALIGNMENT) + ALIGNMENT)
-    check_at_the_limit(monkeypatch, run, space, room, KINDS[fault].format(space))
+    window = {"shared": 1 << 28, "const": 1 << 32, "local": 1 << 32}.get(space, 1 << 34)
+    check_at_the_limit(monkeypatch, run, space, room, KINDS[fault].format(space), window)
+
+
+# --- many variables ---------------------------------------------------------------------------------------------
+
+MANY = """
+.version 8.0
+.target sm_90
+.address_size 64
+GLOBAL
+.visible .entry many(.param .u64 x) CLUSTER
+{
+    LOCAL
+    .reg .b64 %x, %a, %sum;
+    .reg .b32 %t, %p, %v;
+    mov.u64 %sum, 0;
+    ADDRESSES
+    mov.u32 %t, %tid.x;
+    mul.lo.u32 %p, %t, STRIDE;
+    mov.u32 %v, LAST;
+    add.u32 %v, %v, %p;
+    ACCESS
+    ret;
+}
+"""
+
+
+def findings_of_many(count, space, stride, cluster=False, engine="fibers", nbytes=32):
+    """Return the kinds of the findings of a kernel with `count` variables in a state space.
+
+    It accesses the last variable through a 32-bit address. Each thread accesses the element `stride` bytes
+    after the element of the thread before it.
+    """
+    initial = " = {1}" if space == "const" else ""
+    variables = "\n".join(f".{space} .align 4 .b8 v{n}[{nbytes}]{initial};" for n in range(count))
+    text = MANY.replace("LOCAL" if space == "local" else "GLOBAL", variables)
+    text = text.replace("LOCAL", "").replace("GLOBAL", "")
+    text = text.replace("CLUSTER", ".explicitcluster .reqnctapercluster 2,1,1" if cluster else "")
+    addresses = "\n".join(f"mov.u64 %a, v{n}; add.s64 %sum, %sum, %a;" for n in range(count))
+    load = "ld.const.u32 %t, [%v]; ld.param.u64 %x, [x]; st.global.u32 [%x], %t;"
+    access = load if space == "const" else f"st.{space}.u32 [%v], %t;"
+    text = text.replace("ADDRESSES", addresses).replace("STRIDE", str(stride)).replace("ACCESS", access)
+    kernel, x = load_ptx(text.replace("LAST", f"v{count - 1}"))["many"], np.zeros(1, np.uint32)
+    report = simulate(kernel, engine=engine, on_finding="report")[2, 8](x)
+    return {finding.kind for finding in report.findings} - {"misuse", "race-global"}
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize("cluster", [False, True])
+@pytest.mark.parametrize("count", [255, 256, 257])
+def test_shared_variables_of_a_cluster(count, cluster, engine):
+    """Declare more variables than fit into 28 bits of addresses with the usual number of guard bytes."""
+    assert findings_of_many(count, "shared", 4, cluster, engine) == set()
+    assert findings_of_many(count, "shared", 0, cluster, engine) == {"race-shared"}
+
+
+@pytest.mark.parametrize("space", ["local", "const"])
+@pytest.mark.parametrize("count", [255, 256, 257])
+def test_addresses_have_32_bits(space, count, monkeypatch):
+    """Declare more variables than fit into 32 bits of addresses with the usual number of guard bytes."""
+    addresses = Addresses()
+    monkeypatch.setattr(Module, "address_space", lambda module: PaddedSpace(addresses))
+    assert findings_of_many(count, space, 4) == set()
+    assert findings_of_many(count, space, 8) == {"out-of-bounds"}
+
+
+def test_thousands_of_shared_variables():
+    assert findings_of_many(4200, "shared", 4) == set()
+    assert findings_of_many(4200, "shared", 0, cluster=True) == {"race-shared"}
+
+
+@pytest.mark.parametrize("count, nbytes", [(232_448, 1), (1, 232_448), (58_112, 4)])
+def test_all_shared_memory_of_a_device_fits(count, nbytes):
+    space = PaddedSpace(Addresses())
+    space.fit_gaps("shared", [(nbytes, 1)] * count + [(RESERVED.bytes, 8)])
+    root = np.broadcast_to(np.uint8(0), nbytes)
+    bases = [space.add("v", "shared", root, None).base for _ in range(count)]
+    space.add("reserved", "shared", np.zeros(RESERVED.bytes, np.uint8), None)
+    assert bases[-1] + nbytes < space.end("shared") == (SPACES.index("shared") << 34) + (1 << 28)
+    assert all(above - below >= nbytes + ALIGNMENT for below, above in itertools.pairwise(bases))
+
+
+# --- the device heap --------------------------------------------------------------------------------------------
+
+ALLOCATES = """
+.version 8.0
+.target sm_80
+.address_size 64
+.extern .func (.param .b64 p) malloc (.param .b64 n);
+.visible .entry allocates(.param .u64 x)
+{
+    .reg .b64 %x, %n, %p;
+    ld.param.u64 %x, [x];
+    mov.u64 %n, 256;
+    {
+        .param .b64 given;
+        .param .b64 result;
+        st.param.b64 [given], %n;
+        call (result), malloc, (given);
+        ld.param.b64 %p, [result];
+    }
+    st.global.u64 [%p], %n;
+    st.global.u64 [%x], %p;
+    ret;
+}
+"""
+NBYTES_OF_PIECE = 256 + GUARD  # the addresses that an allocation of the kernel takes
+
+
+@pytest.mark.parametrize("spare, fits", [(16, True), (0, True), (-16, False)])
+def test_the_device_heap_at_the_limit(spare, fits, monkeypatch):
+    monkeypatch.setattr(
+        "sim.ptx.heap_state.HeapState.at_start",
+        lambda state, launch: HeapSnapshot(next=BASE, end=BASE + NBYTES_OF_PIECE + spare),
+    )
+    launch = simulate(load_ptx(ALLOCATES)["allocates"], on_finding="report")[1, 1]
+    if fits:
+        assert launch(np.zeros(1, np.uint64)).findings == ()
+    else:
+        with pytest.raises(LaunchError, match="no simulated addresses are left for the heap"):
+            launch(np.zeros(1, np.uint64))
 
 
 # --- variables of a module --------------------------------------------------------------------------------------

@@ -78,3 +78,18 @@ def test_shared_arrays_of_products_are_aligned_as_by_ptxas():
     simulate(load_ptx(WITH_PRODUCT)["k"])[1, 1](out)
     assert (out % 1024).tolist() == [0, 0, 0, 128]
     assert (np.diff(out.astype(np.int64)) > [8192, 8192, 8]).all()  # guard bytes follow each array
+
+
+@pytest.mark.parametrize("count", [3, 40, 300])
+def test_descriptors_have_room_for_all_shared_addresses(count):
+    # A matrix descriptor contains 18 bits of an address, so there are fewer guard bytes between many arrays.
+    text = WITH_PRODUCT.replace("a[8192]", "a[192512]").replace("b[8192]", "b[1024]")
+    names = [f"v{n}" for n in range(count)]
+    declared = "\n".join(f".shared .align 8 .b8 {n}[8];" for n in names)
+    text = text.replace(".reg .pred", f"{declared} .reg .pred")
+    text = text.replace("mov.u32 %r4, c;", " ".join(f"mov.u32 %r4, {n};" for n in names))
+    out = np.zeros(4, np.uint32)
+    simulate(load_ptx(text)["k"])[1, 1](out)
+    by_ptxas = 1024 + np.cumsum([0, 192512, 1024, 8 * count])
+    assert (out % 1024 == by_ptxas % 1024).all()
+    assert out[-1] < 1 << 18
