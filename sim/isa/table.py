@@ -9,6 +9,7 @@ INSTRUCTIONS[name] finds an entry by its name in Python kernels, without `cuda.`
 "libdevice.fmaf_rn", "math.exp". by_ptx(name) finds it by its PTX name: "fma.rn.f32".
 """
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -176,6 +177,7 @@ def by_ptx(name: str) -> Entry:
 # The parts of a name whose order matters, because their positions identify the operands to which they belong:
 # the types, and the matrix layouts .row and .col.
 POSITIONAL = re.compile(r"([subf]|bf|tf)\d+(x\d)?|e\dm\d(x\d)?|pred|row|col")
+LAYOUTS = "row", "col"
 
 
 def name_parts(name: str) -> tuple[Any, ...]:
@@ -186,9 +188,20 @@ def name_parts(name: str) -> tuple[Any, ...]:
     """
     base, *parts = name.split(".")
     positional = [part for part in parts if POSITIONAL.fullmatch(part)]
-    layouts = [part for part in positional if part in ("row", "col")]
+    layouts = [part for part in positional if part in LAYOUTS]
     types = [part for part in positional if part not in layouts]
     return base, *types, *layouts, *sorted(part for part in parts if part not in positional)
+
+
+@functools.cache
+def with_types_last(opcode: str) -> str:
+    """Return a PTX opcode with its types after all other modifiers, as in the manual.
+
+    ptxas also accepts the types before other modifiers.
+    """
+    base, *parts = opcode.split(".")
+    types = [part for part in parts if POSITIONAL.fullmatch(part) and part not in LAYOUTS]
+    return ".".join([base, *(part for part in parts if part not in types), *types])
 
 
 def result_converter(type_: Any) -> Callable[[Any], Any]:

@@ -214,7 +214,8 @@ def parse(opcode):
     Raise ValueError for an unsupported form.
     """
     parts = [part for part in opcode.split(".")[2:] if part not in ("sync", "aligned")]
-    shape, types = SHAPE.fullmatch(parts[0]), tuple(part for part in parts[1:] if part != "satfinite")
+    shape = next(filter(None, map(SHAPE.fullmatch, parts)), None)
+    types = tuple(part for part in parts if part != "satfinite" and not SHAPE.fullmatch(part))
     if shape is None or types not in TYPES or int(shape[2]) != depth_of(types[1]):
         raise ValueError(f"there is no {opcode}")
     return types, int(shape[1]), "satfinite" in parts

@@ -208,6 +208,8 @@ def atomic(writer, item):
     returns = access.base == "atom"
     to, (where, *given) = (item.operands[0], item.operands[1:]) if returns else (None, item.operands)
     ptx_type, name = writer.module.atomic(access)
+    if "L2::cache_hint" in item.names:
+        given = given[:-1]  # without the cache policy
     # cas takes the expected and the new value (PTX ISA 9.7.13, `atom`).
     count = 2 if access.operation == "cas" else 1
     # The Writer reports this ValueError as an unsupported form of the instruction.

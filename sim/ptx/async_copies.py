@@ -28,6 +28,8 @@ def cp_async(writer, item):
             raise Missing(f"{item.opcode} with these operands")
         writer.emit(f"{writer.module.transfer(ASYNCHRONOUS[what.pop()])}({', '.join(values)})")
         return
+    if "L2::cache_hint" in does:
+        operands = operands[:-1]  # without the cache policy
     to, source, size, *taken = operands
     if not does <= COPYING or len(does & {"ca", "cg"}) != 1 or "async" not in does or len(taken) > 1:
         raise Missing(item.opcode)
@@ -62,7 +64,8 @@ ASYNCHRONOUS = {
     "wait_all": "cp_async_wait_all",
 }
 # the modifiers of a cp.async that copies
-COPYING = {"async", "ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B"}
+COPYING = {"async", "ca", "cg", "shared", "shared::cta", "global", "L2::cache_hint"}
+COPYING |= {"L2::64B", "L2::128B", "L2::256B"}
 
 
 def source_bytes(writer, size, taken=None):

@@ -26,6 +26,11 @@ WORD = (1 << 32) - 1  # the mask of a 32-bit word
 LEAVING = {"bra", "brx", "call", "ret", "exit", "trap", "cp"}
 
 
+def loads_parameter(item):
+    """Return whether an instruction loads a parameter of the function."""
+    return item.names[0] == "ld" and "param" in item.names
+
+
 class GridSync:
     """The instructions of one function that use the workspace.
 
@@ -53,7 +58,7 @@ class GridSync:
 
     def is_arrival(self, item):
         """Return whether an instruction is the atomic addition of a grid barrier."""
-        if item.names[:2] != ["atom", "add"]:
+        if item.names[0] != "atom" or "add" not in item.names:
             return False
         return self.at_workspace(item) or self.at_workspace(item, self.given) and self.counts_blocks(item)
 
@@ -90,7 +95,7 @@ class GridSync:
                 if is_barrier(item):
                     return item
                 repeats = item.names[0] == "bra" and item.operands[0].name == loop
-                reads_memory = address_of(item) is not None and item.names[:2] != ["ld", "param"]
+                reads_memory = address_of(item) is not None and not loads_parameter(item)
                 if reads_memory or item.names[0] in LEAVING and not repeats:
                     return None
         return None
@@ -138,7 +143,7 @@ def workspace_pointers(items, parameters=False):
     """
     found, before = set(), None
     if parameters:
-        loads = [item for item in items if item.names[:2] == ["ld", "param"]]
+        loads = [item for item in items if loads_parameter(item)]
         found = {register.name for item in loads for register in registers_in(item.operands[0])}
     computing = [item for item in items if item.names[0] not in ("ld", "ldu", "atom", "call", "setp")]
     # Follow the address through moves and arithmetic until no further register is found.

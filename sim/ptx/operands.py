@@ -5,6 +5,7 @@ Source: PTX ISA 4.3.2, "Instruction Statements"; chapter 6, "Instruction Operand
 
 import struct
 
+from sim.isa.table import with_types_last
 from sim.ptx.syntax import Address, Group, Immediate, Instruction, Not, Special, Symbol
 from sim.ptx.tokens import Tokens, parse_integer
 
@@ -27,7 +28,7 @@ class Operands(Tokens):
             opposite = self.accept("!")
             # A guard is `@p` or `@!p`, where p is a predicate register.
             guard = self.predicate(), opposite
-        opcode, operands = self.take(), []
+        opcode, operands = with_types_last(self.take()), []
         while self.next != ";":
             operands.append(self.operand())
             if not self.accept(","):

@@ -113,7 +113,11 @@ class Location:
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction `@guard opcode operands;`. The guard is (Register, whether it is negated), or None."""
+    """An instruction `@guard opcode operands;`. The guard is (Register, whether it is negated), or None.
+
+    The types are the last modifiers of the opcode. The other modifiers are in the order of the source, which
+    can be any order.
+    """
 
     opcode: str
     operands: tuple

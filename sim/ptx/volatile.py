@@ -247,7 +247,7 @@ class VolatileLoads:
 
 def leaves_function(readers):
     """Return whether one of these instructions passes a value to a callee or to the caller."""
-    return any(item.opcode.startswith("st.param") for item in readers)
+    return any(item.names[0] == "st" and "param" in item.names for item in readers)
 
 
 def ends_in_memory(item):

@@ -126,7 +126,7 @@ def types_of(item):
     register."""
     if item.names[1] != "mma_async":
         return
-    kind = PTX_TYPES.get(next((part for part in item.names[4:] if part in PTX_TYPES), ""))
+    kind = PTX_TYPES.get(next((part for part in item.names if part in PTX_TYPES), ""))
     for part in getattr(item.operands[0], "parts", ()):
         yield kind, part
     for part in getattr(item.operands[1], "parts", ()):

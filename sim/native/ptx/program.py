@@ -357,7 +357,7 @@ class Lowering(Program):
 
 def is_copy(item):
     """Return whether an item of a function's body starts an asynchronous copy."""
-    return isinstance(item, Instruction) and item.opcode.startswith(("cp.async.ca.", "cp.async.cg."))
+    return isinstance(item, Instruction) and item.names[0] == "cp" and not {"ca", "cg"}.isdisjoint(item.names)
 
 
 def of_register(ptx_type):
