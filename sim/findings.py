@@ -85,8 +85,9 @@ class Finding:
     from_poison: bool = field(
         default=False, compare=False
     )  # whether the fault itself shows that an undefined value caused it, as a call through poison does
-    # pairs (function, line) of the lines that compute the index of the access, as far as the source shows
-    origins: frozenset[tuple[str, int]] = field(default=frozenset(), compare=False)
+    # for each access, the pairs (function, line) of the lines that compute its index, as far as the source
+    # shows
+    origins: tuple[frozenset[tuple[str, int]], ...] = field(default=(), compare=False)
     # names of the variables, arrays and functions that these lines and the index use
     origin_names: frozenset[str] = field(default=frozenset(), compare=False)
     follows: bool = field(default=False, compare=False)  # whether another finding caused this one

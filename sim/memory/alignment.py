@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sim.events import SITES, Finding
+from sim.events import SITES, UNTYPED_POISON, Finding
 from sim.nouns import plural
 
 
@@ -25,12 +25,16 @@ class Alignment:
         context.alignment = context.alignment or cls(context)
         return context.alignment
 
-    def refuses(self, name, allocation, address, size, multiple, site, what):
+    def refuses(self, name, allocation, address, size, multiple, site, what, poison=UNTYPED_POISON):
         """Return whether an access must be refused because its address is misaligned. Report such an
-        access."""
+        access.
+
+        poison: the byte that fills the result of a refused read.
+        """
         findings, thread = self.context.findings, self.context.thread
         if address % multiple:
-            findings.append(self.misaligned(name, address, size, multiple, site, what))
+            finding = self.misaligned(name, address, size, multiple, site, what)
+            findings.append(replace(finding, undefined=what != "written", poison=poison))
             return True
         if allocation.alignment % multiple:
             line = SITES[site].line

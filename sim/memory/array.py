@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.events import ADDRESS_BITS, ADDRESS_MASK, LOAD, SITE_SHIFT
+from sim.events import ADDRESS_BITS, ADDRESS_MASK, INTEGER_POISON, LOAD, SITE_SHIFT
 from sim.isa.conversions import cast, domain
 from sim.memory.alignment import Alignment
 from sim.memory.indices import PARTS, FromEnd, checked_integer, indices_of_part, is_integer
@@ -296,8 +296,8 @@ class Reinterpreted(Array):
         place = super().place(index, site, what)
         if type(place) is tuple and not self.dtype.names:
             needs, address = self.dtype.alignment, self.address(place)
-            alignment = Alignment.of(self.context)
-            if alignment.refuses("an access", self.allocation, address, self.itemsize, needs, site, what):
+            access = self.allocation, address, self.itemsize, needs, site, what
+            if Alignment.of(self.context).refuses("an access", *access, poison=INTEGER_POISON):
                 return None
         return place
 

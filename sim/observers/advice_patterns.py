@@ -291,8 +291,8 @@ PATTERNS = (
         conditions.is_copy_without_wait,
         fixes.fix_of_copy,
         lambda facts: (
-            f"Such a copy may {'read its source' if facts.copy_waits.is_source else 'write its bytes'} at any time until"
-            f" {END[facts.copy_waits.is_tracked]}."
+            f"Such a copy may {'read its source' if facts.copy_waits.is_source else 'write its bytes'}"
+            f" at any time until {END[facts.copy_waits.is_tracked]}."
         ),
     ),
     Pattern("arms with an mbarrier", lambda facts: facts.mbarrier_arms, fix_of_mbarriers),

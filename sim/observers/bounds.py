@@ -1,7 +1,6 @@
 """bounds: out-of-bounds accesses, and negative indices, which count from the end in Numba but not in CUDA
 C++."""
 
-import functools
 import re
 from collections import Counter
 
@@ -16,12 +15,11 @@ from sim.events import (
     index_text,
     leading_name,
 )
-from sim.observers.index_origins import origins_of
+from sim.observers.index_origins import IndexOrigins
 from sim.observers.statements import arguments, index_of
 from sim.observers.words import LOCAL_VARIABLE
 
 LOOSE = re.compile(r"[<>=?&|^]|\b(?:if|and|or|not)\b")  # operators with a lower precedence than a comparison
-NO_ORIGINS = frozenset(), frozenset()
 MAX_REPORTED = 1000  # the maximum number of findings per thread and site; further ones are only counted
 
 
@@ -30,7 +28,7 @@ class Bounds(Observer):
 
     def launch_started(self, context):
         self.context, self.times, self.last = context, Counter(), {}
-        self.origins = functools.cache(self.find_origins)
+        self.origins = IndexOrigins(context)
 
     def launch_finished(self, context):
         for where, finding in self.last.items():
@@ -43,18 +41,6 @@ class Bounds(Observer):
         if self.times[where] <= MAX_REPORTED:
             self.last[where] = self.finding(access, array, index, shape)
             return [self.last[where]]
-
-    def source_name(self, access, name):
-        """Return the name of the array on the source line. In a device function, the array is a parameter."""
-        site = access.site
-        # Compilers of CUDA C++ give a load the column at which its statement starts.
-        is_known = site is None or index_of(site, name) or site.file and site.kind == "load"
-        return name if is_known else leading_name(access) or name
-
-    def find_origins(self, site, name):
-        if site is None:
-            return NO_ORIGINS
-        return origins_of(site, name, self.context.outline, self.context.kernel)
 
     def width(self, access, array, name):
         """Return the number of array elements in the unit that an index on the source line counts: 4 for x[i]
@@ -101,9 +87,7 @@ class Bounds(Observer):
                 return self.unnamed_finding(access, array, *index)
         element, size = Element(array.name, index), " x ".join(map(str, shape)) or "a scalar's"
         name, called = names(access, array)
-        origins, names_used = (
-            self.origins(access.site, self.source_name(access, name)) if name else NO_ORIGINS
-        )
+        origins, names_used = self.origins(access, name)
         there = Element(name, index) if name else f"index {index_text(index)}"
         lowest = -1 if array.wraps else 0
         axis = next((axis for axis, (i, n) in enumerate(zip(index, shape)) if not lowest * n <= i < n), None)
@@ -120,7 +104,7 @@ class Bounds(Observer):
                 fix=f"guard the access: {guard}",
                 undefined=access.what != "written",
                 poison=INTEGER_POISON if array.wraps else UNTYPED_POISON,
-                origins=origins,
+                origins=(origins,),
                 origin_names=names_used,
             )
         return Finding(
@@ -133,7 +117,7 @@ class Bounds(Observer):
                 "Numba wraps negative indices as Python does; CUDA C would read or write in front of the"
                 " array."
             ),
-            origins=origins,
+            origins=(origins,),
             origin_names=names_used,
             fix="if you did not mean to count from the end, guard the access:"
             f" {condition(access, name, '>= 0')}",

@@ -3,12 +3,39 @@
 If the index is an argument of a device function, these include lines of the function's callers.
 """
 
+import functools
 import re
 
+from sim.events import leading_name
 from sim.observers.call_lines import known_functions, name_of
 from sim.observers.statements import arguments, index_of, inside_brackets, lines_of_value
 
 MOST_CALLERS = 8  # the maximum number of functions whose lines are searched
+NO_ORIGINS = frozenset(), frozenset()
+
+
+class IndexOrigins:
+    """The origins of the indices of one launch, see `origins_of`."""
+
+    def __init__(self, context):
+        self.context, self.known = context, functools.cache(self.find)
+
+    def __call__(self, access, name):
+        """Return (places, names) for the index of an Access to an array."""
+        return self.known(access.site, source_name(access, name)) if name else NO_ORIGINS
+
+    def find(self, site, name):
+        if site is None:
+            return NO_ORIGINS
+        return origins_of(site, name, self.context.outline, self.context.kernel)
+
+
+def source_name(access, name):
+    """Return the name of the array on the source line. In a device function, the array is a parameter."""
+    site = access.site
+    # Compilers of CUDA C++ give a load the column at which its statement starts.
+    is_known = site is None or index_of(site, name) or site.file and site.kind == "load"
+    return name if is_known else leading_name(access) or name
 
 
 def origins_of(site, name, outline_of, kernel):

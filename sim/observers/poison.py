@@ -1,16 +1,19 @@
 """Accesses caused by an earlier finding that left a thread with an undefined value.
 
-Three operations return a conspicuous value, the poison: a read of unwritten memory, a shuffle from a lane
-that does not participate, and an access out of bounds. An access at a poisoned index, or a call through a
-poisoned pointer, is a consequence of such an operation. The finding about the consequence refers to the
-cause, and follows it in the report. The cause is a finding for the same thread, or else for a thread of the
-same block.
+Four operations return a conspicuous value, the poison: a read of unwritten memory, a shuffle from a lane
+that does not participate, an access out of bounds, and a misaligned access. An access at a poisoned index, or
+a call through a poisoned pointer, is a consequence of such an operation. The finding about the consequence
+refers to the cause, and follows it in the report. The cause is a finding for the same thread, or else for a
+thread of the same block. A read at an address far from all memory can be a consequence and also the cause of
+further ones.
 
 Poison of 32 and 64 bits is far outside any array. Poison of 8 and 16 bits can also result from wrong index
 arithmetic, so it counts only if the thread itself has an earlier finding. If arithmetic has changed the
 poison so that it is not recognised, the source can still show that the index depends on the undefined value.
+A race is a consequence only if the source shows this for one of its two accesses.
 """
 
+import re
 from dataclasses import replace
 
 from sim.events import INTEGER_POISON, UNTYPED_POISON, leading_name
@@ -21,6 +24,11 @@ FAR = 1 << 24  # distance in elements; wrong index arithmetic alone does not rea
 # poisoned index.
 OFFSETS = {1: 16, 2: 1 << 10, 4: 1 << 20, 8: 1 << 20}
 NARROW, WIDE = (1, 2), (4, 8)
+REFUSED = {
+    "out-of-bounds",
+    "misaligned-address",
+    "use-after-free",
+}  # kinds of findings about refused accesses
 
 
 def near_poison(index, sizes, byte=INTEGER_POISON):
@@ -52,6 +60,8 @@ def link_causes(findings):
         if finding.key in consequences and (root := source_of(finding, roots)):
             causes.setdefault(finding.key, root.key)
     for parts in (threads, blocks):
+        if parts is blocks:
+            undefined += link_reads_in_no_array(findings, consequences, causes)
         first = {}  # thread or block -> key of its first cause
         for finding in sorted(undefined, key=rank):
             for part in parts(finding):
@@ -67,6 +77,36 @@ def link_causes(findings):
     ]
 
 
+def link_reads_in_no_array(findings, consequences, causes):
+    """Add causes to `causes` for consequences of reads at addresses in no array. Return the findings about
+    these reads.
+
+    Such a read is in `consequences` itself. The cause is the thread's last one before the consequence.
+    """
+    found, last, seen = [], {}, set()  # last: thread -> key of its last read in no array that has no cause
+    for finding in findings:
+        key = finding.key
+        if key in consequences and key not in causes:
+            reads = [last[thread] for thread in threads(finding) if thread in last]
+            if reads and key not in seen and reads[0] != key and takes_poison(finding):
+                causes[key] = reads[0]
+                found.append(key)
+            elif is_read_in_no_array(finding):
+                last |= dict.fromkeys(threads(finding), key)
+        seen.add(key)
+    causing = {causes[key] for key in found}
+    return [finding for finding in findings if finding.key in causing]
+
+
+def is_read_in_no_array(finding):
+    return finding.undefined and finding.index is None
+
+
+def takes_poison(finding):
+    """Return whether the address or an index of a finding equals untyped poison."""
+    return finding.from_poison or any(near_poison(i, OFFSETS, UNTYPED_POISON) for i in finding.index or ())
+
+
 def consequences_of(findings):
     """Return the keys of the findings about accesses at poisoned indices and calls through poisoned pointers.
 
@@ -79,11 +119,14 @@ def consequences_of(findings):
         unlike = {f.key for f in others if not any(near_poison(i, NARROW, byte) for i in f.index or ())}
         alike = [f for f in others if f.key not in unlike | consequences]
         roots = [f for f in findings if f.undefined and f.poison == byte]
-        known = consequences | {f.key for f in alike}
+        known = {f.key for f in findings if f.key in consequences and not is_read_in_no_array(f)}
+        known |= {f.key for f in alike}
         there = {thread for f in roots if f.key not in known for thread in threads(f)}
         consequences |= {f.key for f in alike if not there.isdisjoint(threads(f))}
     roots = by_thread(f for f in findings if f.undefined and f.key not in consequences)
-    return consequences | {f.key for f in others if source_of(f, roots)}
+    consequences |= {f.key for f in others if source_of(f, roots)}
+    races = [f for f in findings if is_race(f)]
+    return consequences | {f.key for f in races} - {f.key for f in races if not source_of(f, roots)}
 
 
 def by_thread(findings):
@@ -99,29 +142,52 @@ def source_of(finding, roots):
     """Return the thread's first finding about an undefined value from which the source computes the index of
     an access, or None.
 
-    finding: the finding about the access.
+    finding: the finding about the access, or about two accesses that race.
     roots: {(block, thread): its findings about undefined values}.
     """
-    access = finding.accesses[0]
-    mine = roots.get((access.block, access.thread), ())
-    return next((root for root in mine if root.key != finding.key and flows_into(root, finding)), None)
+    for access, origins in zip(finding.accesses, finding.origins or (frozenset(),)):
+        for root in roots.get((access.block, access.thread), ()):
+            # If a value has no effect, it changes no index. A race of the same access then has another cause.
+            decides = root.severity == "error" or not is_race(finding)
+            if decides and root.key != finding.key and flows_into(root, access, origins, finding.array):
+                return root
+    return None
 
 
-def flows_into(root, finding):
-    read, use = root.accesses[0].site, finding.accesses[0].site
+def is_race(finding):
+    return finding.kind.startswith("race-")
+
+
+def flows_into(root, access, origins, array):
+    """Return whether the source computes the index of an access from the undefined value of a finding.
+
+    origins: the lines that compute the index, from `Finding.origins`.
+    array: the name of the accessed array in the launch.
+    """
+    read, use = root.accesses[0].site, access.site
     if read is None or use is None:
         return False
     if (read.function, read.line) != (use.function, use.line):
-        return (read.function, read.line) in finding.origins
-    index = index_of(use, leading_name(finding.accesses[0]) or finding.array)
-    return index is not None and 0 <= read.column - read.indent - index[1] < len(index[0])
+        return (read.function, read.line) in origins
+    index = index_of(use, leading_name(access) or array) or index_of(use, array or "")
+    if index is None:
+        return False
+    # Compilers of CUDA C++ give all accesses of a statement the column at which it starts.
+    if read.file and root.array:
+        named = rf"\b{re.escape(root.array)}\s*\["
+        found = len(re.findall(named, index[0]))
+        return found > 0 and found == len(re.findall(named, use.source))
+    return 0 <= read.column - read.indent - index[1] < len(index[0])
 
 
 def rank(finding):
     """Return the sort key by which a cause is chosen. Uninitialized reads and shuffles come before other
     findings. Findings of the same kind are sorted by position."""
-    outside = finding.kind == "out-of-bounds"
-    return outside, finding.key[2], [(block[::-1], thread[::-1]) for block, thread in threads(finding)]
+    return (
+        finding.kind in REFUSED,
+        finding.key[2],
+        [(block[::-1], thread[::-1]) for block, thread in threads(finding)],
+    )
 
 
 def is_far(finding):
@@ -152,8 +218,15 @@ def with_cause(finding, cause, is_consequence, is_root):
             follows=True,
         )
     site = cause.accesses[0].site
-    where = f" on line {site.line} of {site.function}" if site else ""
     first = f"line {site.line} of {site.function} first" if site else "its cause first"
+    where = f" on line {site.line} of {site.function}" if site else ""
+    if is_race(finding):
+        return replace(
+            finding,
+            reason=f"{subject(finding)} comes from an undefined value{where}: {cause.verdict}.",
+            fix=f"correct {first}: {cause.fix}. If the race remains then, {finding.fix}",
+            follows=True,
+        )
     use = "call" if finding.kind == "invalid-call" else "access"
     return replace(
         finding,
@@ -170,6 +243,8 @@ def subject(finding):
     poisoned = [i for i in index if abs(i) >= FAR] or [
         i for byte in (INTEGER_POISON, UNTYPED_POISON) for i in index if near_poison(i, NARROW, byte)
     ]
+    if len(index) > 1 and not poisoned and is_race(finding):
+        return "The index"
     return f"Index {(poisoned or index)[0]}" if poisoned or len(index) == 1 else "The address"
 
 

@@ -7,6 +7,7 @@ from sim.observers.critical_sections import CriticalSections
 from sim.observers.event_log import OnDemand
 from sim.observers.extents import Extents
 from sim.observers.facts import Facts
+from sim.observers.index_origins import IndexOrigins
 from sim.observers.order import HappensBefore
 from sim.observers.ordering import MAX_EVENTS
 from sim.observers.pairs import both_store, closeness, common_barrier, stores_again
@@ -23,6 +24,7 @@ class RaceFindings:
 
     def __init__(self, races):
         self.races, self.context = races, races.context
+        self.origins = IndexOrigins(races.context)
         # an OnDemand: the order that would hold if a fence preceded every atomic
         self.generous = None
         # (block, thread) -> (segment, whether it is a grid-wide fence) of each recorded fence and atomic
@@ -97,6 +99,7 @@ class RaceFindings:
             fix=fix,
             near=closeness(a, b),
             advice=structured,
+            origins=tuple(self.origins(access, element.array)[0] for access in witnesses),
             follows=structured.pattern in advice_patterns.DIVERGED and bool(self.divergences()),
         )
 

@@ -42,11 +42,11 @@ def with_race(finding, races):
 
 def depends(finding, race):
     """Return whether the source computes the index of an access from an array on which threads race."""
-    functions = {finding.accesses[0].site.function, *(function for function, _ in finding.origins)}
+    origins = frozenset().union(*finding.origins)
+    functions = {finding.accesses[0].site.function, *(function for function, _ in origins)}
     here = [access for access in race.accesses if access.site and access.site.function in functions]
     reads = any(
-        access.what == "read" and (access.site.function, access.site.line) in finding.origins
-        for access in here
+        access.what == "read" and (access.site.function, access.site.line) in origins for access in here
     )
     return reads or bool(here) and race.array in finding.origin_names
 

@@ -5,13 +5,17 @@ from math import prod
 
 import numpy as np
 
-from sim.events import CONST, GLOBAL, LOCAL, SHARED, SPACE_SHIFT, Finding
+from sim.events import CONST, GLOBAL, LOCAL, SHARED, SPACE_SHIFT, UNTYPED_POISON, Finding
 from sim.memory.alignment import Alignment
 from sim.memory.array import read_only_error
 from sim.memory.spaces import fresh_memory
 from sim.ptx.clusters import rank_error
 from sim.ptx.foreign import explain_address, is_null
 from sim.ptx.regions import GAP, WINDOWS, Frames, Region, whole_array
+
+# An undefined pointer has all bits set. The second number is the largest offset, in bytes, that a kernel is
+# expected to add to it.
+UNDEFINED_POINTER, LARGEST_OFFSET = (1 << 64) - 1, 1 << 20
 
 
 class RegionTable:
@@ -208,9 +212,19 @@ class RegionTable:
             # Poison is an address far from all memory, but arithmetic with it may result in an address near
             # the null pointer.
             explained = elsewhere is not None or is_null(address) and address % max(size, 4) == 0
-            self.context.findings.append(
-                Finding(kind, "error", message, witness, reason=reason, fix=fix, explained=explained)
+            finding = Finding(
+                kind,
+                "error",
+                message,
+                witness,
+                reason=reason,
+                fix=fix,
+                undefined=what != "written",
+                poison=UNTYPED_POISON,
+                from_poison=address >= UNDEFINED_POINTER - LARGEST_OFFSET,
+                explained=explained,
             )
+            self.context.findings.append(finding)
             return
         array = whole_array(self.context, allocation)
         start = allocation.base

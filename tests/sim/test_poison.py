@@ -227,3 +227,118 @@ def test_a_cause_is_sought_among_sites_and_not_among_all_reads(monkeypatch):
     load, store = launch(np.zeros(4, np.int32), np.zeros(4, np.int32)).findings
     assert (load.count, store.count, store.follows) == (199, 199, True)
     assert 0 < len(calls) < 2000
+
+
+@cuda.jit
+def race_at_an_unwritten_index(x, y):
+    s = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    if t < 32:
+        s[t] = t
+    cuda.syncthreads()
+    y[s[t] & 63] = x[t]
+
+
+@cuda.jit
+def race_at_an_index_from_another_line(x, y):
+    s = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    if t < 32:
+        s[t] = t
+    cuda.syncthreads()
+    at = s[t] % 64
+    cuda.atomic.add(y, at, x[t])
+    y[at] = x[t]
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+@pytest.mark.parametrize("kernel", [race_at_an_unwritten_index, race_at_an_index_from_another_line])
+def test_a_race_at_an_undefined_index_names_the_cause(kernel, engine):
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 64](np.arange(64.0), np.zeros(64))
+    cause, *races = report.findings
+    assert cause.kind == "uninitialized-read" and {f.kind for f in races} == {"race-global"}
+    line = cause.accesses[0].site.line
+    for race in races:
+        assert race.follows and f"on line {line} of {kernel.__name__}: {cause.verdict}" in race.reason
+        assert race.reason.startswith(f"Index {race.index[0]} comes from an undefined value")
+        assert race.fix.startswith(
+            f"correct line {line} of {kernel.__name__} first: {cause.fix}. If the race"
+        )
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize(
+    "statements, follows",
+    [
+        ("y[s[t] & 63] = x[t];", True),
+        ("int at = s[t] & 63;\n y[at] = x[t];", True),
+        ("y[t / 2] = x[t] + s[t];", False),
+        ("y[(s[t] * 0) + t / 2] = x[t];", False),
+    ],
+)
+def test_a_race_at_an_undefined_index_in_cuda_cpp(statements, follows, engine, tmp_path):
+    (tmp_path / "k.cu").write_text(f"""
+        extern "C" __global__ void k(const float* x, float* y) {{
+            __shared__ int s[64];
+            int t = threadIdx.x;
+            if (t < 32) s[t] = t;
+            __syncthreads();
+            {statements}
+        }}""")
+    kernel = sim.load_cuda(tmp_path / "k.cu")["k"]
+    x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    findings = simulate(kernel, engine=engine, on_finding="report")[1, 64](x, y).findings
+    (race,) = [f for f in findings if f.kind == "race-global"]
+    assert race.follows == follows == ("comes from an undefined value on line 7" in race.reason)
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_race_at_other_indices_has_no_undefined_cause(engine):
+    """Check races of threads that have read an undefined value for something else, and of other threads."""
+
+    def value(x, y):
+        s = cuda.shared.array(64, int32)
+        t = cuda.threadIdx.x
+        at = t // 2
+        y[at] = s[t] + x[t]
+
+    def index_of_others(x, y):
+        s = cuda.shared.array(64, int32)
+        t = cuda.threadIdx.x
+        if t < 48:
+            s[t] = t // 2
+        cuda.syncthreads()
+        y[s[t] & 63] = x[t]
+
+    for kernel in (value, index_of_others):
+        report = simulate(kernel, engine=engine, on_finding="report")[1, 64](np.arange(64.0), np.zeros(64))
+        (race,) = [f for f in report.findings if f.kind == "race-global"]
+        assert "uninitialized-read" in {f.kind for f in report.findings}
+        assert not race.follows and "undefined" not in race.reason
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_race_at_an_index_that_an_undefined_value_does_not_change(engine):
+    def kernel(x, y):
+        s = cuda.shared.array(64, int32)
+        t = cuda.threadIdx.x
+        at = s[t] * 0 + t // 2
+        y[at] = x[t]
+
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 64](np.arange(64.0), np.zeros(64))
+    race, read = report.findings
+    assert (race.kind, race.follows) == ("race-global", False)
+    assert (read.kind, read.severity) == ("uninitialized-read", "warning")
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_an_index_from_a_misaligned_read_names_it(engine):
+    def kernel(x, y):
+        t = cuda.threadIdx.x
+        places = x[4:].view(int64)
+        y[places[t]] = 1
+
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 2](np.zeros(28, np.int8), np.zeros(4))
+    cause, consequence = report.findings
+    assert (cause.kind, consequence.kind) == ("misaligned-address", "out-of-bounds")
+    assert consequence.follows and f"on line 4 of kernel: {cause.verdict}" in consequence.reason

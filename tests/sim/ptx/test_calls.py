@@ -126,6 +126,38 @@ def test_a_read_beyond_the_table_calls_nothing():
     assert cause.fix in call.fix and call.fix.endswith("this call then needs no change of its own")
 
 
+MISALIGNED = "mov.u64 %d5, table; add.u64 %d5, %d5, 4; ld.global.u64 %d5, [%d5];"
+IN_NO_ARRAY = "mov.u64 %d5, 0x300000000; ld.global.u64 %d5, [%d5];"
+TWICE_IN_NO_ARRAY = IN_NO_ARRAY + "\n ld.u64 %d5, [%d5];"
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize(
+    "body, kinds",
+    [
+        (MISALIGNED, ["misaligned-address", "invalid-call"]),
+        (IN_NO_ARRAY, ["out-of-bounds", "invalid-call"]),
+        (TWICE_IN_NO_ARRAY, ["out-of-bounds", "out-of-bounds", "invalid-call"]),
+    ],
+)
+def test_a_call_through_the_result_of_a_refused_read_follows_the_read(body, kinds, engine):
+    report, y = launched(body + CALL, DOUBLES, ADDS, TABLE, engine=engine)
+    assert [f.kind for f in report.errors] == kinds and set(y) == {-1}
+    cause, *consequences = report.errors
+    assert not cause.follows
+    for finding in consequences:
+        assert finding.follows and "comes from an undefined value on line" in finding.reason
+        assert cause.verdict in finding.reason and cause.fix in finding.fix
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_second_read_in_no_array_is_no_consequence_of_the_first(engine):
+    body = IN_NO_ARRAY + "\n mov.u64 %d5, 0x300000100; ld.global.u64 %d5, [%d5];\n mov.u64 %d5, 4096;"
+    report, _ = launched(body + CALL, DOUBLES, engine=engine)
+    assert [f.kind for f in report.errors] == ["out-of-bounds", "out-of-bounds", "invalid-call"]
+    assert not any(f.follows for f in report.errors)
+
+
 @pytest.mark.parametrize("address", ["0x3ff0000000000000", "0x7fffffffffffffff"])
 def test_an_address_beyond_all_modules_is_no_function_of_another_module(address):
     report, _ = launched(f"mov.u64 %d5, {address};" + CALL, DOUBLES)
