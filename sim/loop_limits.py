@@ -169,7 +169,7 @@ class LoopLimits:
         if context.max_steps or self.is_endless:
             raise Stuck(site, True)
         if self.repeats_itself(site, frame):
-            self.proof = REPEATED_VARIABLES if self.context.deciding[site] else NO_VARIABLES
+            self.proof = REPEATED_VARIABLES if self.context.deciding[site] - {"go"} else NO_VARIABLES
             raise Stuck(site, True)
         self.start_clock(now)
         self.forecast = self.forecast or Forecast()

@@ -147,10 +147,20 @@ class Writer:
             deciding = None
             if self.function.entry and around is None:  # any other loop can begin several times
                 deciding = deciding_registers(loop, self.blocks)
-            if deciding is not None:
-                self.module.deciding[site] = frozenset(self.name(Register(name, "")) for name in deciding)
+            self.note_deciding(site, deciding)
             self.emit(f"tick({site})")
             self.emit_region(loop.parts, loop)
+
+    def note_deciding(self, site, registers):
+        """Note the registers that decide when the loop at `site` ends, or None if they are unknown.
+
+        Several loops can have the same site, for example the two parts of an unrolled loop. The value of `go`
+        distinguishes them, and the registers of all of them count.
+        """
+        known = self.module.deciding
+        before, known[site] = known.get(site, {"go"}), None
+        if registers is not None and before is not None:
+            known[site] = before | {self.name(Register(name, "")) for name in registers}
 
     def is_entered_first(self, block, loop):
         """Return whether the first block of a region always runs first. If so, the block needs no test of

@@ -65,7 +65,8 @@ class Program(Operations):
         # loads whose value a thread may discard.
         self.noncoherent, self.field_updates, self.speculative = set(), set(), set()
         self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
-        self.deciding = {}  # site of a loop -> the variables that decide when it ends (deciding_registers)
+        # site of a loop -> the variables that decide when it ends, or None (sim.ptx.polling)
+        self.deciding = {}
         # `joins` contains the names of functions in which a thread waits, if the kernel itself calls them and
         # they have an attribute `join` (sim.ptx.generators). `joined` contains the names of their sim.isa
         # entries. `waits_elsewhere` is true if a thread can also wait in another function.

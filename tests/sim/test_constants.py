@@ -136,7 +136,7 @@ def test_ranges_whose_length_overflows(bounds, wanted, engine, tmp_path):
 def test_integers_of_more_than_64_bits_are_refused(text, engine, tmp_path):
     """Evaluate an integer that Numba refuses ("Int value is too large")."""
     kernel = cuda.jit(module_of(f"def kernel(v, out):\n    out[0] = {text}\n", tmp_path).kernel)
-    with pytest.raises(ThreadError, match="does not fit 64 bits"):
+    with pytest.raises(ThreadError, match="does not fit into 64 bits"):
         simulate(kernel, engine=engine)[1, 1](np.int32(7), np.zeros(1, np.int64))
 
 

@@ -324,5 +324,5 @@ def test_domain(value, wanted, name_of):
 
 def test_domain_of_tuples_and_of_too_much(name_of):
     assert name_of(domain((1, (0.5, True)))) == ("int64", ("float64", "bool"))
-    with pytest.raises(OverflowError, match="^18446744073709551616 does not fit 64 bits"):
+    with pytest.raises(OverflowError, match="^18446744073709551616 does not fit into 64 bits"):
         domain(2**64)

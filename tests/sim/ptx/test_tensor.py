@@ -425,7 +425,6 @@ def test_a_fragment_mixed_up_is_a_wrong_value_only():
         "cp.async.ca.shared.global [%r3], [%x3], %r1;",
         "cp.async.ca.shared.global [%r3], [%x3];",
         "cp.async.ca.shared.global [%r3], %x3, 4;",
-        "cp.async.ca.global.shared.L2::cache_hint [%r3], [%x3], 4, %x4;",
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%x3], 16;",
         "cp.async.mbarrier.arrive.noinc.shared::cluster.b64 [%r3];",
         "cp.async.wait_group;",

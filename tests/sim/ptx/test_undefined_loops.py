@@ -214,4 +214,20 @@ def test_loop_with_a_decision_on_memory_has_no_deciding_registers():
     """Test that the proof does not apply if the loop reads the tested value from memory."""
     for tested, decides in (("%r6", True), ("%r5", False)):
         kernel = load_ptx(HEAD + TREE.format(shift="shr.u32 %r6, %r3, 1", tested=tested))["tree"]
-        assert bool(kernel.program()[0].deciding) == decides
+        (deciding,) = kernel.program()[0].deciding.values()
+        assert (deciding is not None) == decides
+
+
+def test_loops_at_the_same_line_share_their_deciding_registers():
+    """Test a loop that a compiler has divided into two loops with the same location."""
+    text = """
+.visible .entry divided(.param .u64 out)
+{
+    .reg .pred %p<3>; .reg .b32 %r<3>;
+    mov.u32 %r1, 4; mov.u32 %r2, 3;
+L:  add.s32 %r1, %r1, -1; setp.ne.s32 %p1, %r1, 0; @%p1 bra L; M: add.s32 %r2, %r2, -1; setp.ne.s32 %p2, %r2, 0; @%p2 bra M;
+    ret;
+}
+"""
+    (deciding,) = load_ptx(HEAD + text)["divided"].program()[0].deciding.values()
+    assert deciding == {"go", "p1", "r1", "p2", "r2"}
