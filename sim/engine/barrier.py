@@ -1,6 +1,9 @@
 """Block-wide barriers: the results of votes, and the findings about barriers at which not all threads
 arrive."""
 
+import functools
+import operator
+
 from sim.engine import barrier_places
 from sim.engine.wait_graph import BLOCK_BARRIER
 from sim.events import Finding
@@ -41,7 +44,17 @@ def names_of(threads):
 
 
 def several_calls_finding(scheduler, block):
-    """Return the warning for a barrier that opens although its threads wait at different instructions."""
+    """Return the finding for a barrier that opens although its threads wait at different instructions.
+
+    It is a warning, and an error if the lanes of one warp wait at different aligned barriers.
+    """
+    lanes = {}  # warp -> {position of an aligned barrier: mask of the lanes that wait there}
+    for thread in block.threads:
+        masks = lanes.setdefault(thread.warp, {})
+        masks[thread.frame.aligned] = masks.get(thread.frame.aligned, 0) | 1 << thread.lane
+    if (warp := split_warp(lanes)) is not None:
+        seen = distinct_witnesses(scheduler, [t for t in block.threads if t.warp == warp])
+        return split_warp_finding(scheduler, warp, block.threads[0].frame.number, seen)
     seen, name = distinct_witnesses(scheduler, block.threads), name_of(block.threads[0].frame)
     fix, advice = fix_of_places(scheduler, seen)
     return Finding(
@@ -56,6 +69,39 @@ def several_calls_finding(scheduler, block):
         fix=fix
         if "bar" not in name
         else f"{fix}; or, if this is intended, pass the number of threads: {name}, {len(block.threads)}",
+        advice=advice,
+    )
+
+
+def split_warp(lanes):
+    """Return the first warp whose lanes have arrived at different aligned barriers, or None.
+
+    A warp can also arrive at one barrier after another, with the same lanes.
+
+    lanes: {warp: {position of an aligned barrier, or None for others: mask of the lanes that arrived there}}.
+    """
+    for warp, masks in lanes.items():
+        if len(masks) > 1 and sum(masks.values()) == functools.reduce(operator.or_, masks.values()):
+            return warp
+    return None
+
+
+def split_warp_finding(scheduler, warp, number, seen):
+    """Return the error for lanes of one warp that arrive at different aligned barriers.
+
+    seen: the Accesses of these lanes.
+    """
+    fix, advice = fix_of_places(scheduler, seen)
+    return Finding(
+        "barrier-divergence",
+        "error",
+        f"lanes of warp {warp} reach barrier {number} at several lines or calls",
+        seen,
+        reason=(
+            "All lanes of a warp have to execute the same call of an aligned barrier, such as"
+            " cuda.syncthreads() or bar.sync. Otherwise, the behaviour is undefined."
+        ),
+        fix=fix,
         advice=advice,
     )
 

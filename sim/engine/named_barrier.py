@@ -6,6 +6,7 @@ that take part. Some threads may arrive without waiting (bar.arrive).
 Source: PTX ISA 9.7.13.1, "bar", "barrier".
 """
 
+from sim.engine.barrier import split_warp, split_warp_finding
 from sim.events import Finding
 from sim.isa.invalid import InvalidOperand
 from sim.nouns import plural
@@ -23,13 +24,21 @@ class NamedBarrier:
     openings: the number of times that the barrier has opened.
     arrived: the threads that have arrived without waiting since the barrier last opened.
     repeated: the Access of the first thread that arrived twice between two openings, or None.
+    lanes: the lanes that have arrived since the barrier last opened (barrier.split_warp).
+    callers: {(warp, position of an aligned barrier): (frame, thread) of its first arrival} since then.
     """
 
-    __slots__ = ("arrivals", "arrived", "count", "openings", "repeated", "waiting")
+    __slots__ = ("arrivals", "arrived", "callers", "count", "lanes", "openings", "repeated", "waiting")
 
     def __init__(self):
         self.count, self.arrivals, self.waiting, self.openings = None, 0, [], 0
-        self.arrived, self.repeated = set(), None
+        self.arrived, self.repeated, self.lanes, self.callers = set(), None, {}, {}
+
+    def note(self, thread, frame):
+        """Record the position at which a thread arrives."""
+        masks = self.lanes.setdefault(thread.warp, {})
+        masks[frame.aligned] = masks.get(frame.aligned, 0) | 1 << thread.lane
+        self.callers.setdefault((thread.warp, frame.aligned), (frame, thread))
 
 
 def arrive_at(scheduler, number, count, frame, waits):
@@ -42,7 +51,7 @@ def arrive_at(scheduler, number, count, frame, waits):
         if thread in barrier.arrived and barrier.repeated is None:
             barrier.repeated = context.witness("arrives again", context.sites.of_frame(frame, "call"))
         barrier.arrived.add(thread)
-    if not count_arrival(context, thread.block, barrier, phase) and waits:
+    if not count_arrival(scheduler, barrier, phase, frame) and waits:
         barrier.waiting.append(thread)
         scheduler.wait(NAMED_BARRIER, frame)
     if waits:
@@ -63,20 +72,28 @@ def join_block_barrier(scheduler, block, waiting):
                 scheduler.enter(thread)
                 thread.payload = ("barrier", number), barrier.openings
                 barrier.waiting.append(thread)
-                count_arrival(scheduler.context, block, barrier, thread.payload)
+                count_arrival(scheduler, barrier, thread.payload, thread.frame)
             return True
     return False
 
 
-def count_arrival(context, block, barrier, phase):
+def count_arrival(scheduler, barrier, phase, frame):
     """Count the current thread's arrival, and open the barrier if no further arrival is missing. Return
     whether the barrier has opened."""
+    context, thread = scheduler.context, scheduler.context.thread
     barrier.arrivals += 1
+    barrier.note(thread, frame)
     context.announce_ordering("arrived", phase)
     if barrier.arrivals < barrier.count:
         return False
-    block.ready += barrier.waiting
+    if (warp := split_warp(barrier.lanes)) is not None:
+        callers = [caller for (of, _), caller in barrier.callers.items() if of == warp]
+        site = context.sites.of_frame
+        seen = tuple(context.witness("arrives", site(at, "call"), caller) for at, caller in callers)
+        context.findings.append(split_warp_finding(scheduler, warp, phase[0][1], seen))
+    thread.block.ready += barrier.waiting
     barrier.arrived.clear()
+    barrier.lanes, barrier.callers = {}, {}
     barrier.count, barrier.arrivals, barrier.waiting, barrier.openings = None, 0, [], barrier.openings + 1
     return True
 

@@ -16,6 +16,7 @@ from sim.ptx.syntax import python_name
 from sim.ptx.undefined import needs_origins
 from sim.ptx.unset_registers import undefined_value
 
+CALL = "__syncthreads"  # the functions of CUDA C++ that are aligned barriers begin with this name
 PRIVATE = {"const", "local", "param"}  # state spaces whose accesses are not in the access log
 
 
@@ -42,6 +43,24 @@ class Operations:
     def wait_point(self):
         """Return (identity, site number) of the current instruction, at which threads wait."""
         return (self.entry.name, next(self.counter)), self.site("call")
+
+    def aligned_place(self, identity):
+        """Return the position in the source of the current instruction, a barrier, or None if the barrier is
+        not aligned.
+
+        Copies that a compiler has made of one call have the same position. NVRTC can give several calls on
+        one line the same column, so the result for these is `identity`, as without a position.
+
+        identity: a value that only this instruction has.
+
+        Source: PTX ISA 9.7.13.1, "barrier": `bar` is `barrier` with .aligned.
+        """
+        names, location = self.item.names, self.item.location
+        if names[0] == "barrier" and "aligned" not in names:
+            return None
+        if location is None or not location.line or self.origin.text_at(location).count(CALL) > 1:
+            return identity
+        return location
 
     # --- memory ---------------------------------------------------------------------------------------------
 
@@ -149,7 +168,8 @@ class Operations:
         """
         self.used.add(NAMED_BARRIER)
         place = self.wait_point()
-        return self.new_name("named_barrier", lambda run: run.named_barrier(place, waits))
+        aligned = self.aligned_place(place[0])
+        return self.new_name("named_barrier", lambda run: run.named_barrier(place, waits, aligned))
 
     def cluster(self, make):
         """Return the name of the function that executes an instruction of clusters. `make(run)` returns this
@@ -166,7 +186,9 @@ class Operations:
     def whole_barrier(self, vote, number):
         """Return the name of the function for a barrier of the whole block."""
         self.used.add("syncthreads")
-        make = lambda run, at=self.wait_point(): run.barrier(at, vote, number)  # noqa: E731
+        at = self.wait_point()
+        aligned = self.aligned_place(at[0])
+        make = lambda run: run.barrier(at, vote, number, aligned)  # noqa: E731
         return self.joining_name("barrier", "syncthreads", make, vote is None)
 
     def fence_call(self, entry):

@@ -38,13 +38,14 @@ class WaitPoint:
 
     f_code, f_lasti: values that identify the position, like the attributes of a frame.
     number: the number of the block barrier at this position, or None.
+    aligned: the position in the source of an aligned barrier (Operations.aligned_place), or None for others.
     """
 
-    __slots__ = ("f_code", "f_lasti", "number")
+    __slots__ = ("aligned", "f_code", "f_lasti", "number")
 
-    def __init__(self, context, identity, site, number=None):
+    def __init__(self, context, identity, site, number=None, aligned=None):
         self.f_code, self.f_lasti = identity
-        self.number = number
+        self.number, self.aligned = number, aligned
         context.sites.register(self, "call", site)
 
 
@@ -278,13 +279,13 @@ class Run:
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def wait_point(self, place, number=None):
+    def wait_point(self, place, number=None, aligned=None):
         """Return the WaitPoint for a pair (identity, site number)."""
-        return WaitPoint(self.context, *place, number)
+        return WaitPoint(self.context, *place, number, aligned)
 
-    def barrier(self, place, vote, number):
+    def barrier(self, place, vote, number, aligned):
         """Return the function that makes a thread wait at a block barrier."""
-        context, at = self.context, self.wait_point(place, number)
+        context, at = self.context, self.wait_point(place, number, aligned)
         if vote is not None:
             return lambda predicate: int(self.scheduler.wait(BARRIER, at, (vote, predicate)))
 
@@ -317,9 +318,9 @@ class Run:
         wait.join = join
         return wait
 
-    def named_barrier(self, place, waits):
+    def named_barrier(self, place, waits, aligned):
         """Return the function by which a thread arrives at a named barrier."""
-        at = self.wait_point(place)
+        at = self.wait_point(place, aligned=aligned)
 
         def meet(number, count=self.launch.threads):
             named_barrier.arrive_at(self.scheduler, number, count, at, waits)

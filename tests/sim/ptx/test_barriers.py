@@ -294,6 +294,86 @@ def test_a_barrier_counts_arrivals_from_anywhere(barriers, engine):
         assert found or "%r10;" in barriers or ", 64;" in barriers
 
 
+# The even and the odd lanes of each warp reach a barrier at different instructions.
+LANES = "and.b32 %r10, %r1, 1; setp.eq.u32 %p1, %r10, 0;" + HALVES
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+@pytest.mark.parametrize(
+    ("barriers", "severity"),
+    [
+        (LANES, "error"),
+        (LANES.replace("bar.sync 0", "barrier.sync.aligned 0"), "error"),
+        (LANES.replace("bar.sync 0", "barrier.cta.sync.aligned 0"), "error"),
+        (LANES.replace("LOW: bar.sync 0", "LOW: barrier.sync 0"), "error"),
+        (LANES.replace("bar.sync 0", "bar.red.popc.u32 %r10, 0, %p2"), "error"),
+        (LANES.replace("bar.sync 0", "bar.sync 1, 64"), "error"),
+        ("mov.u32 %r11, 2; " + LANES.replace("bar.sync 0", "bar.sync %r11"), "error"),
+        (LANES.replace("LOW: bar.sync 0", "LOW: bar.sync 0, 64"), "error"),
+        (LANES.replace("bar.sync 0", "barrier.sync 0"), "warning"),
+        (LANES.replace("bar.sync 0", "barrier.sync 1, 64"), None),
+        (HALVES.replace("bar.sync 0", "bar.sync 1, 64"), None),
+        # the second warp arrives without waiting, and then waits for both warps
+        ("@%p1 bra LOW; bar.arrive 1, 64; LOW: bar.sync 1, 64; @%p1 bra END; bar.sync 1, 32; END:", None),
+    ],
+)
+def test_lanes_of_a_warp_must_reach_an_aligned_barrier_together(barriers, severity, engine):
+    found, y, _ = findings(PUT + barriers + GET * (severity is not None), engine)
+    assert {of for kind, of in found if kind == "barrier-divergence"} == ({severity} if severity else set())
+    assert severity is None or y.tolist() == [i ^ 32 for i in range(64)]
+
+
+CALLS = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 x, .param .u64 y)
+{{
+    .reg .pred %p; .reg .b32 %r; .reg .b64 %y, %i;
+    ld.param.u64 %y, [y]; mov.u32 %r, %tid.x; mul.wide.u32 %i, %r, 4; add.s64 %y, %y, %i;
+    and.b32 %r, %r, 1; setp.eq.u32 %p, %r, 0; @%p bra LOW;
+    .loc 1 {0}
+    bar.sync 0;
+    bra BOTH;
+LOW:
+    .loc 1 {1}
+    bar.sync 0;
+BOTH:
+    st.global.u32 [%y], %r;
+    ret;
+}}
+.file 1 "{2}"
+"""
+INLINED = "2 5, function_name $inlined, inlined_at 1 {} 7\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "source", "severity"),
+    [
+        ("4 5", "4 5", "", "warning"),  # two copies of one call
+        ("4 5", "6 5", "", "error"),
+        ("4 5", "4 9", "", "error"),
+        (INLINED.format(4), INLINED.format(4), "", "warning"),
+        (INLINED.format(4), INLINED.format(6), "", "error"),
+        ("1 5", "1 5", "if (i & 1) __syncthreads(); else __syncthreads();", "error"),
+        ("1 5", "1 5", "__syncthreads();", "warning"),
+    ],
+)
+def test_copies_of_one_call_are_one_barrier(first, second, source, severity, tmp_path):
+    path = tmp_path / "kernel.cu"
+    path.write_text(source, encoding="utf-8")
+    kernel = load_ptx(CALLS.format(first, second, path))["k"]
+    for engine in ("fibers", "native"):
+        x, y = np.zeros((2, 64), np.int32)
+        report = simulate(kernel, on_finding="report", engine=engine)[1, 64](x, y)
+        assert [(f.kind, f.severity) for f in report.findings] == [("barrier-divergence", severity)]
+
+
+def test_the_error_names_lanes_of_one_warp():
+    (finding,) = findings(PUT + LANES + GET)[2].findings
+    assert "lanes of warp 0 reach barrier 0 at several lines or calls" in finding.message
+    assert [access.thread for access in finding.accesses] == [(0, 0, 0), (1, 0, 0)]
+
+
 def test_a_barrier_by_the_number_of_some_and_of_all_orders_both(monkeypatch):
     """Use bar.arrive with a thread count in one half of the block, and bar.sync for the whole block in the
     other. Threads that have arrived and returned are no error, which would end the launch at once."""
