@@ -188,10 +188,12 @@ class Observer:
     share: the fraction of the requested events that the observer recorded. If it is below 1, the report
         contains a note.
     columns: how `report.by_line()` displays the counters that the observer adds to `context.line(site)`.
+    checks: whether the observer can report findings. If no observer of a launch can, the report has a note.
     """
 
     local = True
     lone_barriers = True
+    checks = True
     share: float = 1.0
     columns: tuple[Column, ...] = ()
 

@@ -11,7 +11,8 @@ from sim.memory.argument import arrays_of, classify
 from sim.memory.snapshot import Snapshot
 from sim.observers import DEFAULT
 
-# Every launch has exactly one of these outcomes. "unwatched": there was no observer, or the simulator failed.
+# Every launch has exactly one of these outcomes. "unwatched": no observer could report findings, or the
+# simulator failed.
 OUTCOMES = "clean", "with findings", "raised", "refused", "unwatched"
 # Paths of files whose frames are not the launch itself.
 NOT_LAUNCHING = (str(Path(__file__).parent), "numba_cuda", "contextlib")

@@ -7,6 +7,11 @@ FRAMES = {"launch_started", "launch_finished", "barrier_opened", "grid_barrier_o
 ACCESSES = {"accesses", "access_refused"}
 
 
+def has_checks(observers):
+    """Return whether one of these observers, which are instances or classes, can report findings."""
+    return any(observer.checks for observer in observers)
+
+
 def watched(observers, share=1.0, silent=None, left=0):
     """Return ({observer's name: the fraction of the launch that it saw}, notes).
 
@@ -34,4 +39,6 @@ def watched(observers, share=1.0, silent=None, left=0):
         notes.append(f"{left:,} accesses of threads that were stopped have not been checked")
     if not seen & ACCESSES:
         notes.append("no observer has checked the accesses to memory")
+    elif not has_checks(observers):
+        notes.append("nothing has checked the launch: its observers only count or record events")
     return shares, tuple(notes)

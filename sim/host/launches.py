@@ -26,6 +26,7 @@ from sim.isa.conversions import cast
 from sim.memory.argument import host_array, of_parts
 from sim.report import Report, merge_findings
 from sim.sessions import Options, run_seeds
+from sim.watched import has_checks
 
 try:
     from numba.cuda import testing
@@ -246,7 +247,7 @@ class Host:
             raise
         else:
             outcome = "with findings" if report.findings else "clean"
-            self.record_launch(outcome if options.observers else "unwatched", report)
+            self.record_launch(outcome if has_checks(options.observers) else "unwatched", report)
             return report.watched
         return {}
 

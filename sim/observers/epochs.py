@@ -22,6 +22,7 @@ class EpochCounter(Observer):
     `report.by_line()` shows one column per name, or the `columns` of the class if it defines them.
     """
 
+    checks = False
     title: str
     names: tuple[str, ...]
     worst: tuple[str, ...] = ()

@@ -14,6 +14,8 @@ class Pipeline(Observer):
     limit: the maximum number of events. Later events are only counted, in `cut`.
     """
 
+    checks = False
+
     def __init__(self, block: int | Index3 = 0, limit: int = 400) -> None:
         self.block = block if isinstance(block, tuple) else (block, 0, 0)
         self.limit, self.events, self.cut = limit, [], 0

@@ -17,6 +17,8 @@ class Trace(Observer):
     limit: the maximum number of events to record. Later events are only counted.
     """
 
+    checks = False
+
     def __init__(self, blocks: Iterable[int | Index3] | None = None, limit: int = 100_000) -> None:
         self.wanted = None if blocks is None else {b if isinstance(b, tuple) else (b, 0, 0) for b in blocks}
         self.limit, self.rows, self.length, self.cut = limit, [], 0, 0

@@ -24,6 +24,7 @@ class Traffic(Observer):
     (`counters["together"]`) and by source line.
     """
 
+    checks = False
     columns = (
         *(Column(name, (name,), order=10) for name in DONE.values()),
         Column("bytes", tuple(f"{name}_bytes" for name in DONE), order=11),

@@ -16,6 +16,7 @@ PENDING_LIMIT = 1 << 16  # number of ranges to collect before they are merged
 class Footprint(Observer):
     """The ranges of memory that one operation accesses. As an observer, it adds the accesses of a launch."""
 
+    checks = False
     local = False
 
     def __init__(self) -> None:

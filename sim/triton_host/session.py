@@ -8,6 +8,7 @@ from typing import Any
 from sim.errors import KernelBug, LaunchError, ThreadError
 from sim.observers import Bounds, Misuse, Races, Uninitialized
 from sim.sessions import Options, run_seeds
+from sim.watched import has_checks
 
 OBSERVERS = Bounds, Races, Uninitialized, Misuse
 OLDEST = 3, 5  # the oldest version of Triton whose interfaces the simulated driver supports
@@ -176,6 +177,6 @@ class Session:
             raise
         self.reports.append(report)
         watched = "with findings" if report.findings else "clean"
-        self.record_launch(watched if options.observers else "unwatched", report)
+        self.record_launch(watched if has_checks(options.observers) else "unwatched", report)
         if self.on_finding == "raise" and report.errors:
             raise KernelBug(report)

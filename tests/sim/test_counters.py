@@ -24,7 +24,7 @@ def counters(kernel, grid, block, *arguments, **how):
     """Return the counters of a launch on fibers, after checking that compiled code has the same."""
     compiled = simulate(kernel, observers=TOOLS, engine="native")[grid, block](*copy.deepcopy(arguments))
     found = simulate(kernel, observers=TOOLS, **how)[grid, block](*arguments).counters
-    assert compiled.counters == found and compiled.notes == ("compiled",)
+    assert compiled.counters == found and compiled.notes[0] == "compiled"
     return found
 
 

@@ -118,6 +118,37 @@ def test_the_launches_of_several_processes_are_added_up(pytester, run):
     assert f"cuda-sim: {counts}" in result.stdout.str()
 
 
+MEASURES = """
+import numpy as np, pytest
+from numba import cuda
+
+@cuda.jit
+def racy(x):
+    x[0] = cuda.threadIdx.x
+
+def launch():
+    racy[1, 32](np.zeros(1))
+
+@pytest.mark.cuda_sim(tools=["counters"])
+def test_counters():
+    launch()
+
+@pytest.mark.cuda_sim(tools=["trace"])
+def test_trace():
+    launch()
+
+@pytest.mark.cuda_sim(tools=["counters", "misuse"])
+def test_counters_and_a_check():
+    launch()
+"""
+
+
+def test_launches_that_are_only_measured_are_unwatched(pytester, run):
+    pytester.makepyfile(test_measures=MEASURES)
+    counts = "cuda-sim: 3 launches = 1 clean + 2 unwatched, in 3 tests, 3 by native; 0 findings"
+    assert counts in run("--cuda-sim").stdout.str()
+
+
 def test_nothing_is_launched(pytester, run):
     pytester.makepyfile(test_plain="def test_plain():\n    pass")
     run("--cuda-sim").stdout.fnmatch_lines(["cuda-sim: 0 launches, in 0 tests; 0 findings"])

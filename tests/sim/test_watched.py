@@ -12,7 +12,7 @@ from sim import LaunchError, load_ptx, simulate
 from sim.events import Observer
 from sim.hooks import HOOKS
 from sim.native.run import launch as native_launch
-from sim.observers import COUNTERS, DEFAULT, Branches, Trace
+from sim.observers import COUNTERS, DEFAULT, Branches, Trace, Traffic
 
 ENGINES = "fibers", "threads", "native"
 
@@ -136,6 +136,19 @@ def test_accesses_that_no_observer_watches_are_a_note(observers, engine, languag
     assert NOBODY in launched(language, engine, observers).notes
     assert NOBODY in str(launched(language, engine, observers))
     assert NOBODY not in launched(language, engine, [*observers, stranger("accesses")]).notes
+
+
+UNCHECKED = "no check has watched the launch: its observers only count or record events"
+
+
+@pytest.mark.parametrize("language", KERNELS)
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+@pytest.mark.parametrize("observers", [COUNTERS, [Traffic], [Trace], [*COUNTERS, Trace]], ids=len)
+def test_a_launch_that_is_only_measured_has_a_note(observers, engine, language):
+    report = launched(language, engine, observers)
+    assert UNCHECKED in report.notes and UNCHECKED in str(report)
+    for check in (*DEFAULT, stranger("accesses")):
+        assert UNCHECKED not in launched(language, engine, [*observers, check]).notes
 
 
 # --- parts that an engine or an observer leaves out ---------------------------------------------------------
