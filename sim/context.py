@@ -11,6 +11,7 @@ from math import inf, prod
 import numpy as np
 
 from sim.access_batches import split_by_block
+from sim.compared_values import Probe
 from sim.error_limit import ErrorLimit
 from sim.events import ADDRESS_BITS, ADDRESS_MASK, SITE_SHIFT, SITES, Access, Decisions, EnabledEvents, Moment
 from sim.finding_log import FindingLog
@@ -48,6 +49,8 @@ class Context:
     def __init__(self, observers, spec, space, block_shape, schedule, max_steps=None, poison=None):
         self.spec, self.space, self.block_shape = spec, space, block_shape
         self.schedule, self.poison, self.lane_poison = schedule, poison, poison
+        # the record of the operands of comparisons, if this run records them
+        self.probe = poison if isinstance(poison, Probe) else None
         # the launch's Alignment, which checks the alignment of accesses (sim.memory.alignment)
         self.alignment = None
         self.kernel, self.language = "", "Numba"  # the kernel's name, and its source language
@@ -115,6 +118,7 @@ class Context:
             local=any(hook.__self__.local for hook in self.listeners["accesses"]),
             unwritten=bool(self.listeners["unwritten"]),
             branches=bool(self.listeners["branches"]),
+            comparisons=self.probe is not None,
         )
         self.orderer = None  # the first observer that keeps the happens-before order (sim.observers.order)
         self.coverage = None  # a Coverage, if the coverage determines whether the launch runs again

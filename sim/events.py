@@ -169,12 +169,14 @@ class EnabledEvents(NamedTuple):
     local: accesses to local memory as well.
     unwritten: reads of local memory that the thread has not written.
     branches: decisions at branches.
+    comparisons: operands of comparisons, which a rerun records (sim.compared_values).
     """
 
     accesses: bool
     local: bool
     unwritten: bool
     branches: bool
+    comparisons: bool = False
 
 
 class Observer:

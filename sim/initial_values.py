@@ -2,10 +2,14 @@
 
 import numpy as np
 
+from sim.compared_values import Probe, is_among, values_compared
+
 # First the usual initial values of flags, states and keys, because loops that wait for them end soonest. Then
 # NaN (-1 as an integer): a product with 0 depends on its other factor only if that is NaN or infinite. Then
-# large positive and negative values.
-POISONS = 0, 1, -1, b"\xff", b"\x5a", b"\xda"
+# large positive and negative values. The runs with PROBES also record the numbers that are compared with
+# unwritten memory.
+PROBES = b"\x5a", b"\xda"
+POISONS = 0, 1, -1, b"\xff", *PROBES
 TRIAL_POISONS = 0, -1  # two values that differ as integers and as floats
 LEAST_POISONS = 4  # a read is only a warning if this many values have the same effects
 MAX_COMPARISON_CONSTANTS = 8  # number of the kernel's comparison constants that are tried
@@ -17,6 +21,31 @@ def initial_values(comparison_constants):
     """Return the values to try for a kernel: POISONS, and some of the constants in its comparisons."""
     constants = sorted(comparison_constants - {*POISONS})
     return [*POISONS, *constants[:MAX_COMPARISON_CONSTANTS]]
+
+
+def values_of_memory(comparison_constants, arguments, is_untyped, is_short):
+    """Yield the values to try in unwritten memory. The launch runs with each value before the next is taken.
+
+    These are POISONS, values that follow from comparisons in these runs, constants in the kernel's
+    comparisons, and values from the Arguments.
+
+    is_untyped: whether the memory has no types, so that the number -1 has the same bytes as 0xFF.
+    is_short: whether a run of the launch is short, so that more values can be tried.
+    """
+    first = [value for value in POISONS if value not in PROBES and (value != b"\xff" or not is_untyped)]
+    constants = initial_values(comparison_constants)[len(POISONS) :]
+    yield from first
+    probes = []
+    for byte in PROBES:
+        # Recording takes time, so the second run records only if the first one has found a comparison.
+        records = not probes or probes[0].found
+        probes += [Probe(byte)] if records else []
+        yield probes[-1] if records else byte
+    compared = values_compared(probes, is_short)
+    yield from compared
+    for value in dict.fromkeys([*constants, *values_of(arguments)]):
+        if isinstance(value, bytes) or not is_among(value, compared, probes):
+            yield value
 
 
 def values_of(arguments):

@@ -161,7 +161,8 @@ def make_binder(context, dialect):
         [fast.get(f"{what}{rank}") for rank in range(MAX_FAST_RANK + 1)] for what in ("load", "store")
     )
     fast |= {"tick": context.loops.tick, "branch": context.branch, "unassigned": context.unassigned}
-    fast |= {"unset": UNSET, "cuda": dialect}
+    fast |= {"unset": UNSET, "cuda": dialect, "operand": context.probe and context.probe.operand}
+    fast |= {"compared_enough": context.probe and context.probe.done}
     given = CALLED_OPERATORS | {PREFIX + name: value for name, value in fast.items()}
     modules = {"math": mathematics.math, "cmath": mathematics.cmath}
     modules |= {f"numba.cuda.{name}": getattr(dialect, name) for name in ("libdevice", "cg", "fp16")}

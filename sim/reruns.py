@@ -28,7 +28,7 @@ from sim.engine.schedules import FEW, Adversarial, Seeded, adversarial_schedules
 from sim.error_limit import reads_absent_lane, reads_fresh_shared, reads_unset_register
 from sim.errors import SimulatorError
 from sim.events import Observer
-from sim.initial_values import LEAST_POISONS, TRIAL_POISONS, initial_values, values_of
+from sim.initial_values import LEAST_POISONS, TRIAL_POISONS, initial_values, values_of_memory
 from sim.isa.table import INSTRUCTIONS
 from sim.loop_limits import DEFAULT_STEPS
 from sim.memory.snapshot import Snapshot
@@ -56,6 +56,7 @@ CONCLUSIVE = {"race-shared", "race-global", "out-of-bounds", "misaligned-address
 # is the limit. If reads of unwritten memory are the only errors, the first LEAST_POISONS values are tried in
 # any case.
 MAX_SECONDS = 8.0
+SHORT_WORK = 1 << 14  # the work of a launch that can run several more times without a noticeable delay
 HARMLESS = (
     "In this launch its value appears to have no effect: with several other values there, the accesses and"
     " results are the same."
@@ -87,7 +88,8 @@ class Reruns:
 
     def __init__(self, context, program, observers, arguments):
         used = program.used
-        self.poisons, self.arguments = initial_values(program.comparison_constants), arguments
+        self.constants, self.arguments = program.comparison_constants, arguments
+        self.poisons = initial_values(self.constants)
         self.context, self.observers = context, [copy.copy(o) for o in observers if type(o) in DEFAULT]
         finds_races = any(isinstance(o, Races) for o in observers)
         reads_undefined = not used.isdisjoint({"shared", "unset register"}) or any(
@@ -220,10 +222,16 @@ class Reruns:
         decisive = all(
             f.severity != "error" or reads_fresh_shared(f) or reads_unset_register(f) for f in findings
         )
-        poisons = self.poisons + (values_of(self.arguments) if any(map(reads_fresh_shared, findings)) else [])
-        tried, effects, least = 0, set(), LEAST_POISONS * decisive
+        poisons = iter(self.poisons)
+        if any(map(reads_fresh_shared, findings)):
+            # Only PTX has untyped memory. The value of an inactive lane has a type.
+            is_untyped = self.context.memory is not None and not any(map(reads_absent_lane, findings))
+            is_short = self.context.work <= SHORT_WORK
+            poisons = values_of_memory(self.constants, self.arguments, is_untyped, is_short)
+        tried, left, effects, least = 0, 0, set(), LEAST_POISONS * decisive
         for poison in poisons:
             if tried >= least and self.is_late():
+                left = 1 + len(list(poisons))
                 break
             found = self.effects_of(poison, findings)
             if found is None:
@@ -240,7 +248,7 @@ class Reruns:
                 for f in findings
                 if not (can_be_dropped(f) or reads_fresh_shared(f) and f.accesses[0].site in speculative)
             ]
-        return [format_few_poisons(tried, len(poisons))] if tried < len(poisons) else []
+        return [format_few_poisons(tried, tried + left)] if left else []
 
     def judged(self, findings):
         """Return the findings, given that the effects of the launch depend on undefined values.

@@ -126,19 +126,40 @@ class Rewriter(Accesses):
         if any(type(sign) not in COMPARISONS for sign in node.ops) or all(
             self.types.alike(a, b) for a, b in itertools.pairwise(parts)
         ):
-            return self.generic_visit(node)
-        types_, lefts, rights = [*map(self.types.of, parts)], [self.visit(node.left)], []
+            self.generic_visit(node)
+            node.left, *node.comparators = [
+                self.recorded(part, i, node) for i, part in enumerate((node.left, *node.comparators))
+            ]
+            return node
+        types_, lefts, rights = (
+            [*map(self.types.of, parts)],
+            [self.recorded(self.visit(node.left), 0, node)],
+            [],
+        )
         # In `a < b < c`, a temporary contains b, so that b is evaluated once.
-        for part in parts[1:-1]:
+        for i, part in enumerate(parts[1:-1], 1):
             held = ast.copy_location(ast.Name(self.temporary(part), ast.Store()), part)
-            rights.append(ast.copy_location(ast.NamedExpr(held, self.visit(part)), part))
+            given = self.recorded(self.visit(part), i, node)
+            rights.append(ast.copy_location(ast.NamedExpr(held, given), part))
             lefts.append(ast.copy_location(ast.Name(held.id, ast.Load()), part))
-        rights.append(self.visit(parts[-1]))
+        rights.append(self.recorded(self.visit(parts[-1]), len(parts) - 1, node))
         pairs = [
             self.operation(COMPARISONS[type(sign)], operands, pair, node)
             for sign, *operands, pair in zip(node.ops, lefts, rights, itertools.pairwise(types_))
         ]
         return pairs[0] if len(pairs) == 1 else ast.copy_location(ast.BoolOp(ast.And(), pairs), node)
+
+    def recorded(self, operand, position, node):
+        """Return an operand of a comparison, which is recorded if the run records comparisons.
+
+        position: its position in the comparison, from 0.
+        """
+        if not self.enabled.comparisons or not all(type(sign) in COMPARISONS for sign in node.ops):
+            return operand
+        number = self.site("branch", node)
+        call = self.call("operand", [number, ast.Constant(position), operand], node)
+        enough = ast.Compare(number, [ast.In()], [self.name("compared_enough", node)])
+        return ast.copy_location(ast.IfExp(enough, operand, call), node)
 
     def visit_UnaryOp(self, node):
         if (value := integer_of(node)) is not None:

@@ -259,13 +259,15 @@ def fresh_memory(nbytes, dtype, filling=None):
     """Return `nbytes` of new, unwritten memory. It contains NaN for floating-point types, and a conspicuous
     number for integers.
 
-    filling: a value that replaces the poison. It is a byte (as bytes), or a number of type `dtype` (int32 if
-        None).
+    filling: a value that replaces the poison. It is bytes, which are repeated, or a number of type `dtype`
+        (int32 if None).
     """
     if isinstance(filling, (int, float)):
         with np.errstate(invalid="ignore"):
             return np.resize(np.array([filling]).astype(dtype or np.int32).view(np.uint8), nbytes)
     if filling is not None:
+        if len(filling) > 1:
+            return np.resize(np.frombuffer(filling, np.uint8), nbytes)
         byte = filling[0]
     else:  # bfloat16 has the kind V, and all bits set is a NaN in every format
         integers = INTEGER_POISON if dtype is not None and dtype.kind in "iu" else 1

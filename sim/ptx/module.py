@@ -149,16 +149,17 @@ class Kernel(base.Kernel):
     def __repr__(self):
         return f"<PTX kernel {self.__name__}({', '.join(self.names)})>"
 
-    def program(self, branches=False, tracks=False):
+    def program(self, branches=False, tracks=False, compares=False):
         """Return (Program, compiled source) of the kernel. Each combination of options is translated only
         once.
 
         branches: whether branches are reported to observers.
         tracks: whether undefined values are tracked (sim.ptx.undefined).
+        compares: whether the operands of comparisons are recorded (sim.compared_values).
 
         Raise LaunchError for unsupported instructions.
         """
-        key = branches, tracks
+        key = branches, tracks, compares
         if key not in self.programs:
             program = Program(self.module.text, self.module.origin, self.function, *key)
             self.programs[key] = program, self.compile(program.source)
@@ -189,7 +190,9 @@ class Kernel(base.Kernel):
             launch.max_steps,
             poison,
         )
-        program, code = self.program(context.decisions is not None, context.enabled.unwritten)
+        program, code = self.program(
+            context.decisions is not None, context.enabled.unwritten, context.enabled.comparisons
+        )
         scheduler = Scheduler(context)
         tests_phases = any(name.startswith("mbarrier_test") for name in program.used)
         may_yield = program.polls or tests_phases or schedule.interleaves
@@ -203,6 +206,8 @@ class Kernel(base.Kernel):
             "current": context,
             "tick": context.loops.tick,
             "branch": context.branch,
+            "compared": context.probe and context.probe.compared,
+            "compared_enough": context.probe and context.probe.done,
         }
         self.limit_loops(context)
         context.listeners["launch_finished"] = [run.heap.finish, *context.listeners["launch_finished"]]

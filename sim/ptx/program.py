@@ -34,6 +34,7 @@ class Program(Operations):
     arguments: {(parameter position, byte offset, type): name} for the arguments of the Python function.
     function, item: the function and the instruction being translated.
     tracks: whether the source tracks the origins of undefined values (sim.ptx.undefined).
+    compares: whether the source records the operands of comparisons (sim.compared_values).
     """
 
     passes_origins = True  # whether calls pass the origins of undefined values
@@ -41,7 +42,8 @@ class Program(Operations):
     float_kinds = REALS.keys()  # types that registers contain as numpy floats (sim.ptx.register_kinds)
     follows_copies = True  # whether copies of structures copy the marks of unwritten bytes
 
-    def __init__(self, text, origin, entry, branches, tracks):
+    def __init__(self, text, origin, entry, branches, tracks, compares=False):
+        self.compares, self.comparisons = compares, itertools.count()
         self.text, self.origin, self.entry, self.branches, self.tracks = text, origin, entry, branches, tracks
         self.factories, self.arguments, self.names = {}, {}, {}
         self.addressed = set()  # the names of the module variables whose addresses the source uses

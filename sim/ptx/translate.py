@@ -95,6 +95,11 @@ def setp(writer, item):
     # The operator .and, .or or .xor combines the comparison with the third predicate.
     to, a, b, *third = item.operands
     results = []
+    if writer.module.compares:
+        operands = comparisons_of(plain)[0].operands
+        given = ", ".join(writer.value(o, k) for o, k in zip((a, b), operands))
+        number = next(writer.module.comparisons)
+        writer.emit(f"if {number} not in compared_enough: compared({number}, {given})")
     for register, operation in zip(parts(to), comparisons_of(plain)):
         if register is not None:
             signed = operation.operands[0] in SIGNED and operation.text in ORDERINGS

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from numba import cuda, float32, uint8
+from numba import cuda, float32, int32, int64, uint8, uint32
 
 from sim import load_ptx, simulate
+from sim.compared_values import Probe, values_compared
 from sim.engine.schedules import FEW
 from sim.initial_values import values_of
 from sim.memory.argument import classify
@@ -242,3 +243,120 @@ def test_a_launch_with_many_accesses_runs_under_fewer_schedules():
         return report.counters["schedules"]
 
     assert 1 < schedules(2000) < FEW < schedules(10)
+
+
+@cuda.jit
+def between_two_constants(x, y, n):
+    s = cuda.shared.array(64, float32)
+    t = cuda.threadIdx.x
+    if t < n:
+        s[t] = x[t]
+    cuda.syncthreads()
+    v = s[63 - t]
+    y[t] = 1 if 3.25 < v < 3.5 else 2
+
+
+@cuda.jit
+def equal_to_a_computed_key(x, y, n):
+    tags = cuda.shared.array(64, uint32)
+    t = cuda.threadIdx.x
+    if t < n:
+        tags[t] = 7
+    key = uint32(uint32(x[t]) * uint32(2654435761) + uint32(12345))
+    key = uint32(key ^ (key >> uint32(15)))
+    y[t] = 1 if tags[t] == key else 2
+
+
+@cuda.jit
+def in_a_window(x, y, n):
+    s = cuda.shared.array(64, int64)
+    t = cuda.threadIdx.x
+    if t < n:
+        s[t] = 1000 * t
+    cuda.syncthreads()
+    y[t] = 1 if int64(x[t]) * 100 + 40 < s[t] and s[t] < int64(x[t]) * 100 + 50 else 2
+
+
+IN_CUDA_CPP = {
+    between_two_constants: """
+        __shared__ float s[64];
+        if (t < n) s[t] = x[t];
+        __syncthreads();
+        float v = s[63 - t];
+        y[t] = v > 3.25f && v < 3.5f ? 1 : 2;""",
+    equal_to_a_computed_key: """
+        __shared__ unsigned tags[64];
+        if (t < n) tags[t] = 7;
+        unsigned key = (unsigned)x[t] * 2654435761u + 12345u;
+        key ^= key >> 15;
+        y[t] = tags[t] == key ? 1 : 2;""",
+    in_a_window: """
+        __shared__ long long s[64];
+        if (t < n) s[t] = 1000 * t;
+        __syncthreads();
+        long long low = (long long)x[t] * 100;
+        y[t] = low + 40 < s[t] && s[t] < low + 50 ? 1 : 2;""",
+}
+
+
+def in_language(kernel, language):
+    if language == "Python":
+        return kernel
+    source = f"""extern "C" __global__ void k(const float* x, float* y, int n) {{
+        int t = threadIdx.x; {IN_CUDA_CPP[kernel]}
+    }}"""
+    return load_ptx(compile_ptx(source, "k.cu"), source)["k"]
+
+
+@pytest.mark.parametrize("engine", ["auto", "fibers", "native"])
+@pytest.mark.parametrize("language", ["Python", "CUDA C++"])
+@pytest.mark.parametrize("kernel", IN_CUDA_CPP)
+@pytest.mark.parametrize(("written", "kinds"), [(50, [("uninitialized-read", "error")]), (64, [])])
+def test_an_unwritten_value_that_is_compared_with_other_numbers(kernel, language, engine, written, kinds):
+    x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    report = simulate(in_language(kernel, language), engine=engine, on_finding="report")[1, 64](x, y, written)
+    assert [(f.kind, f.severity) for f in report.findings] == kinds
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_unwritten_value_whose_comparison_has_no_effect_stays_a_warning(engine):
+    def kernel(x, y):
+        s = cuda.shared.array(64, int32)
+        t = cuda.threadIdx.x
+        v, low = s[t], 5 * x[t]
+        found = 0
+        if low < v and v < low + 5:
+            found = 1
+        y[t] = found * 0
+
+    x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    (finding,) = simulate(kernel, engine=engine, on_finding="report")[1, 64](x, y).findings
+    assert (finding.kind, finding.severity) == ("uninitialized-read", "warning")
+
+
+@pytest.mark.parametrize("byte", [b"\x5a", b"\xda"])
+@pytest.mark.parametrize(
+    ("dtype", "offset", "wanted"),
+    [(np.int8, 0, 7), (np.uint16, 0, 300), (np.int32, -12, 17), (np.uint64, 100, 2**40)]
+    + [(np.float16, 0, 2.5), (np.float32, 0, 0.1), (np.float64, 0, -1e300)],
+)
+def test_the_number_that_is_compared_with_a_pattern(byte, dtype, offset, wanted):
+    probe = Probe(byte)
+    undefined = np.frombuffer(byte * 8, dtype)[0]
+    undefined = undefined if undefined.dtype.kind == "f" else int(undefined) + offset
+    given = float(dtype(wanted)) if np.dtype(dtype).kind == "f" else wanted
+    probe.compared("a", undefined, given + offset)
+    probe.compared("b", given + offset, undefined)
+    probe.compared("c", given, given)
+    probe.compared("d", undefined, undefined)
+    ((_, numbers), (_, others)) = probe.numbers()
+    first, *_ = values_compared([probe])
+    assert list(numbers) == list(others) and first == np.array(wanted, dtype).tobytes()
+
+
+def test_a_loop_counter_that_equals_a_narrow_pattern_is_no_unwritten_value():
+    probe = Probe(b"\x5a")
+    for i in range(256):
+        probe.compared("counter", i, 200)
+    probe.compared("byte", 90, 7)
+    assert values_compared([probe]) == [b"\x07"]
