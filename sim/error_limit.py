@@ -9,6 +9,9 @@ UNSET = "No statement has set"  # the beginning of the reason of findings about 
 # A trial decides whether a doubtful error counts, such as a read of unwritten shared memory. The first trial
 # takes place FIRST_TRIAL CPU seconds after the error. The time to the next trial grows by TRIAL_FACTOR.
 FIRST_TRIAL, TRIAL_FACTOR = 1.0, 4.0
+# CPU seconds by which a launch with an error may exceed the limit of `end_after`, while its threads are
+# compared to decide whether a loop is endless.
+COMPARING_SECONDS = 4.5
 
 
 class ErrorLimit:
@@ -51,8 +54,14 @@ class ErrorLimit:
                 # Most errors are found at the end of an epoch. The error may have happened at its beginning.
                 self.error_time = min(now, context.epoch_time)
         self.seen = number
-        is_late = self.deadline is not None and now > self.deadline
+        is_late = self.deadline is not None and now > self.deadline + self.seconds_to_compare()
         return is_late or self.is_error_overdue()
+
+    def seconds_to_compare(self):
+        """Return the seconds by which the launch may exceed its deadline, because a comparison of its threads
+        is under way."""
+        compares = self.context.has_errors and self.context.loops.progress_check is not None
+        return COMPARING_SECONDS if compares else 0.0
 
     def is_error_overdue(self):
         """Return whether the launch has run for SECONDS_AFTER_ERROR since its first error. A doubtful error
@@ -90,7 +99,8 @@ class ErrorLimit:
             self.deadline += seconds
 
     def end_after(self, seconds):
-        """Let the launch end in this many seconds of CPU time, even without an error."""
+        """Let the launch end in this many seconds of CPU time, even without an error. After an error, a
+        comparison of the threads that has begun may take COMPARING_SECONDS longer."""
         self.deadline = time.process_time() + seconds
 
 

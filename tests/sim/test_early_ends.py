@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from sim import error_limit, load_ptx, simulate
+from sim import error_limit, load_ptx, loop_limits, simulate
 from sim.engine import watchdog
 from sim.engine.os_thread import throw_into
 from sim.engine.watchdog import Watchdog
@@ -223,3 +223,32 @@ def test_functions_can_be_profiled_after_an_exception_was_withdrawn():
     # Otherwise, Python 3.11 repeats the first instruction of the function forever.
     done = subprocess.run([sys.executable, "-c", WITHDRAWN], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("called\n", "")
+
+
+@cuda.jit
+def spreads_labels(label, rounds, n):
+    t = cuda.threadIdx.x
+    go, r = True, 0
+    while go:
+        best = 0
+        if t < n:
+            best = label[t]
+        cuda.syncthreads()
+        changed = False
+        if best != label[t]:  # `t < n and` is missing, so the refused load of some threads differs from 0
+            label[t] = best
+            changed = True
+        go = cuda.syncthreads_or(changed) != 0
+        r += 1
+    if t == 0:
+        rounds[0] = r
+
+
+def test_the_limit_of_the_interpreter_does_not_end_a_comparison_of_threads(monkeypatch):
+    """Check an endless loop with an error in each iteration. Its threads are compared when the limit ends."""
+    monkeypatch.setattr(launch, "SECONDS_AFTER_ERROR", 0.01)
+    monkeypatch.setattr(explain, "seconds_to_explain", lambda attempt: 0.5)
+    monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 0.3)
+    arguments = np.arange(33, dtype=np.int32), np.zeros(1, np.int32), 33
+    report = simulate(spreads_labels, engine="native", on_finding="report")[1, 64](*arguments)
+    assert {finding.kind for finding in report.findings} == {"out-of-bounds", "no-progress"}
