@@ -18,7 +18,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from sim.errors import LaunchError
-from sim.events import Access, Finding, Site
+from sim.events import Finding, Site
 from sim.report import Report, file_and_line, format_access, short_path
 
 Diagnostic = dict[str, Any]
@@ -36,7 +36,8 @@ def of_report(report: Report) -> list[Diagnostic]:
 
 def of_finding(finding: Finding, report: Report) -> Diagnostic:
     """Return the diagnostic of a finding. `report` locates the kernel's functions in files."""
-    places = (place_of(access, report) for access in finding.accesses)
+    places = [place_of(access.site, format_access(access)[0], report) for access in finding.accesses]
+    places.append(place_of(finding.site, "compiled", report))
     return {
         "kind": finding.kind,
         "severity": finding.severity,
@@ -56,12 +57,12 @@ def of_error(error: Exception, kernel: str = "") -> Diagnostic:
     return {"kind": "exception", "severity": "error", "message": str(error), "places": [], **nothing}
 
 
-def place_of(access: Access, report: Report) -> dict[str, Any] | None:
-    """Return the place of an access, or None if its file is unknown."""
-    located = file_and_line(access.site, report.code)
-    if access.site is None or located is None:
+def place_of(site: Site | None, text: str, report: Report) -> dict[str, Any] | None:
+    """Return the place of a site, or None if its file is unknown."""
+    located = file_and_line(site, report.code)
+    if site is None or located is None:
         return None
-    return place(*located, column_of(access.site, *located), format_access(access)[0], access.site.source)
+    return place(*located, column_of(site, *located), text, site.source)
 
 
 def column_of(site: Site, file: str, line: int) -> int:

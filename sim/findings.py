@@ -56,6 +56,7 @@ class Finding:
     severity: "error" or "warning".
     verdict: one clause that states the fault.
     accesses: the threads involved and their actions.
+    site: the source line, if the fault concerns no particular thread, such as a warning of a compiler.
     array: the array's name in the launch.
     index: the element. If the fault affects several elements, the lowest one.
     reason: a sentence that explains why this is wrong.
@@ -74,6 +75,7 @@ class Finding:
     fix: str = ""
     count: int = 0
     message: str = field(default="", compare=False)
+    site: Site | None = None
     # proximity of the threads in `accesses`: 0 in different blocks, 1 in different warps of a block, 2 in
     # one warp
     near: int = field(default=0, compare=False)
@@ -103,6 +105,8 @@ class Finding:
         places = sorted(
             {(a.site.function, a.site.line, a.what) if a.site else ("", 0, a.what) for a in self.accesses}
         )
+        if self.site is not None:
+            places.append((self.site.function, self.site.line, self.verdict))
         return self.kind, self.array, tuple(places)
 
     def with_cases(self, times: int) -> "Finding":

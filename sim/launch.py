@@ -18,10 +18,10 @@ from sim.engine.collector import pause_collector
 from sim.engine.fiber import Fiber
 from sim.engine.os_thread import OSThread
 from sim.errors import KernelBug, LaunchError, RefusedLaunch
-from sim.events import Index3, Observer
+from sim.events import Finding, Index3, Observer
 from sim.frontend.names import positional, python_function
 from sim.frontend.resolve import source_of
-from sim.hooks import HOOKS
+from sim.hooks import HOOKS, observer_class
 from sim.interpreted import Interpreted
 from sim.isa.register_counts import registers_of_dispatcher
 from sim.memory.argument import check_argument, classify
@@ -201,6 +201,10 @@ def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *argum
     # A kernel in another language rewords the findings in that language's terminology.
     reword = launch.function.reword if isinstance(launch.function, Kernel) else list
     findings = reword(link_races(link_causes(outcome.findings)))
+    if isinstance(launch.function, Kernel) and any(
+        observer_class(each) in DEFAULT for each in launch.observers
+    ):
+        findings += unreported(launch.function.compiler_warnings(), findings)
     fields = vars(outcome) | {
         "engine": outcome.engine or engine,
         "findings": merge_findings(findings, outcome.code),
@@ -211,6 +215,18 @@ def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *argum
     if on_finding == "raise" and report.errors:
         raise KernelBug(report)
     return report
+
+
+def unreported(warnings: list[Finding], findings: list[Finding]) -> list[Finding]:
+    """Return the warnings of a compiler, except for those about a line where the launch itself has shown an
+    error of the same kind."""
+    shown = {
+        (f.kind, access.site.function, access.site.line)
+        for f in findings
+        for access in f.accesses
+        if access.site is not None and f.severity == "error"
+    }
+    return [w for w in warnings if w.site and (w.kind, w.site.function, w.site.line) not in shown]
 
 
 def refuse_return_value(function: Any) -> None:

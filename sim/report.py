@@ -180,7 +180,7 @@ def merge_findings(findings: Iterable[Finding], code: Iterable[CodeType] = ()) -
         groups.setdefault(finding.key, []).append(finding)
     merged = [replace(min(group, key=choice_order), count=cases(group) - 1) for group in groups.values()]
     merged.sort(key=report_order)
-    return tuple(replace(f, message=format_message(f, lines_of_files(f.accesses, code))) for f in merged)
+    return tuple(replace(f, message=format_message(f, lines_of_files(f, code))) for f in merged)
 
 
 def cases(findings: Iterable[Finding]) -> int:
@@ -217,6 +217,8 @@ def format_message(finding: Finding, files: Sequence[str] = ()) -> str:
     severity = "" if finding.severity == "error" else "warning: "
     lines = [f"{severity}{finding.kind}: {finding.verdict}{format_threads(finding.accesses)}"]
     lines += align_columns([format_access(access) for access in finding.accesses])
+    if (site := finding.site) is not None:
+        lines.append(f"  {site.function} line {site.line}  {site.source}")
     lines += [f"  at {', '.join(files)}"] if files else []
     more = f" {finding.count:,} more like it." if finding.count else ""
     lines.append(f"  {finding.reason}{more}")
@@ -263,12 +265,13 @@ def value_text(value: Any) -> str:
     return f"bytes {value.hex(' ', 4)}" if isinstance(value, bytes) else format(value)
 
 
-def lines_of_files(accesses: Sequence[Access], code: Iterable[CodeType]) -> list[str]:
-    """Return the locations of accesses in a form that editors recognise, "example.py:20". In a notebook,
+def lines_of_files(finding: Finding, code: Iterable[CodeType]) -> list[str]:
+    """Return the locations of a finding in a form that editors recognise, "example.py:20". In a notebook,
     return no location."""
     if in_notebook():
         return []
-    places = filter(None, (file_and_line(access.site, code) for access in accesses))
+    sites = [*(access.site for access in finding.accesses), finding.site]
+    places = filter(None, (file_and_line(site, code) for site in sites))
     return list(dict.fromkeys(f"{short_path(file)}:{line}" for file, line in places))
 
 

@@ -33,6 +33,10 @@ class Kernel(ABC):
     def reword(self, findings: list[Finding]) -> list[Finding]:
         """Return the findings in the terminology of the kernel's language."""
 
+    def compiler_warnings(self) -> list[Finding]:
+        """Return the warnings of the kernel's compiler about undefined behaviour."""
+        return []
+
 
 @dataclass(frozen=True)
 class Launch:

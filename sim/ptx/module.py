@@ -14,12 +14,14 @@ from sim.engine.generator import GeneratorFiber
 from sim.engine.named_barrier import NAMED_BARRIER
 from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError, RefusedLaunch
+from sim.events import Finding
 from sim.interpreted import ThreadProgram, resident_blocks
 from sim.isa.register_counts import entry_registers, registers_at_launch
 from sim.isa.table import ASYNCHRONOUS, INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.isa.wgmma import Product
 from sim.nouns import plural
 from sim.observers.words import CPP, NUMBA, in_language, in_library_terms
+from sim.ptx.compiler_warnings import CompilerWarning, findings_of, included
 from sim.ptx.generators import as_generator
 from sim.ptx.origin import Origin, plain_name
 from sim.ptx.parse import parse
@@ -64,6 +66,9 @@ class Module:
         self, text: str, source: str | None = None, headers: tuple[str, ...] = (), path: str = ""
     ) -> None:
         self.text = parse(text)
+        self.warnings: tuple[CompilerWarning, ...] = ()
+        self.warned: dict[tuple, list[Finding]] = {}  # (warnings, name of a kernel) -> its findings
+        self.folders: list[str] = []  # the folders in which the headers in quotes are
         self.origin = Origin(self.text, source, headers, path)
         self.store = Store(self.text, self.origin)
         self.store.release_at_end()
@@ -114,6 +119,13 @@ class Module:
     def address_space(self) -> PaddedSpace:
         """Return a new address space for a launch of one of the module's kernels."""
         return PaddedSpace()
+
+    def source_texts(self) -> dict[str, str]:
+        """Return {absolute path: text} of the source files in which functions are looked for."""
+        main = self.text.files.get(min(self.text.files, default=0), "")
+        path = os.path.abspath(self.origin.path or main)
+        source = self.origin.main_text
+        return {path: source} | dict(included(source, [os.path.dirname(path), *self.folders]))
 
     def __repr__(self):
         return f"<PTX module for {self.text.target}: {', '.join(self.names)}>"
@@ -272,6 +284,13 @@ class Kernel(base.Kernel):
             return in_library_terms(in_language(text, language), source)
 
         return [replace(f, reason=worded(f.reason), fix=worded(f.fix)) for f in findings]
+
+    def compiler_warnings(self):
+        module, name = self.module, plain_name(self.function.name)
+        key = module.warnings, name
+        if module.warnings and key not in module.warned:
+            module.warned[key] = findings_of(module.warnings, name, module.source_texts())
+        return module.warned.get(key, [])
 
     def registers_at_launch(self):
         """Return the registers per thread at launch, or None if the directives do not determine them."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sim.errors import LaunchError
 from sim.ptx import host_headers
+from sim.ptx.compiler_warnings import included, read_log
 from sim.ptx.module import Kernel, Module
 from sim.ptx.origin import Origin
 from sim.ptx.parse import parse
@@ -45,11 +46,15 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
     architecture: the architecture of the PTX: compute_80, or sm_90a for the instructions of Hopper. The
         option --gpu-architecture replaces it.
 
+    A warning of the compiler about undefined behaviour, such as a variable that is used before its value is
+    set, becomes a warning in the report of each launch of the kernel concerned.
+
     Raise LaunchError with the compiler's message, or if NVRTC is not installed.
     """
     path = Path(path)
     source, options = path.read_text(encoding="utf-8"), (f"-I{path.parent}", *options)
-    return CudaModule(path, source, options, architecture, tuple(own_headers(source, options)))
+    headers = tuple(text for _, text in own_headers(source, options))
+    return CudaModule(path, source, options, architecture, headers)
 
 
 class CudaModule(Module):
@@ -63,7 +68,10 @@ class CudaModule(Module):
         )
         self.sources = source, headers, os.path.abspath(path)
         self.instances: dict[str, Kernel] = {}
-        super().__init__(self.compile()[0], *self.sources)
+        text, _, log = self.compile()
+        super().__init__(text, *self.sources)
+        self.folders = [option[2:] for option in options if option.startswith("-I")]
+        self.warnings = read_log(log, path.parent)
 
     def __getitem__(self, name: str) -> Kernel:
         expression = " ".join(name.split())
@@ -75,8 +83,9 @@ class CudaModule(Module):
 
     def instantiate(self, expression: str) -> Kernel:
         """Return the kernel that a C++ expression names, such as "scale<64>" or "space::kernel"."""
-        text, lowered = self.compile(expressions=(expression,))
+        text, lowered, log = self.compile(expressions=(expression,))
         module = copy.copy(self)
+        module.warnings = read_log(log, os.path.dirname(self.sources[-1]))
         module.text = parse(text)
         module.origin = Origin(module.text, *self.sources)
         self.store.add_variables(module.text)
@@ -89,21 +98,13 @@ class CudaModule(Module):
         return kernel
 
 
-def own_headers(source: str, options: Iterable[str]) -> Iterator[str]:
-    """Yield the contents of every header included by a source through #include "name", directly or
+def own_headers(source: str, options: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield (absolute path, text) of every header included by a source through #include "name", directly or
     indirectly.
 
     options: the options of NVRTC, which name the folders of headers.
     """
-    folders = [Path(option[2:]) for option in options if option.startswith("-I") and len(option) > 2]
-    seen, texts = set(), [source]
-    while texts:
-        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', texts.pop(), re.M):
-            path = next((folder / name for folder in folders if (folder / name).is_file()), None)
-            if path is not None and path not in seen:
-                seen.add(path)
-                texts.append(path.read_text(encoding="utf-8", errors="replace"))
-                yield texts[-1]
+    return included(source, [option[2:] for option in options if option.startswith("-I") and len(option) > 2])
 
 
 def compile_ptx(source: str, name: str, *options: str, architecture: str = "compute_80") -> str:
@@ -122,8 +123,9 @@ def compile_program(
     architecture: str = "compute_80",
     expressions: tuple[str, ...] = (),
     folder: str | Path = "",
-) -> tuple[str, dict[str, str]]:
-    """Return (the PTX for CUDA C++ source, {expression: name in the PTX}).
+) -> tuple[str, dict[str, str], str]:
+    """Return (the PTX for CUDA C++ source, {expression: name in the PTX}, the compiler's log with its
+    warnings).
 
     folder: the folder of the source file, where headers in quotes are looked for first. The default is the
         current folder.
@@ -149,18 +151,18 @@ def compile_program(
         program, done = try_remedies(nvrtc, text, path, [*flags, OWN_TRAITS], expressions)
     if not done:
         program, done = try_remedies(nvrtc, text, path, flags, expressions)
+    log = read_result(nvrtc, "ProgramLog", program).replace(f'"{path}"', f'"{name}"')
     if not done:
-        log = read_result(nvrtc, "ProgramLog", program).replace(f'"{path}"', f'"{name}"')
         hint = f"\n  {HEADERS}" if "open source file" in log else ""
         what = f"{', '.join(expressions)} in {name}" if expressions else name
         raise LaunchError(f"NVRTC does not compile {what}:\n{log}{hint}")
     lowered = {each: nvrtc.nvrtcGetLoweredName(program, each.encode())[1].decode() for each in expressions}
-    return strip_folder(read_result(nvrtc, "PTX", program), name), lowered
+    return strip_folder(read_result(nvrtc, "PTX", program), name), lowered, log
 
 
 def can_use_own_traits(source, options):
     """Return whether to compile a source with OWN_TRAITS first, and without them only if this fails."""
-    texts = [source, *own_headers(source, options)]
+    texts = [source, *(text for _, text in own_headers(source, options))]
     uses_groups = any("cooperative_groups" in text for text in texts)
     return uses_groups and not any(NEEDS_STD.search(text) for text in [*texts, *options])
 

@@ -1,6 +1,7 @@
 """Compile a .cu file with nvcc into a shared library that contains host code and PTX."""
 
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -10,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from sim.errors import LaunchError
+from sim.ptx.compiler_warnings import CompilerWarning, read_log
 from sim.runtime.stubs import WRAPPED
 
 INSTALL = (
@@ -51,6 +53,9 @@ ARCHITECTURE_OPTION = re.compile(
 )
 ARCHITECTURE = re.compile(r"(?:sm|compute)_((\d+)[af]?)\b")
 DEFAULT_ARCHITECTURE = "80"
+# The text between a library and the list of the compiler's warnings, which `build` appends to the file. The
+# loader ignores bytes after the end of the library.
+WARNINGS_FOLLOW = b"\nsim: warnings of the compiler\n"
 
 
 def find_nvcc() -> Path:
@@ -83,6 +88,8 @@ def find_nvcc() -> Path:
 def build(program: Path, library: Path, options: tuple[str, ...] = ()) -> Path:
     """Compile a .cu file into `library`. Return `library`.
 
+    The compiler's warnings about undefined behaviour become findings of the launches (`warnings_of`).
+
     program: the .cu file.
     library: the shared library to write.
     options: additional options for nvcc, such as "-Iinclude" or "-DN=8".
@@ -104,7 +111,16 @@ def build(program: Path, library: Path, options: tuple[str, ...] = ()) -> Path:
     if made.returncode:
         messages = (made.stderr or made.stdout).strip()
         raise LaunchError(f"nvcc does not compile {program}:\n{messages}")
+    if warnings := read_log(made.stderr + made.stdout):
+        with library.open("ab") as file:
+            file.write(WARNINGS_FOLLOW + json.dumps([*map(vars, warnings)]).encode())
     return library
+
+
+def warnings_of(library: Path) -> tuple[CompilerWarning, ...]:
+    """Return the warnings about undefined behaviour that nvcc printed when `build` compiled a library."""
+    _, found, text = library.read_bytes().rpartition(WARNINGS_FOLLOW)
+    return tuple(CompilerWarning(**fields) for fields in json.loads(text)) if found else ()
 
 
 def only_ptx(options: list[str]) -> list[str]:

@@ -19,6 +19,7 @@ from sim.events import ATOMIC, LOAD, STORE
 from sim.launch import simulate
 from sim.memory.snapshot import Snapshot
 from sim.observers import Misuse
+from sim.ptx.compiler_warnings import CompilerWarning
 from sim.ptx.module import Kernel, Module, load_ptx
 from sim.ptx.syntax import Instruction
 from sim.runtime import stream_operations
@@ -67,10 +68,13 @@ class ProgramModule:
     """The kernels and variables of one fat binary. The PTX is parsed when it is first needed.
 
     read: a function that returns the PTX, or raises LaunchError.
+    warnings: the compiler's warnings about undefined behaviour in the program.
     """
 
-    def __init__(self, read: Callable[[], str], memory: DeviceMemory) -> None:
-        self.read, self.memory = read, memory
+    def __init__(
+        self, read: Callable[[], str], memory: DeviceMemory, warnings: tuple[CompilerWarning, ...] = ()
+    ) -> None:
+        self.read, self.memory, self.warnings = read, memory, warnings
         self.loaded: Module | None = None
 
     @property
@@ -82,6 +86,7 @@ class ProgramModule:
         if self.loaded is None:
             self.loaded = load_ptx(self.read())
             self.loaded.store.device = self.memory
+            self.loaded.warnings = self.warnings
         return self.loaded
 
 
@@ -129,6 +134,7 @@ class Device:
     sticky: the error that every call returns after a kernel has aborted, or 0 if no kernel has.
     unchecked: failed calls whose error the program has not read, with their function and error code.
     pending: the stack of launch configurations that `<<<...>>>` has pushed.
+    warnings: the warnings of nvcc about undefined behaviour in the program.
     entry_point: the function that returns the address of a function of the driver API, or None.
     """
 
@@ -154,6 +160,7 @@ class Device:
     limits: dict[int, int] = field(default_factory=dict)
     launch_site: CallSite | None = None
     text: Any = None
+    warnings: tuple[CompilerWarning, ...] = ()
     entry_point: Callable[[str], int | None] = lambda name: None
 
     def __post_init__(self) -> None:
@@ -185,7 +192,7 @@ class Device:
 
     def register_module(self, read: Callable[[], str]) -> ProgramModule:
         """Return a new module. `read` returns its PTX."""
-        self.modules.append(ProgramModule(read, self.memory))
+        self.modules.append(ProgramModule(read, self.memory, self.warnings))
         return self.modules[-1]
 
     def compute_capability(self) -> int:

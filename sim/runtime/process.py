@@ -33,6 +33,7 @@ from sim.runtime import (
     handlers_launch,
     handlers_memory,
 )
+from sim.runtime.build import warnings_of
 from sim.runtime.call_sites import UNKNOWN, CallSites, load_address
 from sim.runtime.device import Device, Options
 from sim.runtime.errors import NOT_SUPPORTED
@@ -387,7 +388,8 @@ def main(settings: dict, arguments: list[str]) -> None:
             spec = DeviceSpec()
             if settings["multiprocessors"] is not None:
                 spec = replace(spec, multiprocessors=settings["multiprocessors"])
-            program = Program(library, settings["name"], Device(options, log, spec))
+            device = Device(options, log, spec, warnings=warnings_of(library))
+            program = Program(library, settings["name"], device)
             loaded = program.load(Path(folder))
         except (SimulatorError, OSError) as error:
             print(f"python -m sim run: error: {error}", file=sys.stderr)

@@ -138,7 +138,7 @@ def test_accesses_that_no_observer_watches_are_a_note(observers, engine, languag
     assert NOBODY not in launched(language, engine, [*observers, stranger("accesses")]).notes
 
 
-UNCHECKED = "no check has watched the launch: its observers only count or record events"
+UNCHECKED = "nothing has checked the launch: its observers only count or record events"
 
 
 @pytest.mark.parametrize("language", KERNELS)

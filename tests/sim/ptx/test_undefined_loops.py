@@ -223,11 +223,11 @@ def test_loops_at_the_same_line_share_their_deciding_registers():
     text = """
 .visible .entry divided(.param .u64 out)
 {
-    .reg .pred %p<3>; .reg .b32 %r<3>;
-    mov.u32 %r1, 4; mov.u32 %r2, 3;
-L:  add.s32 %r1, %r1, -1; setp.ne.s32 %p1, %r1, 0; @%p1 bra L; M: add.s32 %r2, %r2, -1; setp.ne.s32 %p2, %r2, 0; @%p2 bra M;
+    .reg .pred %p, %q; .reg .b32 %i, %j;
+    mov.u32 %i, 4; mov.u32 %j, 3;
+L:  add.s32 %i, %i, -1; setp.ne.s32 %p, %i, 0; @%p bra L; M: add.s32 %j, %j, -1; setp.ne.s32 %q, %j, 0; @%q bra M;
     ret;
 }
 """
     (deciding,) = load_ptx(HEAD + text)["divided"].program()[0].deciding.values()
-    assert deciding == {"go", "p1", "r1", "p2", "r2"}
+    assert deciding == {"go", "p", "i", "q", "j"}
