@@ -200,7 +200,7 @@ def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *argum
     outcome = ENGINES[engine]().run(replace(launch, arguments=classified))
     # A kernel in another language rewords the findings in that language's terminology.
     reword = launch.function.reword if isinstance(launch.function, Kernel) else list
-    findings = reword(link_races(link_causes(outcome.findings)))
+    findings = reword(link_races(link_causes(outcome.findings, launch.block)))
     if isinstance(launch.function, Kernel) and any(
         observer_class(each) in DEFAULT for each in launch.observers
     ):

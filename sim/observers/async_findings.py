@@ -1,8 +1,9 @@
 """The findings about operations of the async proxy: accesses before their end, missing proxy fences, and
 operations that no thread waits for."""
 
-from sim.events import SHARED, SITES, STORE, Access, Finding, alias
+from sim.events import LOAD, SHARED, SITES, STORE, Access, Finding, alias
 from sim.observers.copies import WORDS
+from sim.observers.poison import poison_at
 
 
 class AsyncFindings:
@@ -77,6 +78,8 @@ class AsyncFindings:
             *element,
             reason=f"The {operation.kind} accesses memory at any time until {UNTIL[operation.through]}.",
             fix=fix,
+            undefined=other is None and site & 3 == LOAD and inside_any(address, operation.writes),
+            poison=poison_at(self.context, address),
         )
 
     def unfenced(self, operation, write, site, address, space, copied):

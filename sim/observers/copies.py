@@ -19,6 +19,7 @@ import numpy as np
 
 from sim.events import ATOMIC, LOAD, SITES, STORE, Access, Copy, Finding, Moment, alias
 from sim.observers.order import copies_thread
+from sim.observers.poison import poison_at
 from sim.observers.settled import Moments, Settled
 
 # The widest access has 16 bytes, so aligned accesses to different 16-byte lines never overlap.
@@ -368,4 +369,6 @@ class Flights:
             *element,
             reason=f"Such a copy may {does} its bytes at any time until {END[tracked]}.",
             fix=f"{WAIT_FOR_PHASE} before this line" if tracked else wait,
+            undefined=row.site & 3 == LOAD,
+            poison=poison_at(self.context, flight.copy.address),
         )

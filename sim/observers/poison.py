@@ -1,7 +1,8 @@
 """Accesses caused by an earlier finding that left a thread with an undefined value.
 
-Four operations return a conspicuous value, the poison: a read of unwritten memory, a shuffle from a lane
-that does not participate, an access out of bounds, and a misaligned access. An access at a poisoned index, or
+Five operations return a conspicuous value, the poison: a read of unwritten memory, an early read of an
+asynchronous copy, a shuffle from a lane that does not participate, an access out of bounds, and a misaligned
+access. An access at a poisoned index, or
 a call through a poisoned pointer, is a consequence of such an operation. The finding about the consequence
 refers to the cause, and follows it in the report. The cause is a finding for the same thread, or else for a
 thread of the same block. A read at an address far from all memory can be a consequence and also the cause of
@@ -10,7 +11,9 @@ further ones.
 Poison of 32 and 64 bits is far outside any array. Poison of 8 and 16 bits can also result from wrong index
 arithmetic, so it counts only if the thread itself has an earlier finding. If arithmetic has changed the
 poison so that it is not recognised, the source can still show that the index depends on the undefined value.
-A race is a consequence only if the source shows this for one of its two accesses.
+A race is a consequence only if the source shows this for one of its two accesses. If the source shows that a
+shuffle has passed the value, the cause can also be a finding for another thread of the warp, but only if the
+index is still close to poison.
 """
 
 import re
@@ -18,11 +21,13 @@ from dataclasses import replace
 
 from sim.events import INTEGER_POISON, UNTYPED_POISON, leading_name
 from sim.observers.statements import index_of
+from sim.observers.words import NUMBA
 
 FAR = 1 << 24  # distance in elements; wrong index arithmetic alone does not reach this far
 # Size of an integer in bytes -> the largest offset, in elements, that a kernel is expected to add to a
 # poisoned index.
 OFFSETS = {1: 16, 2: 1 << 10, 4: 1 << 20, 8: 1 << 20}
+SHUFFLE = re.compile(r"_*shfl")  # the beginning of the name of a shuffle
 NARROW, WIDE = (1, 2), (4, 8)
 REFUSED = {
     "out-of-bounds",
@@ -47,15 +52,21 @@ def near_poison(index, sizes, byte=INTEGER_POISON):
     )
 
 
-def link_causes(findings):
+def poison_at(context, address):
+    """Return the byte that fills unwritten memory at an address, in integers."""
+    typed = context.language == NUMBA and context.space.find(address).name != "dynamic"
+    return INTEGER_POISON if typed else UNTYPED_POISON
+
+
+def link_causes(findings, block_shape):
     """Return the findings. Add its cause to each finding that is a consequence of another finding, and make
     each cause an error."""
-    consequences = consequences_of(findings)
+    consequences = consequences_of(findings, block_shape)
     if not consequences:
         return findings
     undefined = [finding for finding in findings if finding.undefined and finding.key not in consequences]
     causes = {}  # key of a consequence -> key of its cause
-    roots = by_thread(sorted(undefined, key=rank))
+    roots = Roots(sorted(undefined, key=rank), block_shape)
     for finding in findings:
         if finding.key in consequences and (root := source_of(finding, roots)):
             causes.setdefault(finding.key, root.key)
@@ -107,7 +118,7 @@ def takes_poison(finding):
     return finding.from_poison or any(near_poison(i, OFFSETS, UNTYPED_POISON) for i in finding.index or ())
 
 
-def consequences_of(findings):
+def consequences_of(findings, block_shape):
     """Return the keys of the findings about accesses at poisoned indices and calls through poisoned pointers.
 
     An address whose cause is known, such as a null pointer, is not poisoned.
@@ -123,35 +134,66 @@ def consequences_of(findings):
         known |= {f.key for f in alike}
         there = {thread for f in roots if f.key not in known for thread in threads(f)}
         consequences |= {f.key for f in alike if not there.isdisjoint(threads(f))}
-    roots = by_thread(f for f in findings if f.undefined and f.key not in consequences)
+    roots = Roots((f for f in findings if f.undefined and f.key not in consequences), block_shape)
     consequences |= {f.key for f in others if source_of(f, roots)}
     races = [f for f in findings if is_race(f)]
     return consequences | {f.key for f in races} - {f.key for f in races if not source_of(f, roots)}
 
 
-def by_thread(findings):
-    """Return {(block, thread): the findings of the thread}, with one finding for each key and site."""
-    found = {}
-    for finding in findings:
-        for thread in threads(finding):
-            found.setdefault(thread, {}).setdefault((finding.key, finding.accesses[0].site), finding)
-    return {thread: list(mine.values()) for thread, mine in found.items()}
+class Roots:
+    """The findings about undefined values, by the threads that continue with these values."""
+
+    def __init__(self, findings, block_shape):
+        self.block_shape = block_shape
+        self.found = {}  # thread, warp or block -> {(key, site): its first finding}
+        for finding in findings:
+            key = finding.key, finding.accesses[0].site
+            for block, thread in threads(finding):
+                places = [(block, thread), (block, self.warp(thread))]
+                # One finding about an early read represents those of other threads, too.
+                for place in places + [block] * is_early_read(finding):
+                    self.found.setdefault(place, {}).setdefault(key, finding)
+
+    def warp(self, thread):
+        """Return the number of the warp of a thread in its block."""
+        (width, height, _), (x, y, z) = self.block_shape, thread
+        return (x + width * (y + height * z)) // 32
+
+    def at(self, place):
+        return self.found.get(place, {}).values()
+
+    def reaching(self, access, finding):
+        """Yield the findings about values that can reach an access without stores to memory.
+
+        finding: the finding about the access.
+        """
+        yield from self.at((access.block, access.thread))
+        yield from self.at(access.block)
+        if any(map(SHUFFLE.match, finding.origin_names)):
+            for root in self.at((access.block, self.warp(access.thread))):
+                if any(near_poison(i, OFFSETS, root.poison) for i in finding.index or ()):
+                    yield root
 
 
 def source_of(finding, roots):
-    """Return the thread's first finding about an undefined value from which the source computes the index of
-    an access, or None.
+    """Return the first finding about an undefined value from which the source computes the index of an
+    access, or None.
 
     finding: the finding about the access, or about two accesses that race.
-    roots: {(block, thread): its findings about undefined values}.
+    roots: Roots.
     """
     for access, origins in zip(finding.accesses, finding.origins or (frozenset(),)):
-        for root in roots.get((access.block, access.thread), ()):
+        for root in roots.reaching(access, finding):
             # If a value has no effect, it changes no index. A race of the same access then has another cause.
             decides = root.severity == "error" or not is_race(finding)
             if decides and root.key != finding.key and flows_into(root, access, origins, finding.array):
                 return root
     return None
+
+
+def is_early_read(finding):
+    """Return whether a finding is about a read of an asynchronous copy that may be under way."""
+    return finding.undefined and finding.kind == "async-copy"
 
 
 def is_race(finding):
@@ -195,11 +237,13 @@ def is_far(finding):
 
 
 def threads(finding):
-    return [(access.block, access.thread) for access in finding.accesses]
+    # The second thread of an early read has sent the copy.
+    accesses = finding.accesses[:1] if is_early_read(finding) else finding.accesses
+    return [(access.block, access.thread) for access in accesses]
 
 
 def blocks(finding):
-    return [access.block for access in finding.accesses]
+    return [block for block, _ in threads(finding)]
 
 
 def with_cause(finding, cause, is_consequence, is_root):

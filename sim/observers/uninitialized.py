@@ -16,14 +16,12 @@ from sim.events import (
     ATOMIC,
     CONST,
     GLOBAL,
-    INTEGER_POISON,
     LOAD,
     LOCAL,
     SHARED,
     SITES,
     SPACE_SHIFT,
     STORE,
-    UNTYPED_POISON,
     Access,
     Finding,
     Moment,
@@ -32,9 +30,10 @@ from sim.events import (
 from sim.observers.batches import chosen, remote
 from sim.observers.ordering import OrderingObserver
 from sim.observers.padding import Padding
+from sim.observers.poison import poison_at
 from sim.observers.quick_test import joined_columns
 from sim.observers.remote_reads import RemoteReads
-from sim.observers.words import LOCAL_VARIABLE, NUMBA
+from sim.observers.words import LOCAL_VARIABLE
 from sim.observers.written import EpochPart, all_written, loads_with_equal_store, mark_written, stores_by_byte
 from sim.sites import cluster_rank
 
@@ -433,9 +432,7 @@ class Uninitialized(OrderingObserver):
             fix = FIX_REMOTE
         if element.array == LOCAL_VARIABLE:
             subject, fix = f"a {LOCAL_VARIABLE}", FIX_VARIABLE
-        place = self.context.space.find(address)
-        typed = self.context.language == NUMBA and place.name != "dynamic"
-        if place.space == "heap":
+        if self.context.space.find(address).space == "heap":
             memory = "Memory from malloc"
         return Finding(
             "uninitialized-read",
@@ -446,7 +443,7 @@ class Uninitialized(OrderingObserver):
             reason=f"{memory} holds whatever was there before.",
             fix=fix,
             undefined=True,
-            poison=INTEGER_POISON if typed else UNTYPED_POISON,
+            poison=poison_at(self.context, address),
         )
 
 

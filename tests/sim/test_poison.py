@@ -342,3 +342,58 @@ def test_an_index_from_a_misaligned_read_names_it(engine):
     cause, consequence = report.findings
     assert (cause.kind, consequence.kind) == ("misaligned-address", "out-of-bounds")
     assert consequence.follows and f"on line 4 of kernel: {cause.verdict}" in consequence.reason
+
+
+def in_cuda_cpp(statements, folder):
+    """Return a kernel that computes v by these statements, and then stores y[v]."""
+    (folder / "k.cu").write_text(f"""
+        extern "C" __global__ void k(const int* x, int* y) {{
+            __shared__ int s[64];
+            int t = threadIdx.x;
+            {statements}
+            y[v] = t;
+        }}""")
+    return sim.load_cuda(folder / "k.cu")["k"]
+
+
+HALF = "if (t < 16) s[t] = t;\n __syncthreads();\n"
+COPY = 'asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"'
+COPY += ' :: "r"((unsigned)__cvta_generic_to_shared(s + t)), "l"(x + t));\n'
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+@pytest.mark.parametrize(
+    "statements, kind, line",
+    [
+        (HALF + "int v = __shfl_xor_sync(-1, s[t], 16);", "uninitialized-read", 7),
+        (HALF + "int v = s[t];\n v = __shfl_down_sync(-1, v, 3);", "uninitialized-read", 7),
+        (COPY + "int v = s[t];", "async-copy", 6),
+        (COPY + "if (t < 3) return;\n int v = s[t];", "async-copy", 7),
+    ],
+)
+def test_an_index_that_lanes_or_copies_pass_names_the_cause(statements, kind, line, engine, tmp_path):
+    kernel = in_cuda_cpp(statements, tmp_path)
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 32](
+        np.ones(64, np.int32), np.zeros(64, np.int32)
+    )
+    cause, consequence = report.findings
+    assert (cause.kind, consequence.kind) == (kind, "out-of-bounds")
+    assert consequence.follows
+    assert f"comes from an undefined value on line {line} of k.cu: {cause.verdict}" in consequence.reason
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        HALF + "y[99] = s[t] == 7;\n int v = __shfl_xor_sync(-1, t < 16 ? t : -1, 16);",
+        HALF + "int v = 2 * t - 6;\n if (t > 15) v += s[t] & 15;",
+        HALF + "int v = __shfl_xor_sync(-1, s[t], 16) * (t > 15) + 2 * t - 6;",
+    ],
+)
+def test_an_index_of_other_values_has_no_undefined_cause(statements, tmp_path):
+    """Check shuffles of defined values, reads by other threads, and indices unlike poison."""
+    kernel = in_cuda_cpp(statements, tmp_path)
+    report = simulate(kernel, on_finding="report")[1, 32](np.ones(64, np.int32), np.zeros(128, np.int32))
+    (outside,) = [f for f in report.findings if f.kind == "out-of-bounds"]
+    assert "uninitialized-read" in {f.kind for f in report.findings}
+    assert not outside.follows and "undefined" not in outside.reason

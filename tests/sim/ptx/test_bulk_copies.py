@@ -184,3 +184,13 @@ def test_the_figure_shows_copies_and_phases():
     assert "bulk copy to tile[0] is sent" in str(view) and "phase 0 of bar[0]" in str(view)
     assert view.html.count("u003cpath") >= 4 and str(pipeline([])).endswith("none")
     assert "copy from it" in view.html and ">wgmma<" not in view.html and '"wgmma"' not in view.html
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_an_index_from_an_early_read_names_it(engine):
+    body = (
+        LOADED + MEET + "ld.shared.s32 %r8, [%r5]; mad.wide.s32 %x3, %r8, 4, %x2; st.global.u32 [%x3], %r1;"
+    )
+    cause, consequence = copied(body, engine=engine)[2].findings
+    assert (cause.kind, consequence.kind) == ("async-copy", "out-of-bounds")
+    assert consequence.follows and cause.verdict in consequence.reason and cause.fix in consequence.fix

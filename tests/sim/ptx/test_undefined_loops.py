@@ -225,9 +225,11 @@ def test_loops_at_the_same_line_share_their_deciding_registers():
 {
     .reg .pred %p, %q; .reg .b32 %i, %j;
     mov.u32 %i, 4; mov.u32 %j, 3;
-L:  add.s32 %i, %i, -1; setp.ne.s32 %p, %i, 0; @%p bra L; M: add.s32 %j, %j, -1; setp.ne.s32 %q, %j, 0; @%q bra M;
+L:  add.s32 %i, %i, -1; setp.ne.s32 %p, %i, 0; @%p bra L;
+M:  add.s32 %j, %j, -1; setp.ne.s32 %q, %j, 0; @%q bra M;
     ret;
 }
 """
-    (deciding,) = load_ptx(HEAD + text)["divided"].program()[0].deciding.values()
+    one_line = text.replace("bra L;\nM:", "bra L; M:")
+    (deciding,) = load_ptx(HEAD + one_line)["divided"].program()[0].deciding.values()
     assert deciding == {"go", "p", "i", "q", "j"}
