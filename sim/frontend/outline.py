@@ -2,7 +2,8 @@
 
 Advice about a race depends on the outline. A barrier cannot separate two arms of the same branch, and in a
 loop the last line runs before the first line of the next iteration. Python is parsed by `ast`. For C++, only
-braces and the keywords `if`, `else`, `for`, `while` and `do` are parsed.
+braces and the keywords of branches and loops are parsed. The cases of a `switch` are arms of a branch. A case
+that falls through to the next one belongs to the same arm.
 """
 
 import ast
@@ -248,11 +249,20 @@ def plain(text):
     return blank.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
 
 
+def is_left(node):
+    """Return whether no thread reaches the code after a Node, because the Node ends with a jump."""
+    return node.kind in (RETURN, LEAVE) or node.kind == STATEMENT and any(map(is_left, node.parts[-1:]))
+
+
 class Braces:
-    """A parser for C++ statements. `at` is the current position in the text."""
+    """A parser for C++ statements.
+
+    at: the current position in the text.
+    breaks: the Nodes of the `break` statements that leave the innermost loop or `switch`.
+    """
 
     def __init__(self, text):
-        self.text, self.at = text, 0
+        self.text, self.at, self.breaks = text, 0, []
 
     def line(self, at):
         return self.text.count("\n", 0, at) + 1
@@ -322,25 +332,64 @@ class Braces:
             return Node(STATEMENT, self.line(begin), self.line(self.at - 1), parts)
         if word == "if":
             return self.branch(begin)
-        if word in ("for", "while", "switch"):
+        if word == "switch":
+            return self.switch(begin)
+        if word in ("for", "while"):
             self.brackets()
-            body = self.body()
-            kind = STATEMENT if word == "switch" else LOOP
-            return Node(kind, self.line(begin), self.line(self.at - 1), body)
+            body, _ = self.body_and_breaks()
+            return Node(LOOP, self.line(begin), self.line(self.at - 1), body)
         if word == "do":
             self.at += 2
-            body = self.body()
+            body, _ = self.body_and_breaks()
             self.skip(";")
             self.at += 1
             return Node(LOOP, self.line(begin), self.line(self.at - 1), body)
         self.skip(";}")
         self.at += self.text[self.at : self.at + 1] == ";"
         kind = {"return": RETURN, "break": LEAVE, "continue": LEAVE}.get(word, STATEMENT)
-        return Node(kind, self.line(begin), self.line(max(self.at - 1, begin)))
+        node = Node(kind, self.line(begin), self.line(max(self.at - 1, begin)))
+        if word == "break":
+            self.breaks.append(node)
+        return node
 
     def body(self):
         """Return the statements of a loop or an arm, with or without braces."""
         return self.block() if self.word() == "{" else [self.statement()]
+
+    def body_and_breaks(self):
+        """Return the statements of a loop, and its `break` statements."""
+        outer, self.breaks = self.breaks, []
+        body, breaks, self.breaks = self.body(), self.breaks, outer
+        return body, breaks
+
+    def switch(self, begin):
+        self.brackets()
+        if self.word() != "{":
+            body, _ = self.body_and_breaks()
+            return Node(STATEMENT, self.line(begin), self.line(self.at - 1), body)
+        self.at += 1
+        outer, self.breaks = self.breaks, []
+        arms = []
+        while self.word() not in ("}", ""):
+            start, is_label = self.at, self.label()
+            if is_label and (not arms or any(map(is_left, arms[-1].parts[-1:]))):
+                arms.append(Node(ARM, self.line(start), self.line(start)))
+            if not is_label:
+                statement = self.statement()
+                if arms:  # a statement before the first label is never executed
+                    arms[-1].parts.append(statement)
+                    arms[-1].last = statement.last
+        self.at += 1
+        for node in self.breaks:
+            node.kind = STATEMENT  # it leaves the `switch`, and no loop around it
+        self.breaks = outer
+        return Node(BRANCH if arms else STATEMENT, self.line(begin), self.line(self.at - 1), arms)
+
+    def label(self):
+        """Advance past a label of a `switch`. Return whether there is one."""
+        found = re.compile(r"(?:case\b(?:::|[^:;{}])+|default\s*):").match(self.text, self.at)
+        self.at = found.end() if found else self.at
+        return found is not None
 
     def branch(self, begin):
         self.brackets()

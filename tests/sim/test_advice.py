@@ -404,6 +404,48 @@ def test_the_outline_of_a_text(outline, lines):
     assert outline.function(one) is outline.function(last)
 
 
+SWITCH = """
+void kernel(int n) {
+    for (int i = 0; i < n; i++) {
+        switch (i) {
+            case A::B:
+                x[0] = 1;
+            case 'b':
+                x[1] = 1;
+                break;
+            case 2: {
+                while (x[2])
+                    break;
+                x[2] = 1;
+                if (n) break;
+            }
+            case 3: x[3] = n ? 1 : 2; return;
+            default: continue;
+        }
+        x[4] = 1;
+    }
+    switch (n) {
+        case 0: break;
+    }
+    x[5] = 1;
+    switch (n) {}
+}
+"""
+
+
+def test_the_cases_of_a_switch_are_arms():
+    outline = of_cpp(SWITCH)
+    branch, behind = outline.branch(6, 16), outline.innermost(19)
+    assert (branch.first, branch.last) == (4, 18)
+    assert [(arm.first, arm.last) for arm in branch.parts] == [(5, 9), (10, 16), (17, 17)]
+    assert outline.branch(6, 8) is None  # The first case falls through to the second one.
+    assert outline.branch(13, 16) is None  # A break that not all threads reach
+    assert outline.leaves(branch, "leave", 17) and not outline.leaves(branch, "leave", 16)
+    assert outline.leaves(branch, "return", 16)
+    assert not outline.all_reach_end(behind)
+    assert [part.kind for part in outline.function(2).parts] == ["loop", "branch", "statement", "statement"]
+
+
 @pytest.mark.parametrize(
     "before",
     ["if (n > 3)\n        n = 3;\n\n    ", "if (n > 3) return;\n\n    ", "if (n > 3) n = 3; ", "n = 3; "],

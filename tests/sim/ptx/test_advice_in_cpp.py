@@ -68,6 +68,26 @@ extern "C" __global__ void kernel(const float *x, float *out) {
     else empty(half, out, t);
 }
 """
+SWITCH = """
+extern "C" __global__ void kernel(const float *x, float *out) {
+    __shared__ float half[32];
+    int t = threadIdx.x;
+    switch (t / 32) {
+        case 0:
+            half[t] = x[t];
+            break;
+        case 1: {
+            for (int i = 0; i < 2; i++) {
+                if (i) break;
+                out[t] = half[t - 32];
+            }
+            break;
+        }
+        default:
+            out[t] = 1;
+    }
+}
+"""
 RING = """
 __device__ unsigned place(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ void create(unsigned long long *b, int n) {
@@ -182,6 +202,24 @@ CASES = {
         " __syncthreads(), where every thread of the block reaches it, then the other arm",
         "else empty",
         "__syncthreads(); if (t >= 32) empty",
+    ),
+    "cases of a switch": (
+        SWITCH,
+        "opposite arms",
+        "divide the branch at line 5 into two branches: first the arm whose access must come first, then"
+        " __syncthreads(), where every thread of the block reaches it, then the other arm",
+        "        case 1:",
+        "    }\n    __syncthreads();\n    switch (t / 32) {\n        case 1:",
+    ),
+    "cases that call": (
+        ARMS_THAT_CALL.replace(
+            "if (t < 32) fill(half, x, t);", "switch (t / 32) {\n case 0: fill(half, x, t); break;"
+        ).replace("else empty(half, out, t);", "default: empty(half, out, t); }"),
+        "opposite arms",
+        "divide the branch at line 11 into two branches: first the arm whose access must come first, then"
+        " __syncthreads(), where every thread of the block reaches it, then the other arm",
+        "default:",
+        "}\n __syncthreads();\n switch (t / 32) {\n case 0: break;\n default:",
     ),
     "early arrival of a ring": (
         RING.replace(READ + LEAVE, LEAVE + READ),
