@@ -19,6 +19,7 @@ Read the files in this order:
     named_barrier   PTX's sixteen barriers for subsets of a block
     warp            warp operations: shuffles, votes, matrix products
     lane_masks      the masks that lanes pass to one call of a warp operation
+    equal_operands  operands that must be equal in all lanes of a warp
     mbarrier        the finding for a wait on an mbarrier that never completes
     fiber, generator, os_thread   three kinds of coroutines
     watchdog        interrupts a thread that neither ends nor waits

@@ -6,6 +6,7 @@ from math import prod
 
 from sim.engine.barrier import distinct_witnesses
 from sim.engine.cluster import CLUSTER, Cluster, cluster_index, deadlock_finding
+from sim.engine.equal_operands import EqualOperands
 from sim.engine.lane_masks import LaneMasks
 from sim.engine.scheduler import FINISHED, ONE_OF_BLOCK, PARKED, YIELDED
 from sim.errors import Abandoned, LaunchError, OutOfTurns, Stuck
@@ -110,7 +111,7 @@ class Block:
         self.epoch = 0  # number of barriers passed
         self.shared = {}  # declaration of a shared array -> Array
         self.warp_groups = {}  # key -> Group (sim.engine.warp)
-        self.lane_masks = LaneMasks()
+        self.lane_masks, self.equal_operands = LaneMasks(), EqualOperands()
         self.warpgroup_arrivals = {}  # key -> Arrivals (sim.engine.warpgroup)
         self.registers = None  # the RegisterPool (sim.engine.register_pool), if the block executes setmaxnreg
         self.named_barriers = {}  # number -> NamedBarrier

@@ -235,9 +235,10 @@ class Scheduler:
 
     def operand_finding(self, thread, error, site):
         """Return the finding for an InvalidOperand, which an instruction at this site raised."""
-        witness = self.context.witness("executes", site, thread)
+        threads = error.threads or (thread,)
+        witnesses = tuple(self.context.witness("executes", site, thread) for thread in threads)
         return Finding(
-            "invalid-operand", "error", error.verdict, (witness,), reason=error.reason, fix=error.fix
+            "invalid-operand", "error", error.verdict, witnesses, reason=error.reason, fix=error.fix
         )
 
     def report_no_progress(self, thread, site, decided=True):

@@ -378,7 +378,12 @@ class Run:
         at, scheduler = self.wait_point(place), self.scheduler
         if space is None:
             return self.waiting_function(functools.partial(warp.join, scheduler, entry, at))
-        memory = AddressMemory(self.memory, entry.name, sites)
+        call = self.call_on_memory(entry, at, space, sites)
+        return self.with_equal_operands(call, entry, at, sites) if entry.name.startswith("wmma") else call
+
+    def call_on_memory(self, entry, at, space, sites):
+        """Return the function that executes a warp instruction whose operands or results are in memory."""
+        scheduler, memory = self.scheduler, AddressMemory(self.memory, entry.name, sites)
         if entry.put is not None:
 
             def put(*given, **more):
@@ -392,6 +397,22 @@ class Run:
         return lambda *given, **more: warp.arrive(
             scheduler, entry, at, *entry.fetch(memory, space, *given, **more)
         )
+
+    def with_equal_operands(self, function, entry, at, sites):
+        """Return a function that first compares the address and the stride that the lanes of a warp pass."""
+        context, action = self.context, "load" if entry.put is None else "store"
+
+        def compare(address, stride):
+            thread = context.thread
+            thread.block.equal_operands.compare(f"wmma.{action}", thread, at, address, stride)
+
+        compare = with_site(compare, sites[action])
+
+        def call(address, *registers, stride=0):
+            compare(address, stride)
+            return function(address, *registers, stride=stride)
+
+        return call
 
     def transfer(self, entry, sites, *options):
         """Return the function that executes a MemoryInstruction. Any error that it raises names the site of

@@ -274,15 +274,49 @@ PLANTED = {
 }  # fmt: skip
 
 
-def reported(body, threads):
+def reported(body, threads, rows=16, **options):
+    """Return (Report, result, input) for arrays of `rows` rows of 16 elements."""
     kernel_ = load_ptx(f"{HEAD}{TILE}{body}\n    ret;\n}}")["k"]
-    x, y = np.arange(256, dtype=np.float32).reshape(16, 16), np.zeros((16, 16), np.float32)
-    return simulate(kernel_, on_finding="report")[1, threads](x, y), y, x
+    x = np.arange(16 * rows, dtype=np.float32).reshape(rows, 16)
+    y = np.zeros_like(x)
+    return simulate(kernel_, on_finding="report", **options)[1, threads](x, y), y, x
 
 
 def launched(body, threads):
     report, y, x = reported(body, threads)
     return sorted({finding.kind for finding in report.errors}), y, x
+
+
+ODD = "and.b32 %r3, %r0, 1;"
+OTHER_LINE = f"{ODD} mul.wide.u32 %x2, %r3, 64; add.u64 %x{{0}}, %x{{0}}, %x2;"
+OTHER_STRIDE = f"{ODD} shl.b32 %r3, %r3, 3; add.u32 %r3, %r3, 16;"
+
+
+@pytest.mark.parametrize("engine", ["auto", "fibers", "threads", "native"])
+@pytest.mark.parametrize(
+    "body, verdict",
+    [
+        (OTHER_LINE.format(0) + LOAD_C + STORE, "addresses that are 64 bytes apart to wmma.load"),
+        (LOAD_C + OTHER_LINE.format(1) + STORE, "addresses that are 64 bytes apart to wmma.store"),
+        (OTHER_STRIDE + LOAD_C.replace(", 16;", ", %r3;") + STORE, "the strides 16 and 24 to wmma.load"),
+        (OTHER_STRIDE + LOAD_C + STORE.replace(", 16;", ", %r3;"), "the strides 16 and 24 to wmma.store"),
+    ],
+)
+def test_lanes_must_pass_the_same_matrix(body, verdict, engine):
+    for seed in range(2):
+        findings = reported(body, 32, engine=engine, seed=seed, rows=32)[0].findings
+        (finding,) = [f for f in findings if f.kind == "invalid-operand"]
+        assert finding.verdict == f"lanes 0 and 1 of a warp pass {verdict}"
+        assert [access.thread for access in finding.accesses] == [(0, 0, 0), (1, 0, 0)]
+        assert finding.reason.startswith("The lanes of a warp access one matrix together")
+
+
+def test_warps_and_iterations_may_pass_other_matrices():
+    """Check addresses that differ between two warps, and between the iterations of a loop."""
+    move = "shr.u32 %r2, %r0, 5; mul.wide.u32 %x2, %r2, 1024; add.u64 %x0, %x0, %x2; add.u64 %x1, %x1, %x2;"
+    step = "add.u64 %x0, %x0, 2048; add.u64 %x1, %x1, 2048; add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 2;"
+    report, y, x = reported(f"{move} NEXT: {LOAD_C} {STORE} {step} @%p2 bra NEXT;", 64, rows=64)
+    assert report.findings == () and np.array_equal(y, x)
 
 
 def test_the_advice_about_a_missing_lane_mentions_no_mask():
