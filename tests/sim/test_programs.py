@@ -903,3 +903,33 @@ def test_simulated_memory_is_not_where_the_host_has_its_own():
 def test_arguments_need_no_separator(built):
     status, _, err = process_of("run", built("host_writes"), 5)
     assert status == 1 and "unsynchronized-access" in err
+
+
+OUTSIDE_MAPPED = """
+#include <cstdlib>
+__global__ void increment(int *x, int i) { x[i]++; }
+int main(int argc, char **argv) {
+    int *x, n = 100;
+    if (atoi(argv[1])) cudaMallocManaged(&x, n * sizeof *x);
+    else cudaMallocHost(&x, n * sizeof *x);
+    for (int i = 0; i < n; i++) x[i] = i;
+    increment<<<1, 1>>>(x, atoi(argv[2]));
+    cudaDeviceSynchronize();
+    if (atoi(argv[1])) cudaFree(x);
+    else cudaFreeHost(x);
+    if (argc > 3) increment<<<1, 1>>>(x, 1), cudaDeviceSynchronize();
+}
+"""
+
+
+@needs_nvcc
+def test_an_access_outside_mapped_memory_is_out_of_bounds(run, tmp_path):
+    (tmp_path / "mapped.cu").write_text(OUTSIDE_MAPPED)
+    program = build(tmp_path / "mapped.cu", tmp_path / "mapped.so")
+    for managed in (0, 1):
+        for index in (-1, 100):
+            _, _, told = run(program, managed, index)
+            assert f"out-of-bounds: x[{index}] is outside x, whose shape is 100" in told
+            assert "use-after-free" not in told
+        _, _, told = run(program, managed, 1, "after")
+        assert "use-after-free: " in told and "out-of-bounds" not in told
