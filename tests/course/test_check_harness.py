@@ -1,7 +1,9 @@
 """Tests of the check harness: which answers pass or fail, and with which messages."""
 
+import hashlib
 import itertools
 import math
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ import torch
 from course import check
 from course.check import dialect, lesson18, letters, patience, tensors
 from course.check.harness import CheckFailed, NotChecked, compare, exercise, explained, fail
-from course.check.words import ROUNDED
+from course.check.words import ROUNDED, Interrupted
 from course.progress import done
 
 
@@ -261,7 +263,30 @@ def in_a_library(number):
     return sum(itertools.takewhile(lambda power: power, itertools.repeat(0.0 * number + 1)))
 
 
-@pytest.mark.parametrize("answer", [endless, stubborn, in_a_library])
+def waits_for_a_lock(number):
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def waits_for_an_event(number):
+    threading.Event().wait()
+
+
+def waits_for_a_thread(number):
+    thread = threading.Thread(target=threading.Event().wait, daemon=True)
+    thread.start()
+    thread.join()
+
+
+def sleeps(number):
+    time.sleep(1_000_000)
+
+
+WAITS = [waits_for_a_lock, waits_for_an_event, waits_for_a_thread, sleeps]
+
+
+@pytest.mark.parametrize("answer", [endless, stubborn, in_a_library, *WAITS])
 def test_a_loop_that_does_not_end_is_stopped_after_a_stated_time(impatient, answer):
     said = message(double, answer, seed=5)
     assert said.startswith(
@@ -282,6 +307,28 @@ def test_time_in_launches_counts_towards_another_limit(impatient, monkeypatch):
     monkeypatch.setattr(watch, "throw", lambda kind: thrown.append(kind) or watch.over.set())
     watch.run()
     assert thrown == [patience.DoesNotEnd] and watch.waited == 0.6
+
+
+def test_an_interrupt_by_the_user_is_no_time_limit(impatient):
+    def interrupted(number):
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted, match="interrupted in line 2 of interrupted"):
+        double(interrupted, seed=5)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_c_function_that_cannot_be_stopped_is_reported(impatient, monkeypatch, capfd):
+    """Run a C function without the global interpreter lock. A signal cannot interrupt it."""
+    monkeypatch.setattr(patience, "GRACE", 0.1)
+
+    def in_c(number):
+        return len([hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 4_000_000) for _ in range(2)])
+
+    said = message(double, in_c, seed=5)
+    assert "stopped because your code was still running after 0.2 seconds" in said
+    assert capfd.readouterr().err.count("cannot be stopped. Restart the kernel.") == 1
 
 
 def test_nothing_is_thrown_once_the_check_is_over(impatient):

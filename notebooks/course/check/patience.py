@@ -1,6 +1,8 @@
 """Time limits for the learner's code in a check."""
 
+import _thread
 import ctypes
+import signal
 import sys
 import threading
 from contextlib import contextmanager
@@ -9,6 +11,8 @@ INTERVAL = 0.5  # sampling interval in seconds
 PATIENCE = 60  # limit in seconds for the learner's own code, excluding launches
 # limit in seconds including launches; the simulator itself stops launches without progress
 WITH_LAUNCHES = 600
+# seconds after which a message reports learner's code that does not react to DoesNotEnd
+GRACE = 10
 
 
 class DoesNotEnd(BaseException):
@@ -29,6 +33,7 @@ def patience(is_theirs, is_launch):
     is_launch: predicate for the frames of a launch.
     """
     watch = Watch(threading.get_ident(), sys._getframe(2), is_theirs, is_launch)
+    watch.handle_signals()
     threading.Thread(target=watch.run, daemon=True).start()
     try:
         yield watch
@@ -44,15 +49,19 @@ class Watch:
         self.is_theirs, self.is_launch = is_theirs, is_launch
         self.over, self.acting = threading.Event(), threading.Lock()
         self.alone = self.in_all = self.waited = 0
+        self.handler = None  # the previous handler of SIGINT, if the watched thread is the main thread
+        # Whether the handler has to raise DoesNotEnd, and for how many seconds it has not been called since.
+        self.late, self.ignored = False, 0
 
     def run(self):
         while not self.over.wait(INTERVAL):
             is_theirs, is_launch = self.look()
+            self.report_unstoppable()
             if is_theirs:
                 self.in_all += INTERVAL
                 self.alone += 0 if is_launch else INTERVAL
-                self.waited = PATIENCE if self.alone >= PATIENCE else WITH_LAUNCHES
                 if self.alone >= PATIENCE or self.in_all >= WITH_LAUNCHES:
+                    self.waited = PATIENCE if self.alone >= PATIENCE else WITH_LAUNCHES
                     self.throw(DoesNotEnd)
                     # Raise the exception again in case a bare `except` caught it.
                     self.alone = self.in_all = 0
@@ -70,10 +79,55 @@ class Watch:
             frame = frame.f_back
         return theirs, launch
 
+    def handle_signals(self):
+        """Let SIGINT raise DoesNotEnd once a limit is exceeded. Only the main thread can handle signals.
+
+        Unlike PyThreadState_SetAsyncExc, a signal also ends time.sleep, and a wait for a lock, an event or
+        another thread.
+        """
+        # The handler is None if it was not installed from Python, and could then not be restored.
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT):
+            self.handler = signal.signal(signal.SIGINT, self.on_signal)
+
+    def on_signal(self, number, frame):
+        """Raise DoesNotEnd if a limit is exceeded. Otherwise, pass the signal to the previous handler."""
+        if self.late:
+            self.late = False
+            raise DoesNotEnd
+        if callable(self.handler):
+            self.handler(number, frame)
+
+    def report_unstoppable(self):
+        """Print a message if DoesNotEnd has not been raised for GRACE seconds.
+
+        No exception can stop a function that is written in C. If it also keeps the global interpreter lock,
+        as sum(itertools.count()) does, no other thread of Python runs, and there is no message either.
+        """
+        if not self.late:
+            self.ignored = 0
+            return
+        self.ignored += INTERVAL
+        if self.ignored - INTERVAL < GRACE <= self.ignored:
+            print(
+                f"Your code was still running after {self.waited} seconds, inside a function that is not"
+                " written in Python, which cannot be stopped. Restart the kernel.",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def throw(self, exception):
-        """Raise the exception in the watched thread at its next bytecode, unless the check is over."""
+        """Raise the exception in the watched thread, unless the check is over. Without a handler of signals,
+        this happens at the next bytecode of the thread."""
         with self.acting:
-            if not self.over.is_set():
+            if self.over.is_set():
+                return
+            if self.handler is not None:
+                self.late = True
+                if hasattr(signal, "pthread_kill"):
+                    signal.pthread_kill(self.thread, signal.SIGINT)
+                else:
+                    _thread.interrupt_main()
+            else:
                 thread, what = ctypes.c_ulong(self.thread), ctypes.py_object(exception)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, what)
 
@@ -91,4 +145,6 @@ class Watch:
             for _ in range(3):
                 pass
         except DoesNotEnd:
-            pass
+            self.over.set()  # The exception may have been raised before the statement above.
+        if self.handler is not None:
+            signal.signal(signal.SIGINT, self.handler)
