@@ -33,7 +33,7 @@ class Forecast:
         # to convergence, but not in a counter that has missed its bound.
         self.wanders = False
 
-    def is_due(self, now, interval):
+    def is_due(self, now, interval=inf):
         """Return whether it is time for another sample: `interval` seconds after the last one, but at most
         INTERVAL. A number that rises may be equal in two samples that are too close."""
         return not self.samples or now - self.samples[-1][0] > min(interval, INTERVAL)

@@ -190,7 +190,7 @@ class LoopLimits:
             raise Stuck(site, True)
         check = self.progress_check
         stuck = check.nothing_changes(site, frame)
-        if self.forecast.is_due(now, self.patience / 2):
+        if self.forecast.is_due(now, self.patience / 2 if stuck is False else inf):
             self.forecast.take(now, context, frame)
             self.ends = now - self.moved + self.forecast.seconds_left() <= self.longest()
         factor = COMPARING if stuck is None else 1

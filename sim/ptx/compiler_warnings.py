@@ -35,7 +35,6 @@ NUMBERS = {
     836: (BEHAVIOUR, "return the value instead of a reference"),
     940: (VALUE, "return a value on every path through the function"),
     1056: (BEHAVIOUR, "return the value, or let the caller pass a pointer to its own variable"),
-    20054: (VALUE, "let one thread assign the initial value, and put __syncthreads() after the assignment"),
 }
 
 

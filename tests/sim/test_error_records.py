@@ -434,14 +434,14 @@ def test_an_exception_that_the_interpreter_does_not_reach_names_its_thread(monke
         report_of(raises_an_exception, "native", 2)
 
 
-# Threads from 40 on do not reach the first barrier.
+# The second warp does not reach the first barrier.
 BRANCH = """
 .visible .entry branch(.param .u64 y)
 {{
     .reg .pred %p<2>; .reg .b64 %d<3>; .reg .b32 %r<2>;
     ld.param.u64 %d1, [y]; mov.u32 %r1, %tid.x; mul.wide.u32 %d2, %r1, 4; add.s64 %d1, %d1, %d2;
     st.global.u32 [%d1], %r1;
-    setp.ge.u32 %p1, %r1, 40; @%p1 bra ELSE;
+    setp.ge.u32 %p1, %r1, 32; @%p1 bra ELSE;
     bar.sync 0;
     bra END;
 ELSE:

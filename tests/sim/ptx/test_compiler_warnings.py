@@ -38,7 +38,7 @@ WANTED = {
     "by_macro": {("uninitialized-read", 5, 940)},
     "by_header": {("uninitialized-read", 1, 940)},
     "early": {("uninitialized-read", 13, 549)},
-    "shared": {("uninitialized-read", 16, 20054)},
+    "shared": set(),  # the usual way to declare a cuda::barrier has this warning
     "dangling": {("misuse", 6, 1056), ("misuse", 7, 836)},
     "divided": {("misuse", 18, 39)},
     "assigned": {("misuse", 19, 187)},
