@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import sim
@@ -182,6 +183,19 @@ def test_the_bug_is_found_and_the_fixed_program_is_clean(page, form, run, engine
     if form.message:
         assert without_addresses(form.message) == without_addresses(found[-1])
     assert run_form(page, form, run, form.fixed, tmp_path, engine) == []
+
+
+def test_the_pages_mention_that_equal_writes_are_a_warning():
+    @sim.cuda.jit
+    def set_flag(flag):
+        flag[0] = 1
+
+    (finding,) = sim.simulate(set_flag)[1, 2](np.zeros(1)).findings
+    assert (finding.kind, finding.severity) == ("race-global", "warning")
+    readme = (ROOT / "sim" / "README.md").read_text(encoding="utf-8")
+    row = next(line for line in readme.splitlines() if line.startswith("| `race-shared`, `race-global` |"))
+    texts = [row, *(pages.page(name).text for name in ("race-shared", "race-global"))]
+    assert all("is a warning" in text or "only a warning" in text for text in texts)
 
 
 def test_only_the_first_form_has_a_message():
