@@ -107,6 +107,9 @@ class Context:
         self.searches: dict[int, object] = {}
         # site of a loop -> site of the load that a compiler moved out of it (sim.ptx.hoisted)
         self.hoisted: dict[int, int] = {}
+        # (function, called function) in generated code -> site of the first such call; None if a pointer is
+        # called
+        self.call_sites: dict[tuple[str, str | None], int] = {}
 
     def begin_observers(self, observers):
         """Subscribe the observers to the events whose hooks they override."""

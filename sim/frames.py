@@ -4,6 +4,7 @@ import functools
 import linecache
 import sys
 import traceback
+from collections import Counter
 
 from sim.events import SITES, Site
 
@@ -75,6 +76,21 @@ def site_of_error(error):
     of_kernel = [(frame, line) for frame, line in frames if not is_simulator_frame(frame)]
     frame, line = (of_kernel or frames)[-1]
     return SITES.add(site_at(frame.f_code, line, 0, "loop"))
+
+
+def recursive_call(error, call_sites):
+    """Return the number of the site of the innermost call in a recursion that raised RecursionError.
+
+    call_sites: as in Context.
+    """
+    frames = [(f, line) for f, line in traceback.walk_tb(error.__traceback__) if not is_simulator_frame(f)]
+    codes = [frame.f_code for frame, _ in frames]
+    repeated = Counter(codes).most_common(1)[0][0]
+    called = max(at for at, code in enumerate(codes) if code is repeated)
+    frame, line = frames[max(called - 1, 0)]
+    caller = frame.f_code.co_name
+    known = call_sites.get((caller, repeated.co_name), call_sites.get((caller, None)))
+    return SITES.add(site_at(frame.f_code, line, 0, "call")) if known is None else known
 
 
 def format_none_parameters(error):

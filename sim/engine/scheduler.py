@@ -1,11 +1,13 @@
 """The scheduler's loop. It resumes one thread at a time, opens barriers, and reports why no thread can
 run."""
 
+import sys
+
 from sim.engine import attempts, barrier, mbarrier, named_barrier, register_pool, warp, warpgroup
 from sim.engine.cluster import CLUSTER
 from sim.errors import OutOfTime, OutOfTurns, SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
-from sim.frames import format_none_parameters, site_of_error
+from sim.frames import format_none_parameters, recursive_call, site_of_error
 from sim.isa.invalid import InvalidOperand
 
 # The number of times that a thread that has lost a compare-and-swap may continue where it would otherwise
@@ -46,6 +48,7 @@ FIX_UNDECIDED = (
     "if the kernel is only slow, let it continue: simulate(kernel, max_steps=10**9) stops it only after that"
     " many iterations; otherwise look at what should end the loop"
 )
+PYTHON_LIMIT = "maximum recursion depth"  # part of the message of Python's own RecursionError
 STOPPED = (
     "stopped before its end, so its results are incomplete: the simulator could not decide whether a loop"
     " ends; simulate(kernel, max_steps=10**9) lets it continue"
@@ -201,6 +204,12 @@ class Scheduler:
         error = thread.error
         if isinstance(error, (SimulatorError, OutOfTime)):
             raise error
+        if isinstance(error, RecursionError):
+            site = recursive_call(error, self.context.call_sites)
+            self.context.findings.append(
+                recursion_finding(error, self.context.witness("calls", site, thread))
+            )
+            raise Stuck from error
         if not isinstance(error, Stuck):
             number = site_of_error(error)
             site = SITES[number]
@@ -418,3 +427,22 @@ class Scheduler:
                 thread.fiber.abandon()
             thread.done = True
         block.alive, block.ready = 0, []
+
+
+def recursion_finding(error, witness):
+    """Return the finding for a RecursionError: calls are nested more deeply than the simulator allows."""
+    fix = "look at the condition that should end the recursion, or replace the recursion by a loop"
+    if PYTHON_LIMIT in str(error):
+        limit = f"The simulator stops at Python's limit of {sys.getrecursionlimit():,} active calls."
+        fix += "; if the recursion is only deep, raise the limit with sys.setrecursionlimit"
+    else:
+        limit = f"The simulator stops when {error}."
+    return Finding(
+        "undecided",
+        "error",
+        "a recursion has too many active calls, and the simulator could not decide whether it ends",
+        (witness,),
+        reason=f"{limit} On a GPU, the active calls of a thread must fit into its stack, which has 1 KB"
+        " unless the host sets cudaLimitStackSize.",
+        fix=fix,
+    )

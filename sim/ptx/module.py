@@ -252,6 +252,7 @@ class Kernel(base.Kernel):
         context.kernel, context.language = self.__name__, self.module.origin.language
         context.outline, context.timed = self.module.origin.outline, program.timed
         context.hoisted, context.noncoherent = program.hoisted, program.noncoherent
+        context.call_sites = program.call_sites
         context.overwriting |= program.field_updates
         context.speculative, context.deciding = program.speculative, program.deciding
         context.mbarriers = "mbarrier_init" in program.used

@@ -223,11 +223,21 @@ class Operations:
         """Return the name of a directly called function. Raise Missing if it does not exist."""
         if self.is_defined(name):
             self.pending.append(self.text.functions[name])
-            return python_name(self.text.functions[name].name, "run")
+            called = python_name(self.text.functions[name].name, "run")
+            self.note_call(called)
+            return called
         provided = device_runtime.function_name(self, name)
         if provided is None:
             raise Missing(f"{self.item.opcode} of {name}, which the module does not define")
         return provided
+
+    def note_call(self, called):
+        """Record the site of a call for the finding about a recursion.
+
+        called: the name of the called function in the generated source, or None for a pointer.
+        """
+        caller = python_name(self.function.name, "run")
+        self.call_sites.setdefault((caller, called), self.site("call"))
 
     def pointer_call(self, returns, arguments):
         """Return the name of the Callee for an indirect call.
@@ -235,6 +245,7 @@ class Operations:
         returns, arguments: the sizes in bytes of the results and of the arguments.
         """
         self.calls_pointers = True
+        self.note_call(None)
         rest = self.site("call"), returns, arguments, self.tracks and needs_origins(self.text, self.function)
         code = calls.code_base(self.text)
         return self.new_name("callee", lambda run: calls.Callee(run.context, code, *rest))

@@ -67,6 +67,7 @@ class Program(Operations):
         # loads whose value a thread may discard.
         self.noncoherent, self.field_updates, self.speculative = set(), set(), set()
         self.hoisted = {}  # site of a loop -> site of the load that the compiler moved out of it
+        self.call_sites = {}  # as in Context
         # site of a loop -> the variables that decide when it ends, or None (sim.ptx.polling)
         self.deciding = {}
         # `joins` contains the names of functions in which a thread waits, if the kernel itself calls them and

@@ -5,11 +5,12 @@ indirect call must run too. Realistic kernels are in cuda/.
 """
 
 import re
+import sys
 
 import numpy as np
 import pytest
 
-from sim import LaunchError, load_ptx, simulate
+from sim import LaunchError, load_cuda, load_ptx, simulate
 
 FUNCTION = """
 .visible .func (.param .b32 result) {name}(.param .b32 x)
@@ -215,3 +216,50 @@ def test_recursion_through_a_pointer():
     declared = parts[0].split("{")[0] + ";"
     report, y = launched("mov.u64 %d5, sums;" + CALL, declared, parts[1], parts[0], threads=40)
     assert report.findings == () and y == [t * (t + 1) // 2 for t in range(40)]
+
+
+RECURSION = """
+__device__ int odd(int n, const int* p);
+__device__ __noinline__ int even(int n, const int* p) {
+  if (n == 0) return 0;
+  char own[SIZE];
+  for (int i = 0; i < SIZE; i++) own[i] = p[i];
+  int r = odd(n - 1, p + 1) + *p;
+  return r * (n & 1 ? 1 : own[n % SIZE]);
+}
+__device__ __noinline__ int odd(int n, const int* p) {
+  int r = even(n - 1, p + 1) * 3;
+  return r ^ *p;
+}
+extern "C" __global__ void k(const int* x, int* y, int n) { y[threadIdx.x] = even(n, x); }
+"""
+
+
+@pytest.mark.parametrize("engine", ["auto", "fibers", "threads", "native"])
+@pytest.mark.parametrize(
+    "size, lines, limit",
+    [(1, (7, 11), f"limit of {sys.getrecursionlimit():,}"), (8192, (11,), "the stack has 8")],
+)
+def test_a_deep_recursion_names_the_call_and_the_limit(size, lines, limit, engine, tmp_path):
+    (tmp_path / "k.cu").write_text(RECURSION.replace("SIZE", str(size)))
+    kernel = load_cuda(tmp_path / "k.cu")["k"]
+    x, y = np.zeros(20_000, np.int32), np.zeros(2, np.int32)
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 2](x, y, np.int32(2000))
+    (finding,) = report.findings
+    assert finding.kind == "undecided" and limit in finding.reason
+    site = finding.accesses[0].site
+    assert site.function == "k.cu" and site.line in lines
+    assert simulate(kernel, engine=engine)[1, 2](x, y, np.int32(4)).findings == ()
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads"])
+def test_a_deep_recursion_in_python_names_the_call(engine):
+    def count(n):
+        return 0 if n == 0 else count(n - 1) + 1
+
+    def kernel(x):
+        x[0] = count(len(x) * 2000)
+
+    (finding,) = simulate(kernel, engine=engine, on_finding="report")[1, 1](np.zeros(1)).findings
+    assert (finding.kind, finding.accesses[0].site.function) == ("undecided", "count")
+    assert "sys.setrecursionlimit" in finding.fix
