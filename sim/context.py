@@ -51,6 +51,8 @@ class Context:
         self.schedule, self.poison, self.lane_poison = schedule, poison, poison
         # the record of the operands of comparisons, if this run records them
         self.probe = poison if isinstance(poison, Probe) else None
+        # the same for local memory in PTX; reruns do not change it, because its undefined values are tracked
+        self.local_poison = None
         # the launch's Alignment, which checks the alignment of accesses (sim.memory.alignment)
         self.alignment = None
         self.kernel, self.language = "", "Numba"  # the kernel's name, and its source language

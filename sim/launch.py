@@ -5,6 +5,7 @@ simulate(kernel, ...)[grid, block, stream, shared](*arguments)
 
 import functools
 import inspect
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from sim.engine.collector import pause_collector
 from sim.engine.fiber import Fiber
 from sim.engine.os_thread import OSThread
 from sim.errors import KernelBug, LaunchError, RefusedLaunch
-from sim.events import Finding, Index3, Observer
+from sim.events import Finding, Index3, Observer, Site
 from sim.frontend.names import positional, python_function
 from sim.frontend.resolve import source_of
 from sim.hooks import HOOKS, observer_class
@@ -30,6 +31,7 @@ from sim.observers import DEFAULT
 from sim.observers.poison import link_causes
 from sim.observers.racy_indices import link_races
 from sim.report import Report, merge_findings
+from sim.unoptimized_code import UnoptimizedCheck
 
 
 @functools.cache
@@ -197,10 +199,14 @@ def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *argum
         refuse_return_value(launch.function)
         for argument in classified:
             check_argument(argument)
-    outcome = ENGINES[engine]().run(replace(launch, arguments=classified))
+    launch = replace(launch, arguments=classified)
+    check, began = UnoptimizedCheck(launch), time.process_time()
+    outcome = ENGINES[engine]().run(launch)
+    removed = check.findings(time.process_time() - began, outcome.findings)
     # A kernel in another language rewords the findings in that language's terminology.
     reword = launch.function.reword if isinstance(launch.function, Kernel) else list
     findings = reword(link_races(link_causes(outcome.findings, launch.block)))
+    findings += unreported(reword(removed), findings)
     if isinstance(launch.function, Kernel) and any(
         observer_class(each) in DEFAULT for each in launch.observers
     ):
@@ -218,15 +224,15 @@ def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *argum
 
 
 def unreported(warnings: list[Finding], findings: list[Finding]) -> list[Finding]:
-    """Return the warnings of a compiler, except for those about a line where the launch itself has shown an
-    error of the same kind."""
-    shown = {
-        (f.kind, access.site.function, access.site.line)
-        for f in findings
-        for access in f.accesses
-        if access.site is not None and f.severity == "error"
-    }
-    return [w for w in warnings if w.site and (w.kind, w.site.function, w.site.line) not in shown]
+    """Return the findings in `warnings`, which come from the compiler or from unoptimised code, except for
+    those about a line where the launch itself has shown an error of the same kind."""
+    errors = [f for f in findings if f.severity == "error"]
+    shown = {(f.kind, site.function, site.line) for f in errors for site in sites_of(f)}
+    return [w for w in warnings if shown.isdisjoint((w.kind, s.function, s.line) for s in sites_of(w))]
+
+
+def sites_of(finding: Finding) -> list[Site]:
+    return [site for site in (finding.site, *(a.site for a in finding.accesses)) if site is not None]
 
 
 def refuse_return_value(function: Any) -> None:

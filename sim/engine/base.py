@@ -7,7 +7,7 @@ from types import CodeType
 from typing import Any, Protocol
 
 from sim.device import DeviceSpec
-from sim.events import Column, Finding, Index3, Observer
+from sim.events import Column, Finding, Index3, Observer, Site
 from sim.memory.argument import Argument
 from sim.recording import AsyncEvent, Recording
 
@@ -32,6 +32,20 @@ class Kernel(ABC):
     @abstractmethod
     def reword(self, findings: list[Finding]) -> list[Finding]:
         """Return the findings in the terminology of the kernel's language."""
+
+    seconds_unoptimized = 0.0  # CPU seconds of the checks with unoptimised code (sim.unoptimized_code)
+
+    def unoptimized(self) -> "Kernel | None":
+        """Return the kernel compiled without optimisation, or None if this code cannot show other faults."""
+        return None
+
+    def removed_variables(self) -> set[str]:
+        """Return the names of the shared variables that only the unoptimised code contains."""
+        return set()
+
+    def is_own_source(self, site: Site) -> bool:
+        """Return whether a site is in the program's own source, and not in a library."""
+        return True
 
     def compiler_warnings(self) -> list[Finding]:
         """Return the warnings of the kernel's compiler about undefined behaviour."""

@@ -67,6 +67,8 @@ class Module:
     ) -> None:
         self.text = parse(text)
         self.warnings: tuple[CompilerWarning, ...] = ()
+        # name of a kernel -> CPU seconds of the checks with its unoptimised code
+        self.seconds_unoptimized: dict[str, float] = {}
         self.warned: dict[tuple, list[Finding]] = {}  # (warnings, name of a kernel) -> its findings
         self.folders: list[str] = []  # the folders in which the headers in quotes are
         self.origin = Origin(self.text, source, headers, path)
@@ -119,6 +121,10 @@ class Module:
     def address_space(self) -> PaddedSpace:
         """Return a new address space for a launch of one of the module's kernels."""
         return PaddedSpace()
+
+    def unoptimized(self, name: str) -> "Kernel | None":
+        """Return the kernel with this name in PTX, compiled without optimisation, or None."""
+        return None
 
     def source_texts(self) -> dict[str, str]:
         """Return {absolute path: text} of the source files in which functions are looked for."""
@@ -285,6 +291,31 @@ class Kernel(base.Kernel):
             return in_library_terms(in_language(text, language), source)
 
         return [replace(f, reason=worded(f.reason), fix=worded(f.fix)) for f in findings]
+
+    @property
+    def seconds_unoptimized(self):
+        return self.module.seconds_unoptimized.get(self.function.name, 0.0)
+
+    @seconds_unoptimized.setter
+    def seconds_unoptimized(self, seconds):
+        self.module.seconds_unoptimized[self.function.name] = seconds
+
+    def unoptimized(self):
+        kernel = self.module.unoptimized(self.function.name)
+        if kernel is None:
+            return None
+        program, _ = kernel.program(tracks=True)
+        return kernel if program.has_undefined or self.removed_variables() else None
+
+    def removed_variables(self):
+        kernel = self.module.unoptimized(self.function.name)
+        if kernel is None:
+            return set()
+        names = [{plain_name(v.name) for v in each.program(tracks=True)[0].shared} for each in (kernel, self)]
+        return names[0] - names[1]
+
+    def is_own_source(self, site):
+        return site.file in self.module.source_texts()
 
     def compiler_warnings(self):
         module, name = self.module, plain_name(self.function.name)

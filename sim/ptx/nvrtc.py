@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -27,6 +28,13 @@ HEADERS = (
 # cooperative_groups.h includes parts of cuda::std, which take NVRTC 1 to 2 s. With this option, the header
 # itself defines the few type traits that it needs, and the PTX of a kernel is the same.
 OWN_TRAITS = "-D_CG_LIMIT_INCLUDED_DEPENDENCIES"
+# A source is compiled once more, without optimisation, if its compilation took at most this number of CPU
+# seconds. The unoptimised code is used if it has at most this number of instructions: the translation of
+# 1,000 instructions takes about 0.13 s.
+MOST_SECONDS, MOST_INSTRUCTIONS = 0.25, 4000
+# a section with debug information (DWARF), which takes longer to parse than the code
+DEBUG_SECTION = re.compile(r"^\s*\.section\s+\.debug\w*\s*\{.*?^\s*\}", re.M | re.S)
+HEAP = {"malloc", "free"}  # the names of the functions of the device heap in PTX
 # A source that contains one of these texts may depend on cuda::std, or on a type that the header's own traits
 # do not count as an integer or a float, although cuda::std does.
 NEEDS_STD = re.compile(
@@ -49,6 +57,11 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
     A warning of the compiler about undefined behaviour, such as a variable that is used before its value is
     set, becomes a warning in the report of each launch of the kernel concerned.
 
+    The optimiser may remove an undefined value together with its use, and an access outside an array that it
+    keeps in registers. The first launches of a kernel therefore also run their first and last block in
+    unoptimised code, for a limited time (sim.unoptimized_code). `load_cuda(path, "-G")` compiles the whole
+    module without optimisation, so that each launch shows such faults in all blocks.
+
     Raise LaunchError with the compiler's message, or if NVRTC is not installed.
     """
     path = Path(path)
@@ -68,7 +81,12 @@ class CudaModule(Module):
         )
         self.sources = source, headers, os.path.abspath(path)
         self.instances: dict[str, Kernel] = {}
+        # name of a kernel in PTX -> the kernel in unoptimised code, or None
+        self.debug: dict[str, Kernel | None] = {}
+        self.expression = ""  # the instance of a template in this module
+        began = time.process_time()
         text, _, log = self.compile()
+        self.seconds = time.process_time() - began  # CPU seconds of the compilation
         super().__init__(text, *self.sources)
         self.folders = [option[2:] for option in options if option.startswith("-I")]
         self.warnings = read_log(log, path.parent)
@@ -81,14 +99,39 @@ class CudaModule(Module):
             self.instances[expression] = self.instantiate(expression)
         return self.instances[expression]
 
-    def instantiate(self, expression: str) -> Kernel:
-        """Return the kernel that a C++ expression names, such as "scale<64>" or "space::kernel"."""
-        text, lowered, log = self.compile(expressions=(expression,))
+    def unoptimized(self, name: str) -> Kernel | None:
+        """Return the kernel with this name in PTX, compiled without optimisation.
+
+        Return None if compilation or translation would take too long, or if the kernel uses the heap of the
+        device.
+        """
+        if name not in self.debug:
+            self.debug[name] = None
+            if self.seconds <= MOST_SECONDS:
+                text, *_ = self.compile("-G", expressions=(self.expression,) if self.expression else ())
+                module = self.with_text(DEBUG_SECTION.sub("", text))
+                functions = module.text.functions
+                device = [f for f in functions.values() if not f.entry or f.name == name]
+                count = sum(len(function.body or ()) for function in device)
+                if HEAP.isdisjoint(functions) and count <= MOST_INSTRUCTIONS:
+                    self.debug[name] = Kernel(module, functions[name])
+        return self.debug[name]
+
+    def with_text(self, text: str) -> "CudaModule":
+        """Return a module with another PTX text of the same source, which shares the variables of this
+        module."""
         module = copy.copy(self)
-        module.warnings = read_log(log, os.path.dirname(self.sources[-1]))
         module.text = parse(text)
         module.origin = Origin(module.text, *self.sources)
         self.store.add_variables(module.text)
+        return module
+
+    def instantiate(self, expression: str) -> Kernel:
+        """Return the kernel that a C++ expression names, such as "scale<64>" or "space::kernel"."""
+        text, lowered, log = self.compile(expressions=(expression,))
+        module = self.with_text(text)
+        module.debug, module.seconds_unoptimized, module.expression = {}, {}, expression
+        module.warnings = read_log(log, os.path.dirname(self.sources[-1]))
         function = module.text.functions.get(lowered[expression])
         if function is None or not function.entry:
             names = ", ".join(self.names) or "none"

@@ -20,6 +20,7 @@ from sim.ptx.grid_sync import GridSync
 from sim.ptx.operations import Operations
 from sim.ptx.syntax import python_name
 from sim.ptx.timed import timed_registers
+from sim.ptx.undefined import has_locals
 from sim.ptx.unsupported import refusal_message, refuse
 from sim.ptx.volatile import Uses, VolatileLoads
 
@@ -57,6 +58,7 @@ class Program(Operations):
         self.acts = False  # whether threads act on the results of atomics
         self.stores = False  # whether the source stores to memory
         self.fenced = False  # whether the source has fences
+        self.has_undefined = False  # whether a function has local variables or registers without a value
         self.receives = False  # whether threads receive signals, which fences order (sim.ptx.effects)
         # the ids of the instructions of a destructor, which affect no other thread
         self.unobserved = destructor_of(entry)
@@ -111,6 +113,7 @@ class Program(Operations):
         self.function = function
         writer = Writer(self, function, self.branches)
         lines = writer.write()
+        self.has_undefined |= bool(writer.origins.unset) or has_locals(function)
         names = {writer.names[name] for name in timed_registers(function) & writer.names.keys()}
         self.timed[python_name(function.name, "run")] = frozenset(names)
         self.note_effects(function)

@@ -106,7 +106,7 @@ class RegionTable:
             frames.regions.append(Region(allocation, fresh_memory(nbytes, None), base))
         region = frames.regions[frames.depth]
         frames.depth += 1
-        region.root[:] = fresh_memory(nbytes, None)
+        region.root[:] = fresh_memory(nbytes, None, self.context.local_poison)
         region.marks = bytearray(nbytes) if self.context.enabled.unwritten else None
         region.written = None if region.marks is None else np.frombuffer(region.marks, bool)
         region.origins = {}
