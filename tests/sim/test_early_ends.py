@@ -247,8 +247,9 @@ def spreads_labels(label, rounds, n):
 def test_the_limit_of_the_interpreter_does_not_end_a_comparison_of_threads(monkeypatch):
     """Check an endless loop with an error in each iteration. Its threads are compared when the limit ends."""
     monkeypatch.setattr(launch, "SECONDS_AFTER_ERROR", 0.01)
-    monkeypatch.setattr(explain, "seconds_to_explain", lambda attempt: 0.5)
-    monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 0.3)
+    monkeypatch.setattr(explain, "seconds_to_explain", lambda attempt: 1.0)
+    monkeypatch.setattr(loop_limits, "FIRST_PATIENCE", 0.05)
+    monkeypatch.setattr(loop_limits, "LEAST_ITERATIONS", 1)
     arguments = np.arange(33, dtype=np.int32), np.zeros(1, np.int32), 33
     report = simulate(spreads_labels, engine="native", on_finding="report")[1, 64](*arguments)
     assert {finding.kind for finding in report.findings} == {"out-of-bounds", "no-progress"}
