@@ -143,8 +143,8 @@ class Facts(AccessPair):
         header = calls and calls.outline.lines[calls.low]
         if calls is None or tickets.HEADER.match(header.strip()) is None:
             return False
-        # The condition reads the element, so the second access is the load.
-        if calls.calls and not calls_of(calls.names[1], " ".join(tickets.conjuncts(header))):
+        reads = calls.names[self.other.action == "load"]  # the name of the function that reads the element
+        if calls.calls and not calls_of(reads, " ".join(tickets.conjuncts(header))):
             return False
         return tickets.branch_with_header(calls.outline, calls.low, calls.high) is not None
 
