@@ -53,6 +53,7 @@ class Context:
         self.probe = poison if isinstance(poison, Probe) else None
         # the same for local memory in PTX; reruns do not change it, because its undefined values are tracked
         self.local_poison = None
+        self.prints = True  # whether printf in PTX prints
         # the launch's Alignment, which checks the alignment of accesses (sim.memory.alignment)
         self.alignment = None
         self.kernel, self.language = "", "Numba"  # the kernel's name, and its source language

@@ -16,7 +16,6 @@ that are not certain. A finding is certain if its access is in the program's own
 import contextlib
 import functools
 import hashlib
-import io
 import time
 from dataclasses import replace
 
@@ -36,7 +35,7 @@ from sim.observers import Bounds, Uninitialized
 from sim.reruns import ENDLESS, Effects
 
 # The CPU seconds of the run are the maximum of SECONDS and of SHARE of the launch's own time.
-SECONDS, SHARE = 0.06, 1 / 8
+SECONDS, SHARE = 0.05, 1 / 8
 # After this number of CPU seconds, the further launches of a kernel are not checked in this way.
 SECONDS_OF_KERNEL = 0.3
 MOST_BYTES = 1 << 28  # the maximum size of the memory that is copied
@@ -87,7 +86,7 @@ class UnoptimizedCheck:
             return []
         after = Snapshot([array for array, _ in self.before.saved])
         try:
-            with self.timed(self.kernel), contextlib.redirect_stdout(io.StringIO()):
+            with self.timed(self.kernel):
                 certain = self.certain_findings(max(SECONDS, SHARE * seconds))
             return [replace(f, reason=f"{f.reason} {FOUND_WHERE}") for f in certain]
         except SimulatorError:  # a trap, which the launch itself has reported
@@ -96,12 +95,9 @@ class UnoptimizedCheck:
             after.restore()
 
     def certain_findings(self, seconds):
-        removed = self.kernel.removed_variables()
         context, grid = self.run_part(seconds)
         ended = {index for unit in grid.order[: grid.ended] for index in unit}
-        found = [
-            f for f in context.findings if f.severity == "error" and self.is_certain(f, context, removed)
-        ]
+        found = [f for f in context.findings if f.severity == "error" and self.is_certain(f, context)]
         outside = [f for f in found if f.kind == "out-of-bounds"]
         reads = [
             f for f in found if f.kind == "uninitialized-read" and all(a.block in ended for a in f.accesses)
@@ -110,7 +106,7 @@ class UnoptimizedCheck:
             return outside + reads
         return outside
 
-    def is_certain(self, finding, context, removed):
+    def is_certain(self, finding, context):
         """Return whether a finding concerns the program's own source, and memory of which only the
         unoptimised code shows all accesses."""
         site = finding.accesses[0].site
@@ -119,7 +115,9 @@ class UnoptimizedCheck:
         if finding.array is None:  # a register
             return finding.kind == "uninitialized-read"
         spaces = {a.space for a in context.space.allocations if a.name == finding.array}
-        return spaces == {"local"} or spaces == {"shared"} and finding.array in removed
+        if spaces == {"shared"}:
+            return finding.array in self.kernel.removed_variables()
+        return spaces == {"local"}
 
     def prepare(self, make_grid, observers, poison=None):
         """Return (Context, ThreadProgram, Grid) for a run in unoptimised code."""
@@ -134,6 +132,7 @@ class UnoptimizedCheck:
         make_grid = functools.partial(FirstAndLast, units)
         context, program, grid = self.prepare(make_grid, observers, poison)
         context.lane_poison = context.local_poison = poison
+        context.prints = False  # because the launch itself prints
         context.error_limit.trial = lambda: False
         context.error_limit.end_after(seconds)
         with FiberPool() as fibers:

@@ -57,7 +57,8 @@ def vprintf(run, site, form, values):
         shown.append(read_text(run, site, value) if letter == "s" else chr(value) if letter == "c" else value)
     # Python's % operator supports neither length modifiers nor %p.
     python = re.sub(r"(%[-+ #0]*\d*(?:\.\d+)?)(?:hh|ll|[hlzjt])", r"\1", text).replace("%p", "%#x")
-    print(python % tuple(shown), end="")
+    if run.context.prints:
+        print(python % tuple(shown), end="")
     return len(shown)
 
 

@@ -311,8 +311,9 @@ class Kernel(base.Kernel):
         kernel = self.module.unoptimized(self.function.name)
         if kernel is None:
             return set()
-        names = [{plain_name(v.name) for v in each.program(tracks=True)[0].shared} for each in (kernel, self)]
-        return names[0] - names[1]
+        names = {plain_name(v.name) for v in kernel.program(tracks=True)[0].shared}
+        # The translation of the optimised code takes time, which is wasted if compiled code runs the launch.
+        return names and names - {plain_name(v.name) for v in self.program(tracks=True)[0].shared}
 
     def is_own_source(self, site):
         return site.file in self.module.source_texts()

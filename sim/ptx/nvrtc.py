@@ -34,6 +34,7 @@ OWN_TRAITS = "-D_CG_LIMIT_INCLUDED_DEPENDENCIES"
 MOST_SECONDS, MOST_INSTRUCTIONS = 0.25, 4000
 # a section with debug information (DWARF), which takes longer to parse than the code
 DEBUG_SECTION = re.compile(r"^\s*\.section\s+\.debug\w*\s*\{.*?^\s*\}", re.M | re.S)
+UNOPTIMIZED = {"-G", "--device-debug"}  # the options that compile without optimisation
 HEAP = {"malloc", "free"}  # the names of the functions of the device heap in PTX
 # A source that contains one of these texts may depend on cuda::std, or on a type that the header's own traits
 # do not count as an integer or a float, although cuda::std does.
@@ -83,6 +84,7 @@ class CudaModule(Module):
         self.instances: dict[str, Kernel] = {}
         # name of a kernel in PTX -> the kernel in unoptimised code, or None
         self.debug: dict[str, Kernel | None] = {}
+        self.options = options
         self.expression = ""  # the instance of a template in this module
         began = time.process_time()
         text, _, log = self.compile()
@@ -107,7 +109,7 @@ class CudaModule(Module):
         """
         if name not in self.debug:
             self.debug[name] = None
-            if self.seconds <= MOST_SECONDS:
+            if self.seconds <= MOST_SECONDS and UNOPTIMIZED.isdisjoint(self.options):
                 text, *_ = self.compile("-G", expressions=(self.expression,) if self.expression else ())
                 module = self.with_text(DEBUG_SECTION.sub("", text))
                 functions = module.text.functions

@@ -112,6 +112,14 @@ def test_each_seed_begins_with_the_same_memory(run, built):
     assert "6 launches, 6 clean" in err
 
 
+@needs_nvcc
+def test_the_option_g_shows_faults_that_the_optimiser_removes(run, built):
+    status, _, err = run(built("removed_faults", "-G"), options=["--engine", "native"])
+    assert status == 1
+    found = re.findall(r"^([\w-]+): .*\n.*removed_faults.cu line (\d+)", err, re.M)
+    assert found == [("out-of-bounds", "5"), ("uninitialized-read", "11")], err
+
+
 # --- faults of the host -------------------------------------------------------------------------------------
 
 OF_P = r"the device memory allocated at host_faults.cu:12 \(16 bytes\)"

@@ -129,6 +129,12 @@ def test_each_engine_reports_the_same(module, engine):
     )
 
 
+def test_an_error_takes_the_place_of_a_warning_about_its_line(module):
+    module.seconds_unoptimized.clear()
+    assert [f.site.line for f in module["result"].compiler_warnings()] == [5]
+    assert [f.severity for f in launch(module, "result")[0].findings] == ["error"]
+
+
 def test_results_are_those_of_the_optimised_code(module, monkeypatch):
     module.seconds_unoptimized.clear()
     _, results = launch(module, "some")
@@ -186,8 +192,12 @@ def test_without_the_observers_nothing_runs_again(module):
     assert not module.seconds_unoptimized
 
 
-def test_the_option_g_compiles_without_optimisation(tmp_path):
-    (tmp_path / "k.cu").write_text(kernel_of("k", FAULTS["write"][1]))
-    module = load_cuda(tmp_path / "k.cu", "-G")
-    assert "__local_depot" in "\n".join(module.text.lines)
-    assert kinds(launch(module, "k")[0]) == {"out-of-bounds"}
+@pytest.fixture(scope="module")
+def unoptimized(module):
+    return load_cuda(module.sources[-1], "-G")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_option_g_lets_the_launch_show_the_fault(unoptimized, name):
+    assert unoptimized[name].unoptimized() is None
+    assert kinds(launch(unoptimized, name)[0]) == {FAULTS[name][0]}
