@@ -54,6 +54,8 @@ class Context:
         # the same for local memory in PTX; reruns do not change it, because its undefined values are tracked
         self.local_poison = None
         self.prints = True  # whether printf in PTX prints
+        # Returns whether the function at a Site may copy structures, whose padding has no value.
+        self.may_copy_structures = lambda site: False
         # the launch's Alignment, which checks the alignment of accesses (sim.memory.alignment)
         self.alignment = None
         self.kernel, self.language = "", "Numba"  # the kernel's name, and its source language

@@ -61,6 +61,10 @@ HARMLESS = (
     "In this launch its value appears to have no effect: with several other values there, the accesses and"
     " results are the same."
 )
+COPIED = (
+    "In this launch the value is only copied to the results. That is harmless if it is the padding of a"
+    " structure, or a member that nothing reads."
+)
 # kinds of findings that end a launch early, and after which another rerun would take too long
 ENDLESS = {"no-progress", "undecided", "deadlock", "invalid-operand"}
 
@@ -238,7 +242,8 @@ class Reruns:
                 return []
             effects.add(found)
             if len(effects) > 1:
-                findings[:] = self.judged(findings)
+                same_accesses = len({accesses for accesses, *_ in effects}) == 1
+                findings[:] = [self.softened(f) if same_accesses else f for f in self.judged(findings)]
                 return []
             tried += 1
         if tried >= LEAST_POISONS:
@@ -260,6 +265,15 @@ class Reruns:
         if not any(map(reads_absent_lane, findings)) or self.lanes_matter(findings, values=self.poisons):
             return confirmed(findings)
         return [f for f in findings if not reads_absent_lane(f)]
+
+    def softened(self, finding):
+        """Return the finding as a warning if it is about an unset register of a function that may copy
+        structures. Different values there have led to different results, but to the same accesses."""
+        if not reads_unset_register(finding) or not self.context.may_copy_structures(
+            finding.accesses[0].site
+        ):
+            return finding
+        return replace(finding, severity="warning", reason=COPIED)
 
     def lanes_matter(self, findings, max_turns=inf, values=TRIAL_POISONS):
         """Return whether the effects depend on the values of inactive lanes while unwritten memory has one

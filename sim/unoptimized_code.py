@@ -9,7 +9,8 @@ Memory has the contents from before the launch in this run. Its results are drop
 that are not certain. A finding is certain if its access is in the program's own source and
 
     - an undefined value from local memory, from a register, or from a shared variable that the optimised code
-      does not contain is used, and different values there lead to different accesses or results, or
+      does not contain is used, and different values there lead to different accesses, or to different results
+      of a function that does not copy structures, or
     - an access is outside local memory, or outside such a shared variable.
 """
 
@@ -102,9 +103,14 @@ class UnoptimizedCheck:
         reads = [
             f for f in found if f.kind == "uninitialized-read" and all(a.block in ended for a in f.accesses)
         ]
-        if reads and len({self.effects(grid.ended, poison) for poison in TRIAL_POISONS}) > 1:
-            return outside + reads
-        return outside
+        if not reads:
+            return outside
+        accesses, results = zip(*(self.effects(grid.ended, poison) for poison in TRIAL_POISONS))
+        if len({*accesses}) == 1:
+            # A copy of a structure with padding has different results, too.
+            copies = self.kernel.may_copy_structures
+            reads = [one for one in reads if len({*results}) > 1 and not copies(one.accesses[0].site)]
+        return outside + reads
 
     def is_certain(self, finding, context):
         """Return whether a finding concerns the program's own source, and memory of which only the
@@ -140,11 +146,11 @@ class UnoptimizedCheck:
         return context, grid
 
     def effects(self, units, poison):
-        """Return a key for the effects of the first units with an undefined value."""
+        """Return (key of the accesses, key of the results) of the first units with an undefined value."""
         effects = Effects()
         context, _ = self.run_part(TRIAL_SECONDS, units, poison, [effects])
         memory = [hashlib.blake2b(array).digest() for array, _ in self.before.saved]
-        return effects.digest.digest(), *memory, context.ended_early
+        return (effects.digest.digest(), context.ended_early), tuple(memory)
 
 
 class FirstAndLast(Grid):

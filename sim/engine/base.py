@@ -47,6 +47,10 @@ class Kernel(ABC):
         """Return whether a site is in the program's own source, and not in a library."""
         return True
 
+    def may_copy_structures(self, site: Site) -> bool:
+        """Return whether the function at a site may copy structures, whose padding has no value."""
+        return False
+
     def compiler_warnings(self) -> list[Finding]:
         """Return the warnings of the kernel's compiler about undefined behaviour."""
         return []

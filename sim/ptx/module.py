@@ -28,6 +28,7 @@ from sim.ptx.parse import parse
 from sim.ptx.program import Program
 from sim.ptx.regions import PaddedSpace
 from sim.ptx.run import Run
+from sim.ptx.structures import may_copy_structures
 from sim.ptx.syntax import python_name
 from sim.ptx.variables import Store, Variables
 
@@ -261,6 +262,7 @@ class Kernel(base.Kernel):
         context.call_sites = program.call_sites
         context.overwriting |= program.field_updates
         context.speculative, context.deciding = program.speculative, program.deciding
+        context.may_copy_structures = self.may_copy_structures
         context.mbarriers = "mbarrier_init" in program.used
         context.invalidates = "mbarrier_inval" in program.used
         context.registers_at_launch = entry_registers(self.registers_at_launch(), program.used)
@@ -317,6 +319,14 @@ class Kernel(base.Kernel):
 
     def is_own_source(self, site):
         return site.file in self.module.source_texts()
+
+    def may_copy_structures(self, site):
+        outline = site and self.module.origin.outline(site)
+        function = outline and outline.function(site.line)
+        if function is None:
+            return True
+        text = "\n".join(line for _, line in outline.text(function))
+        return may_copy_structures(text, self.module.source_texts().values())
 
     def compiler_warnings(self):
         module, name = self.module, plain_name(self.function.name)

@@ -29,7 +29,6 @@ FAULTS = {
     ),
     "path": ("uninitialized-read", "int r; if (x[t] > 10) r = 1; else if (x[t] < 5) r = 2; y[t] = r;"),
     "decision": ("uninitialized-read", "bool f; if (x[t] > 100) f = true; if (f) y[t] = 1; else y[t] = 2;"),
-    "member": ("uninitialized-read", "V v; v.x = x[t]; v.y = 2 * v.x; ((V*)y)[t] = v;"),
     "result": ("uninitialized-read", "y[t] = no_return(x[t]);"),
     "read": (
         "out-of-bounds",
@@ -59,12 +58,19 @@ CORRECT = {
     " int s = 0; for (int i = 0; i < x[t] % 8; i++) s += a[i]; y[t] = s;",
     "selected": "int r; bool set = x[t] > 10; if (set) r = 3; y[t] = set ? r : 0;",
     "product": "int a[2]; a[0] = x[t]; y[t] = a[0] + 0 * (a[1] & 0);",
+    "stored_padding": "Q q; q.a = t; q.b = x[t]; if (t < 32) ((Q*)y)[t] = q;",
+    "stored_bits": "B b; b.low = t; b.high = 3; ((B*)y)[t] = b;",
+    "stored_by_template": "store<Q>(y, t);",
+    "captured": "Q q; q.a = t; q.b = x[t]; auto f = [=](int i) { if (i < 32) ((Q*)y)[i] = q; }; f(t);",
+    "vector": "float4 v; v.x = v.y = v.z = x[t]; if (t < 16) ((float4*)y)[t] = v;",
     "printed": 'if (t == 0) printf("once\\n"); int a[2]; a[0] = x[t]; y[t] = a[0];',
 }
 HEAD = """
 struct V { float x, y, z; };
 struct P { char a; int b; };
+struct Q { double b; char a; };
 struct B { unsigned low : 5, high : 7; };
+template <class T> __device__ void store(int* y, int t) { T q; q.a = t; q.b = 3; if (t < 32) ((T*)y)[t] = q; }
 __device__ int no_return(int v) { if (v > 3) return 1; }
 __device__ float sum(V v) { return v.x + v.y; }
 """
@@ -104,6 +110,15 @@ def test_a_fault_that_the_optimiser_removes_is_found(module, name):
     )
 
 
+def test_a_structure_decides_although_only_results_differ(module):
+    """Test that an undefined member has an effect if a computation uses it."""
+    kernel = kernel_of("computes", "P p; p.a = x[t]; y[t + (p.b & 3)] = p.a;")
+    path = module.sources[-1].replace("k.cu", "computes.cu")
+    with open(path, "w") as file:
+        file.write(HEAD + kernel)
+    assert kinds(launch(load_cuda(path), "computes")[0]) == {"uninitialized-read"}
+
+
 def test_the_optimised_code_alone_contains_none_of_these_faults(module, monkeypatch):
     monkeypatch.setattr(nvrtc.CudaModule, "unoptimized", lambda module, name: None)
     assert {name: kinds(launch(module, name)[0]) for name in FAULTS} == {name: set() for name in FAULTS}
@@ -131,7 +146,7 @@ def test_each_engine_reports_the_same(module, engine):
 
 def test_an_error_takes_the_place_of_a_warning_about_its_line(module):
     module.seconds_unoptimized.clear()
-    assert [f.site.line for f in module["result"].compiler_warnings()] == [5]
+    assert [f.site.line for f in module["result"].compiler_warnings()] == [7]
     assert [f.severity for f in launch(module, "result")[0].findings] == ["error"]
 
 
@@ -201,3 +216,27 @@ def unoptimized(module):
 def test_the_option_g_lets_the_launch_show_the_fault(unoptimized, name):
     assert unoptimized[name].unoptimized() is None
     assert kinds(launch(unoptimized, name)[0]) == {FAULTS[name][0]}
+
+
+COPIES = {
+    "variant": """struct T { int tag; union { int i; double d; }; };
+extern "C" __global__ void k(T* o, int z) {
+    int t = threadIdx.x; T p; p.tag = t & 1; if (t & 1) p.i = t; else p.d = z;
+    o[t] = p;
+}""",
+    "returned": """struct T { char a; int b; char c; };
+__device__ __noinline__ T id(T x) { x.b++; return x; }
+extern "C" __global__ void k(T* o, int z) {
+    int t = threadIdx.x; T p; p.a = 1; p.b = t; p.c = 2;
+    o[t] = id(p);
+}""",
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_of_a_structure_without_all_values_is_no_error(name, tmp_path):
+    """Test optimised code that copies undefined bytes of a structure to the results."""
+    (tmp_path / "k.cu").write_text(COPIES[name])
+    report = simulate(load_cuda(tmp_path / "k.cu")["k"])[1, 32](np.zeros(32 * 16, np.uint8), np.int32(3))
+    assert {(f.kind, f.severity) for f in report.findings} == {("uninitialized-read", "warning")}
+    assert all("only copied to the results" in finding.reason for finding in report.findings)
