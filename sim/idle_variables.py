@@ -18,6 +18,8 @@ BACKWARD = "BACKWARD"  # part of the name of each jump that ends an iteration
 OPERATIONS = {"BINARY_OP": 2, "UNARY_NEGATIVE": 1, "UNARY_INVERT": 1, "UNARY_POSITIVE": 1}
 LOADS = {"LOAD_FAST", "LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"}
 CONSTANTS = {"LOAD_CONST", "LOAD_SMALL_INT"}
+JUMPS = {*dis.hasjrel, *dis.hasjabs}  # the opcodes of all jumps
+ENDS = {"RAISE_VARARGS", "RERAISE"}  # after these instructions and after jumps, no next one runs
 NEUTRAL = {"NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL"}  # leave the stack unchanged
 
 
@@ -41,10 +43,26 @@ def loops_of(code):
             found[-1] = found[-1][0], max(last, found[-1][1])
         else:
             found.append((first, last))
-    return [
-        (first, last, idle_among([each for each in instructions if first <= each.offset <= last]))
-        for first, last in found
-    ]
+    return [(first, last, idle_among(loop_at(instructions, first, last))) for first, last in found]
+
+
+def loop_at(instructions, first, last):
+    """Return the instructions between two offsets from which a thread can return to the first one.
+
+    Python 3.12 moves some parts of a loop behind the code that follows the loop.
+    """
+    sources = {}  # offset -> the offsets from which a thread can continue there
+    for each, following in zip(instructions, [*instructions[1:], None]):
+        if following and each.opname not in ENDS and not each.opname.startswith(("JUMP_", "RETURN_")):
+            sources.setdefault(following.offset, []).append(each.offset)
+        if each.opcode in JUMPS:
+            sources.setdefault(each.argval, []).append(each.offset)
+    inside, waiting = set(), [first]
+    while waiting:
+        found = {offset for offset in sources.get(waiting.pop(), ()) if first <= offset <= last} - inside
+        inside |= found
+        waiting += found
+    return [each for each in instructions if each.offset in inside]
 
 
 def idle_among(instructions):

@@ -39,8 +39,9 @@ from sim.watched import watched
 
 # A block counts as endless if its `for` loops have more iterations than this in total.
 FOR_LIMIT = 1 << 34
-# The same limit for `while` loops, summed over the threads. The launch can override it with `max_steps`.
-WHILE_LIMIT = 1 << 28
+# The same limits for `while` loops, summed over the threads. LEAST_LIMIT applies if a limit of time is
+# exceeded as well. The launch can override both with `max_steps`.
+WHILE_LIMIT, LEAST_LIMIT = 1 << 31, 1 << 28
 # CPU seconds after which a launch restarts in optimised code if quick code is still running a block. If the
 # optimiser needs n > 1 seconds, the limit is n times as long.
 QUICK_SECONDS = 1.0
@@ -137,7 +138,7 @@ class Attempt(Memory):
     @property
     def certain_iterations(self):
         """The number of iterations of `while` loops that a block can execute, no matter how long it takes."""
-        return self.most_iterations
+        return min(self.most_iterations, LEAST_LIMIT)
 
     @property
     def exceeds_first_limit(self):
