@@ -35,13 +35,18 @@ from sim.memory.snapshot import Snapshot
 from sim.observers import Bounds, Uninitialized
 from sim.reruns import ENDLESS, Effects
 
-# The CPU seconds of the run are the maximum of SECONDS and of SHARE of the launch's own time.
-SECONDS, SHARE = 0.05, 1 / 8
+# The CPU seconds of the run are the maximum of SECONDS and of SHARE of the launch's own time, but at most
+# MOST_SECONDS.
+SECONDS, SHARE, MOST_SECONDS = 0.05, 1 / 8, 0.25
 # After this number of CPU seconds, the further launches of a kernel are not checked in this way.
 SECONDS_OF_KERNEL = 0.3
 MOST_BYTES = 1 << 28  # the maximum size of the memory that is copied
 FOUND_WHERE = "This was found in unoptimised code, because the optimiser may remove such a fault."
-TRIAL_SECONDS = 1.0  # limit on the CPU seconds of a run with another undefined value
+# The undefined values that are tried: zeros, one bits, and a large positive number in each type of integers.
+POISONS = *TRIAL_POISONS, b"\x5a"
+# Limit on the CPU seconds of a run with another undefined value. Such a run takes as long as the first one,
+# unless the value changes it.
+TRIAL_SECONDS = 4 * MOST_SECONDS
 
 
 class UnoptimizedCheck:
@@ -88,7 +93,7 @@ class UnoptimizedCheck:
         after = Snapshot([array for array, _ in self.before.saved])
         try:
             with self.timed(self.kernel):
-                certain = self.certain_findings(max(SECONDS, SHARE * seconds))
+                certain = self.certain_findings(max(SECONDS, min(SHARE * seconds, MOST_SECONDS)))
             return [replace(f, reason=f"{f.reason} {FOUND_WHERE}") for f in certain]
         except SimulatorError:  # a trap, which the launch itself has reported
             return []
@@ -105,7 +110,7 @@ class UnoptimizedCheck:
         ]
         if not reads:
             return outside
-        accesses, results = zip(*(self.effects(grid.ended, poison) for poison in TRIAL_POISONS))
+        accesses, results = zip(*(self.effects(grid.ended, poison) for poison in POISONS))
         if len({*accesses}) == 1:
             # A copy of a structure with padding has different results, too.
             copies = self.kernel.may_copy_structures

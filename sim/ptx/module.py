@@ -129,7 +129,7 @@ class Module:
 
     def source_texts(self) -> dict[str, str]:
         """Return {absolute path: text} of the source files in which functions are looked for."""
-        main = self.text.files.get(min(self.text.files, default=0), "")
+        main = self.text.files.get(self.origin.main_file, "")
         path = os.path.abspath(self.origin.path or main)
         source = self.origin.main_text
         return {path: source} | dict(included(source, [os.path.dirname(path), *self.folders]))

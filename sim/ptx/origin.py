@@ -56,9 +56,16 @@ class Origin:
 
     # --- lines ----------------------------------------------------------------------------------------------
 
+    @cached_property
+    def main_file(self):
+        """The number of the main file. It is the first file, unless code of a header comes first."""
+        names = {self.path, os.path.basename(self.path)} - {""}
+        numbers = (number for number, path in sorted(self.text.files.items()) if path in names)
+        return next(numbers, min(self.text.files, default=1))
+
     def source_line(self, file, line):
         """Return a line of a source file, or "" if it is not available."""
-        if self.source_lines is not None and file == min(self.text.files, default=1):
+        if self.source_lines is not None and file == self.main_file:
             return self.source_lines[line - 1] if 0 < line <= len(self.source_lines) else ""
         return linecache.getline(self.text.files.get(file, ""), line)
 
@@ -126,7 +133,7 @@ class Origin:
 
         number, path: the file's number and path in its .file directive.
         """
-        if number == min(self.text.files, default=1) and (self.path or self.source_lines is not None):
+        if number == self.main_file and (self.path or self.source_lines is not None):
             return self.path
         return path if os.path.isfile(path) else ""
 
@@ -158,7 +165,7 @@ class Origin:
 
     def outline(self, site):
         """Return the Outline of the main file if the Site is in it, otherwise None."""
-        path = self.text.files.get(min(self.text.files, default=0), "")
+        path = self.text.files.get(self.main_file, "")
         return self.main_outline if site.function == os.path.basename(path) else None
 
     @cached_property
@@ -173,7 +180,7 @@ class Origin:
         """The text of the main file, or "" if it is not available."""
         if self.source_lines is not None:
             return "\n".join(self.source_lines)
-        path = self.text.files.get(min(self.text.files, default=0), "")
+        path = self.text.files.get(self.main_file, "")
         return "".join(linecache.getlines(path))
 
     def parameter_names(self, function):

@@ -30,6 +30,7 @@ FAULTS = {
     "path": ("uninitialized-read", "int r; if (x[t] > 10) r = 1; else if (x[t] < 5) r = 2; y[t] = r;"),
     "decision": ("uninitialized-read", "bool f; if (x[t] > 100) f = true; if (f) y[t] = 1; else y[t] = 2;"),
     "result": ("uninitialized-read", "y[t] = no_return(x[t]);"),
+    "positive": ("uninitialized-read", "int th; if (x[0] > 100) th = 3; y[t] = x[t] + 1 > th ? 1 : 2;"),
     "read": (
         "out-of-bounds",
         "int a[4]; for (int i = 0; i < 4; i++) a[i] = x[t + i];"
@@ -240,3 +241,24 @@ def test_a_copy_of_a_structure_without_all_values_is_no_error(name, tmp_path):
     report = simulate(load_cuda(tmp_path / "k.cu")["k"])[1, 32](np.zeros(32 * 16, np.uint8), np.int32(3))
     assert {(f.kind, f.severity) for f in report.findings} == {("uninitialized-read", "warning")}
     assert all("only copied to the results" in finding.reason for finding in report.findings)
+
+
+def test_a_header_with_code_before_the_kernel_is_not_the_main_file(tmp_path):
+    """Test that findings show lines of the main file if its PTX begins with a function of a header."""
+    (tmp_path / "h.cuh").write_text(
+        "__device__ __noinline__ int helper(int x, volatile int* p) { p[1] = x; return p[1] + 1; }\n"
+    )
+    (tmp_path / "m.cu").write_text(
+        """#include "h.cuh"
+extern "C" __global__ void k(const int* x, int* y) {
+    __shared__ int s[64];
+    s[threadIdx.x] = helper(threadIdx.x, y + 2 * threadIdx.x);
+    y[128 + threadIdx.x] = s[63 - threadIdx.x];
+}
+"""
+    )
+    report, _ = launch(load_cuda(tmp_path / "m.cu"), "k")
+    assert {f.kind for f in report.findings} == {"race-shared"}
+    sites = [access.site for finding in report.findings for access in finding.accesses]
+    assert {site.line for site in sites} == {4, 5} and all(site.source for site in sites)
+    assert {site.file for site in sites} == {str(tmp_path / "m.cu")}
