@@ -51,7 +51,8 @@ class Context:
         self.schedule, self.poison, self.lane_poison = schedule, poison, poison
         # the record of the operands of comparisons, if this run records them
         self.probe = poison if isinstance(poison, Probe) else None
-        # the same for local memory in PTX; reruns do not change it, because its undefined values are tracked
+        # The value that fills unwritten local memory in PTX, or None for the default. Reruns do not change
+        # it, because undefined values from local memory are tracked.
         self.local_poison = None
         self.prints = True  # whether printf in PTX prints
         # Returns whether the function at a Site may copy structures, whose padding has no value.

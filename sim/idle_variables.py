@@ -19,7 +19,9 @@ OPERATIONS = {"BINARY_OP": 2, "UNARY_NEGATIVE": 1, "UNARY_INVERT": 1, "UNARY_POS
 LOADS = {"LOAD_FAST", "LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"}
 CONSTANTS = {"LOAD_CONST", "LOAD_SMALL_INT"}
 JUMPS = {*dis.hasjrel, *dis.hasjabs}  # the opcodes of all jumps
-ENDS = {"RAISE_VARARGS", "RERAISE"}  # after these instructions and after jumps, no next one runs
+# Execution does not continue after these instructions, nor after returns and unconditional jumps.
+ENDS = {"RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
+ENDS |= {"RETURN_VALUE", "RETURN_CONST"}
 NEUTRAL = {"NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL"}  # leave the stack unchanged
 
 
@@ -47,13 +49,13 @@ def loops_of(code):
 
 
 def loop_at(instructions, first, last):
-    """Return the instructions between two offsets from which a thread can return to the first one.
+    """Return the instructions from offset `first` to `last` from which execution can return to `first`.
 
     Python 3.12 moves some parts of a loop behind the code that follows the loop.
     """
     sources = {}  # offset -> the offsets from which a thread can continue there
     for each, following in zip(instructions, [*instructions[1:], None]):
-        if following and each.opname not in ENDS and not each.opname.startswith(("JUMP_", "RETURN_")):
+        if following and each.opname not in ENDS:
             sources.setdefault(following.offset, []).append(each.offset)
         if each.opcode in JUMPS:
             sources.setdefault(each.argval, []).append(each.offset)

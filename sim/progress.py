@@ -17,7 +17,7 @@ from sim.idle_variables import idle_variables
 # search for longer cycles continues until all threads together have started twice MOST_STATES iterations in a
 # thorough check, or twice EXHAUSTIVE in an exhaustive check. The exhaustive check finds the cycle of a thread
 # that searches a full hash table for a missing key. If each thread repeats atomics that change nothing, such
-# as compare-and-swaps in a full table, the limit is FULL_TABLE.
+# as compare-and-swaps in a full table, the limit is twice FULL_TABLE.
 MAX_STATES, MOST_STATES, EXHAUSTIVE, FULL_TABLE = 64, 1 << 11, 1 << 16, 1 << 18
 # A loop counts as endless when its threads have each started this many iterations, on average, in a state
 # seen before.

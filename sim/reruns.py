@@ -268,7 +268,8 @@ class Reruns:
 
     def softened(self, finding):
         """Return the finding as a warning if it is about an unset register of a function that may copy
-        structures. Different values there have led to different results, but to the same accesses."""
+        structures. Different values of this register have led to different results, but to the same accesses.
+        """
         if not reads_unset_register(finding) or not self.context.may_copy_structures(
             finding.accesses[0].site
         ):

@@ -2,8 +2,8 @@
 
 An optimiser may remove an undefined value together with its use. It deletes a store of an undefined value,
 chooses the side of a branch that depends on one, and removes an access outside an array that it keeps in
-registers. The optimised code then contains no fault. After such a launch, the interpreter therefore runs the
-first and the last block in the code that the compiler generates without optimisation.
+registers. The optimised code then lacks the fault. After a launch of optimised code, the interpreter
+therefore also runs the first and the last block in the code that the compiler generates without optimisation.
 
 Memory has the contents from before the launch in this run. Its results are dropped, and so are all findings
 that are not certain. A finding is certain if its access is in the program's own source and
@@ -41,8 +41,11 @@ SECONDS, SHARE, MOST_SECONDS = 0.05, 1 / 8, 0.25
 # After this number of CPU seconds, the further launches of a kernel are not checked in this way.
 SECONDS_OF_KERNEL = 0.3
 MOST_BYTES = 1 << 28  # the maximum size of the memory that is copied
-FOUND_WHERE = "This was found in unoptimised code, because the optimiser may remove such a fault."
-# The undefined values that are tried: zeros, one bits, and a large positive number in each type of integers.
+FOUND_WHERE = (
+    "This was found in unoptimised code. In optimised code, the compiler may have removed the fault."
+)
+# The undefined values that are tried: all bits 0, all bits 1, and bytes that form a large positive integer of
+# every size.
 POISONS = *TRIAL_POISONS, b"\x5a"
 # Limit on the CPU seconds of a run with another undefined value. Such a run takes as long as the first one,
 # unless the value changes it.

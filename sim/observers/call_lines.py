@@ -226,7 +226,7 @@ def returns_value_of(outline, line):
 
 def is_condition_of_loop(line, outline):
     """Return whether a line contains the condition of a `while` loop."""
-    loop, text = outline.headed(line), outline.lines.get(line, "")  # a header has lines of its own
+    loop, text = outline.headed(line), outline.lines.get(line, "")  # the line can be in a header
     if loop is None:
         loop = outline.loop(line)
         return loop is not None and loop.last == line and re.search(r"\}\s*while\b", text) is not None

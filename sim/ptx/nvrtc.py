@@ -262,7 +262,9 @@ def read_result(nvrtc, what, program):
     what: "PTX" or "ProgramLog".
     """
     _, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
-    text = b" " * size
+    # NVRTC writes to this memory. Do not use a bytes object of length 1 for an empty log, because Python has
+    # only one object for all those with equal contents.
+    text = b" " * max(size, 2)
     getattr(nvrtc, f"nvrtcGet{what}")(program, text)
     return text.rstrip(b"\0 ").decode()
 

@@ -87,7 +87,8 @@ def deciding_registers(loop, blocks):
     own = blocks_in(loop)
     inside, items = {id(block) for block in own}, instructions_in(own)
     entries = {id(t) for b in blocks if id(b) not in inside for t in b.targets if id(t) in inside}
-    # Other entries would need a comparison of the positions. A call or a trap can end the loop.
+    # If a jump enters the loop elsewhere than at its first block, the position matters, too. A call or a trap
+    # can end the loop.
     if entries != {id(own[0])} or any(item.names[0] in ("call", "trap") for item in items):
         return None
     writers = {}  # register -> the instructions of the loop that write it

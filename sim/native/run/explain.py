@@ -29,7 +29,8 @@ UNEXPLAINED = (
 )
 SMALL = "compiled, then explained by the interpreter"
 SMALL_WITHOUT_FINDING = "compiled; the interpreter also ran this launch, and found no error"
-# CPU seconds in which the interpreter has to find that a loop is endless, for the loop and for everything
+# Limits on the CPU seconds of the interpreter while it looks for an endless loop: for a loop in which
+# something still changes, and for the whole run
 PROBE_SECONDS, MOST_PROBE_SECONDS = 4.0, 6.0
 ENDLESS_LOOP = {"no-progress", "undecided"}  # kinds of findings that end a launch
 INCOMPLETE = BOUNDS | DIVERGED  # the flags of blocks whose results in compiled code are incomplete
@@ -89,7 +90,7 @@ def undecided_outcome(attempt, outcome):
     """Return the result of `find_endless_loop` for a loop that has also exceeded the last limit."""
     reason = (
         "Something still changes, but the threads of this block ran"
-        f" {plural(attempt.certain_iterations, 'iteration')} of loops in compiled code without an end."
+        f" {plural(attempt.certain_iterations, 'iteration')} of loops in compiled code, and have not ended."
     )
     findings = [replace(f, reason=reason) if f.kind == "undecided" else f for f in outcome.findings]
     return replace(outcome, findings=findings)

@@ -356,3 +356,10 @@ def test_a_refused_kernel_has_its_name_in_the_source():
 )
 def test_the_name_of_a_mangled_function(mangled, name):
     assert plain_name(mangled) == name
+
+
+def test_an_empty_log_does_not_change_pythons_bytes(tmp_path):
+    """NVRTC writes the log into a bytes object. Python has only one object for the bytes b" "."""
+    (tmp_path / "k.cu").write_text('extern "C" __global__ void k(int* x) { x[0] = 1; }\n')
+    load_cuda(tmp_path / "k.cu")
+    assert bytes([32])[0] == 32
