@@ -187,10 +187,12 @@ def is_race_on_flag(facts):
 
 
 def cause_of_signal(facts):
-    found = facts.signal
+    found, why = facts.signal, "its atomics lack a fence, or their scope is too small"
+    if not (is_atomic(facts, found.store) and is_atomic(facts, found.read)):
+        why = "plain accesses to it do not order other accesses"
     return (
-        f"{found.element} announces the data that line {found.data[-1]} writes, but plain accesses to it"
-        f" order nothing, and the test on line {found.read} does not wait for it."
+        f"{found.element} announces the data that line {found.data[-1]} writes, but {why}, and the test on"
+        f" line {found.read} does not wait for it."
     )
 
 

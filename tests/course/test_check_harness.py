@@ -309,7 +309,15 @@ def test_time_in_launches_counts_towards_another_limit(impatient, monkeypatch):
     assert thrown == [patience.DoesNotEnd] and watch.waited == 0.6
 
 
-def test_an_interrupt_by_the_user_is_no_time_limit(impatient):
+@pytest.fixture
+def default_interrupt():
+    """Set Python's handler for SIGINT, which a process in the background of a script ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_by_the_user_is_no_time_limit(impatient, default_interrupt):
     def interrupted(number):
         signal.raise_signal(signal.SIGINT)
 
