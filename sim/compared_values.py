@@ -1,8 +1,8 @@
 """Numbers that a kernel compares with unwritten memory, and the values that reruns therefore try there.
 
-In some reruns, unwritten memory consists of one conspicuous byte (`Probe`). Comparisons then report their
-operands. If one operand is that pattern, plus or minus a small number, the other operand is a value that can
-decide the comparison.
+In some reruns, every byte of unwritten memory has one conspicuous value (`Probe`). Comparisons then report
+their operands. If one operand is that pattern, plus or minus a small number, the other operand is a value that
+can decide the comparison.
 """
 
 import itertools
@@ -18,7 +18,8 @@ MAX_EXACT = 3  # the number of operands each of which fills all unwritten memory
 MAX_RECORDED = 1 << 10  # the number of times that a comparison is examined in a run
 # the types by which the bytes of unwritten memory can become a number in a comparison; "bf16" has no dtype
 FLOATS = {"e": 2, "bf16": 2, "f": 4, "d": 8}
-NARROW, WIDE = (1, 2), (4, 8)  # numbers of bytes of integers; other numbers can equal the narrow ones
+# Sizes of integers in bytes. An unrelated number can equal a NARROW pattern by chance.
+NARROW, WIDE = (1, 2), (4, 8)
 LARGE = 1 << 24  # a limit below the numbers that consist of WIDE bytes
 
 
@@ -33,7 +34,8 @@ class Probe(bytes):
                 self.kinds[int.from_bytes(self * size, "little", signed=signed)] = size
         narrow = [number for number, kind in self.kinds.items() if kind in NARROW]
         self.adjacent = {number + step for number in narrow for step in (-1, 1)}
-        # comparison -> the numbers in `adjacent` that occur there, as they do if it tests a loop counter
+        # comparison -> the numbers in `adjacent` that were its operands. If it tests a loop counter, both
+        # neighbours of a pattern are among its operands.
         self.counted = {}
         self.wide = [number for number, kind in self.kinds.items() if kind in WIDE]
         # comparison -> times that it was examined; the comparisons that are not examined again
@@ -122,7 +124,7 @@ def bytes_of(number, kind):
 
 
 def neighbours(number, kind):
-    """Return the next smaller and the next larger number."""
+    """Return two numbers close to a number, one on each side of it. For 0 of type bf16, both are 0."""
     if kind not in FLOATS:
         return number - 1, number + 1
     if kind == "bf16":
@@ -155,7 +157,7 @@ def values_compared(probes, is_short=True):
     for key, numbers in itertools.chain.from_iterable(probe.numbers() for probe in probes):
         found.setdefault(key, {}).update(numbers)
         times[key] += 1
-    # A number from elsewhere can equal a narrow one by chance, but rarely in both runs.
+    # A number that does not come from unwritten memory can equal a NARROW pattern, but rarely in both runs.
     found = {key: found[key] for key in sorted(found, key=lambda key: (key[1] in NARROW, -times[key]))}
     if not found:
         return []
@@ -167,7 +169,7 @@ def values_compared(probes, is_short=True):
     between = [(number, kind) for kind, numbers in of_kind.items() for number in middles(numbers, kind)]
     kind, numbers = max(of_kind.items(), key=lambda item: len(item[1]))
     values = unique(exact)[:MAX_EXACT] + unique(between)[:1]
-    # Two values below and above a single number are already among the first values of a launch.
+    # If there is only one number, the first values of a launch already contain smaller and larger values.
     if len(numbers) > 1:
         near = [n for number in spread([*numbers]) for n in neighbours(number, kind)]
         values.append(b"".join(unique((n, kind) for n in (*numbers, *middles(numbers, kind), *near))))

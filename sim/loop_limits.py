@@ -121,7 +121,8 @@ class LoopLimits:
             self.check_stuck(site, sys._getframe(1))
 
     def is_test_due(self):
-        """Return whether the test by sim.engine.attempts is due: whether anything can still change."""
+        """Return whether it is time for the test in sim.engine.attempts, which finds out whether anything can
+        still change."""
         if self.context.max_steps or self.is_endless:
             return False
         if self.steps > 0 and not self.steps & 1023 and self.is_slow():

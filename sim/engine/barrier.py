@@ -76,7 +76,7 @@ def several_calls_finding(scheduler, block):
 def split_warp(lanes):
     """Return the first warp whose lanes have arrived at different aligned barriers, or None.
 
-    A warp can also arrive at one barrier after another, with the same lanes.
+    If two masks share a lane, the warp has arrived at several barriers one after another. This is no error.
 
     lanes: {warp: {position of an aligned barrier, or None for others: mask of the lanes that arrived there}}.
     """

@@ -36,7 +36,8 @@ class Kernel(ABC):
     seconds_unoptimized = 0.0  # CPU seconds of the checks with unoptimised code (sim.unoptimized_code)
 
     def unoptimized(self) -> "Kernel | None":
-        """Return the kernel compiled without optimisation, or None if this code cannot show other faults."""
+        """Return the kernel compiled without optimisation, or None if this code is not available or cannot
+        show further faults."""
         return None
 
     def removed_variables(self) -> set[str]:

@@ -163,7 +163,7 @@ class Fold(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node):
         """Fold an operator of a literal. Only the minus sign of a negative number remains an operator,
-        because a negative number has no other literal."""
+        because Python has no literals for negative numbers."""
         node = self.generic_visit(node)
         return self.folded(node) if is_literal(node.operand) else node
 

@@ -209,7 +209,7 @@ def type_of_argument(argument, value):
     # Specialise on the sign of an np.int32, not on its value.
     if type(argument.value) is np.int32:
         return natural(np.int32, 31) if value >= 0 else INT32
-    if isinstance(value, (np.int8, np.int16)):  # threads see the numpy scalar itself
+    if isinstance(value, (np.int8, np.int16)):  # threads receive the numpy scalar itself
         return Number(type(value))
     type_ = type_of_value(value)
     few = -(-(bits(type_) or 0) // 8) * 8

@@ -286,7 +286,7 @@ class AccessPair:
         in_ptx = ElementType.of(np.asarray(value).dtype, size)
         changed = (self.assignment(self.statement(site)) for site in (self.one, self.other))
         target = next((found.target for found in changed if found and found.is_element), "")
-        # Members, and the arguments of templates, are named outside of the function.
+        # The types of members and of template arguments are declared outside the function.
         texts = self.text_of_function, "\n".join(self.outline.lines.values()) if self.outline else ""
         found = (type_in_cpp(in_ptx, target, text) for text in texts)
         return next((type_ for type_ in found if type_ != in_ptx), in_ptx)

@@ -92,7 +92,8 @@ def link_reads_in_no_array(findings, consequences, causes):
     """Add causes to `causes` for consequences of reads at addresses in no array. Return the findings about
     these reads.
 
-    Such a read is in `consequences` itself. The cause is the thread's last one before the consequence.
+    Such a read can itself be a consequence. The cause of a consequence is the last read in no array that the
+    same thread made before it.
     """
     found, last, seen = [], {}, set()  # last: thread -> key of its last read in no array that has no cause
     for finding in findings:
@@ -184,7 +185,7 @@ def source_of(finding, roots):
     """
     for access, origins in zip(finding.accesses, finding.origins or (frozenset(),)):
         for root in roots.reaching(access, finding):
-            # If a value has no effect, it changes no index. A race of the same access then has another cause.
+            # A value without an effect cannot change an index, so it is not the cause of a race.
             decides = root.severity == "error" or not is_race(finding)
             if decides and root.key != finding.key and flows_into(root, access, origins, finding.array):
                 return root

@@ -61,7 +61,7 @@ def find_signal(facts):
     for store, name in written:
         for read, condition, region in tests:
             found = elements(condition, name)
-            # In a branch of its own, the write belongs to other threads than the test.
+            # If the write and the test are in different arms of a branch, different threads execute them.
             if len(set(found)) != 1 or store in region or not outline.apart(read, store):
                 continue
             data, uses = announced(outline, written, store, name, region)

@@ -262,7 +262,7 @@ def inside_brackets(text):
     return text[1 : closing_bracket(text)].strip()
 
 
-@lru_cache(maxsize=1024)  # a race on thousands of elements parses the same few lines again and again
+@lru_cache(maxsize=1024)  # a race on thousands of elements asks for the same few lines each time
 def assignment(source):
     """Return the Assignment in a line of Python or C++, or None."""
     text = statement(source)

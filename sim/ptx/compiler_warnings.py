@@ -28,8 +28,8 @@ ATTRIBUTE = re.compile(
 # such as 177 for an unused variable, are ignored.
 NUMBERS = {
     39: (BEHAVIOUR, "test the divisor before the division"),
-    62: (BEHAVIOUR, "shift by 0 or more bits, and by fewer than the value has"),
-    63: (BEHAVIOUR, "shift by 0 or more bits, and by fewer than the value has"),
+    62: (BEHAVIOUR, "shift by at least 0 bits, and by fewer bits than the value has"),
+    63: (BEHAVIOUR, "shift by at least 0 bits, and by fewer bits than the value has"),
     187: (ALWAYS, "compare with =="),
     549: (VALUE, "initialise the variable where it is declared"),
     836: (BEHAVIOUR, "return the value instead of a reference"),

@@ -155,7 +155,7 @@ class Writer:
         """Note the registers that decide when the loop at `site` ends, or None if they are unknown.
 
         Several loops can have the same site, for example the two parts of an unrolled loop. The value of `go`
-        distinguishes them, and the registers of all of them count.
+        shows which loop runs. The registers of all these loops are stored together.
         """
         known = self.module.deciding
         before, known[site] = known.get(site, {"go"}), None

@@ -314,7 +314,7 @@ class Kernel(base.Kernel):
         if kernel is None:
             return set()
         names = {plain_name(v.name) for v in kernel.program(tracks=True)[0].shared}
-        # The translation of the optimised code takes time, which is wasted if compiled code runs the launch.
+        # Translate the optimised code only if it is needed, because this takes time.
         return names and names - {plain_name(v.name) for v in self.program(tracks=True)[0].shared}
 
     def is_own_source(self, site):

@@ -166,8 +166,8 @@ class DeviceMemory:
             pages, used = (-(-nbytes // unit) * unit for unit in (mmap.PAGESIZE, BUFFER_ALIGNMENT))
             base, key = self.reserve(pages, mmap.PAGESIZE)
             base += pages - used
-            # The rest of the pages is no part of the buffer. No other memory is placed there, because memory
-            # that kernels can access has a large distance.
+            # The unused rest of the pages does not belong to the buffer. No other memory is placed there,
+            # because buffers that kernels can access are far apart.
             reserved = ADDRESSES.ranges["global", key]
             ADDRESSES.ranges["global", key] = replace(reserved, base=base, nbytes=nbytes)
             buffer = DeviceBuffer(base, map_at(base, nbytes), kind, site)

@@ -138,7 +138,7 @@ class Names(ast.NodeTransformer):
             return ast.copy_location(ast.Call(self.dtype(value.dtype, node), [plain], []), node)
         if text is None:
             return self.of_object(ref, name, node)
-        # Numba folds operators of literals as Python does, and those of a captured bool by its own rules:
+        # Numba evaluates operators on literals as Python does, but on a captured bool by its own rules:
         # ~True is -2, and ~CAPTURED is False.
         if type(value) in (str, type(None)) or type(value) is bool and not hasattr(node, "is_operand"):
             return ast.copy_location(ast.Constant(value), node)
