@@ -1,8 +1,8 @@
 """Numbers that a kernel compares with unwritten memory, and the values that reruns therefore try there.
 
 In some reruns, every byte of unwritten memory has one conspicuous value (`Probe`). Comparisons then report
-their operands. If one operand is that pattern, plus or minus a small number, the other operand is a value that
-can decide the comparison.
+their operands. If one operand is that pattern, plus or minus a small number, the other operand is a value
+that can decide the comparison.
 """
 
 import itertools
