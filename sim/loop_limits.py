@@ -170,7 +170,9 @@ class LoopLimits:
         if context.max_steps or self.is_endless:
             raise Stuck(site, True)
         if self.repeats_itself(site, frame):
-            self.proof = REPEATED_VARIABLES if self.context.deciding[site] - {"go"} else NO_VARIABLES
+            # In code from PTX, `go` selects the next block. It is no variable of the kernel.
+            variables = self.context.deciding[site] - {"go"}
+            self.proof = REPEATED_VARIABLES if variables else NO_VARIABLES
             raise Stuck(site, True)
         self.start_clock(now)
         self.forecast = self.forecast or Forecast()
